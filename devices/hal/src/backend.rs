@@ -1,0 +1,262 @@
+//! The traits that a backend implements, and the facts that its probe reports.
+
+use crate::caps::Caps;
+use crate::command::{Command, Module, Submission};
+use crate::error::{Error, Result, Unavailable};
+use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId};
+use crate::region::HostRegion;
+use crate::timeline::Timeline;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// What sort of hardware an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdapterKind {
+    /// A GPU with its own memory.
+    Discrete,
+    /// A GPU that shares the host's memory.
+    Integrated,
+    /// The host's processor, addressed as such.
+    Cpu,
+    /// A GPU API executed by the host's processor.
+    Software,
+}
+
+/// A PCI address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PciAddress {
+    /// Domain.
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Device.
+    pub device: u8,
+    /// Function.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{}", self.domain, self.bus, self.device, self.function)
+    }
+}
+
+/// What tells one physical device from another, as far as the API says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhysicalIdentity {
+    /// PCI address.
+    pub pci: Option<PciAddress>,
+    /// UUID. Twin software devices may share one.
+    pub uuid: Option<[u8; 16]>,
+}
+
+/// Which memory a heap is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeapKind {
+    /// The device's own memory.
+    Device,
+    /// The host's memory.
+    Host,
+}
+
+/// Where a memory figure comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemorySource {
+    /// The API of this adapter.
+    Api,
+    /// The operating system.
+    System,
+    /// The user.
+    User,
+}
+
+/// A heap: how large, and how much of it is free now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Which memory.
+    pub heap: HeapKind,
+    /// Size in bytes.
+    pub total_bytes: u64,
+    /// Free now, in bytes, where anything reports it.
+    pub free_bytes: Option<u64>,
+    /// Who says so.
+    pub source: MemorySource,
+}
+
+/// A physical device as seen through one API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Adapter {
+    /// The backend's name, as in `cpu:0`.
+    pub backend: String,
+    /// Position in the backend's probe, as in `cpu:0`.
+    pub index: u32,
+    /// The device's name.
+    pub name: String,
+    /// The driver and its version.
+    pub driver: String,
+    /// What sort of hardware.
+    pub kind: AdapterKind,
+    /// What tells it from others.
+    pub identity: PhysicalIdentity,
+    /// Its heaps; the first is the one that buffers are allocated from.
+    pub memory: Vec<Memory>,
+    /// What it can do.
+    pub caps: Caps,
+}
+
+impl Adapter {
+    /// The name that users type: `cpu:0`.
+    pub fn label(&self) -> String {
+        format!("{}:{}", self.backend, self.index)
+    }
+}
+
+/// Bounds that the user puts on an opened device.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Most bytes that its buffers may take together.
+    pub memory_bytes: Option<u64>,
+}
+
+/// One API.
+pub trait Backend: Send + Sync {
+    /// Its name in labels: `cpu`, `cuda`, …
+    fn name(&self) -> &'static str;
+
+    /// The adapters that this API shows.
+    ///
+    /// # Errors
+    /// [`Unavailable`] names the library or driver that is missing.
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable>;
+
+    /// Opens adapters, several at once so that they may share a context. Each is given the id that names its timelines.
+    ///
+    /// # Errors
+    /// If an adapter is not there any more, or its driver refuses.
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>>;
+}
+
+/// When a submission ran, in nanoseconds since an epoch that all devices of this process share
+/// ([`Timing::now_ns`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// The point that it signalled.
+    pub point: Point,
+    /// Work started.
+    pub start_ns: u64,
+    /// Work ended.
+    pub end_ns: u64,
+}
+
+impl Timing {
+    /// The clock of [`Timing`]: monotonic nanoseconds since the process first asked.
+    pub fn now_ns() -> u64 {
+        static EPOCH: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+        EPOCH.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
+    }
+}
+
+/// Waits for hardware on a companion thread, for backends whose timelines do not advance by themselves.
+pub trait Waiter: Send {
+    /// Blocks until some timeline of the device moved, advances its mirror, and returns. `Ok(false)` when the device
+    /// has been closed.
+    ///
+    /// # Errors
+    /// If waiting itself failed; the timelines have been failed with the same error.
+    fn wait(&mut self) -> Result<bool>;
+}
+
+/// An opened device, owned by exactly one thread. No method blocks on the device, except where it says so.
+pub trait Device: Send {
+    /// The id it was opened with.
+    fn id(&self) -> DeviceId;
+
+    /// Its adapter, as probed when it was opened.
+    fn adapter(&self) -> &Adapter;
+
+    /// Its heaps as they are now; the first is the one that buffers are allocated from.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn memory(&self) -> Result<Vec<Memory>>;
+
+    /// The mirror of a queue's timeline.
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline>;
+
+    /// The work of the companion thread, handed out once; `None` if the timelines advance by themselves.
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>>;
+
+    /// Makes the points of another device's timeline usable in waits.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if `caps.foreign_points` is false.
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
+
+    /// Allocates a buffer of `bytes` bytes, 64-byte aligned at least, its contents undefined.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with sizes; [`Error::Invalid`] for zero bytes.
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
+
+    /// Frees a buffer. No submission that names it may be outstanding.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()>;
+
+    /// Loads a module.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take.
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()>;
+
+    /// Registers a host region, so that uploads and downloads may name it.
+    ///
+    /// # Errors
+    /// If the API cannot pin it.
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()>;
+
+    /// Lets go of a region. No submission that names it may be outstanding.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn unregister_region(&mut self, id: RegionId) -> Result<()>;
+
+    /// Records commands for the compute queue on the API's own means. A program may be submitted again only after its
+    /// last submission has passed. An id used before is recorded anew.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()>;
+
+    /// Forgets a program. No submission of it may be outstanding.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()>;
+
+    /// Enqueues work and returns. Work that fails later poisons the timeline of its queue.
+    ///
+    /// # Errors
+    /// If the API refuses at once; the queue's timeline is then poisoned as well.
+    fn submit(&mut self, submission: Submission) -> Result<()>;
+
+    /// Appends the timings of submissions that passed since the last call, as far as the API measures them.
+    fn take_timings(&mut self, timings: &mut Vec<Timing>);
+}
+
+impl fmt::Debug for dyn Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.adapter().label(), self.id())
+    }
+}
+
+impl From<Unavailable> for Error {
+    fn from(unavailable: Unavailable) -> Self {
+        Error::Unsupported { what: unavailable.to_string() }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a device can do, as data: variants, layouts and routes are chosen from it in tables.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+
+/// Instruction sets and hardware features that kernel variants may ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Feature {
+    /// x86-64 AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512Vnni,
+    /// AArch64 Advanced SIMD with the dot-product extension.
+    NeonDot,
+}
+
+/// A set of features.
+pub type Features = BTreeSet<Feature>;
+
+/// A form of kernel code that a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelLanguage {
+    /// Rust functions in this process.
+    Host,
+}
+
+/// How the three queues lie on the hardware.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueueLayout {
+    /// Three queues that run at the same time.
+    Separate,
+    /// All three are one hardware queue.
+    Single,
+}
+
+/// Capabilities and limits of a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Caps {
+    /// The kernel languages that it takes.
+    pub languages: BTreeSet<KernelLanguage>,
+    /// Features that variants may ask for.
+    pub features: Features,
+    /// How the three queues lie on the hardware.
+    pub queues: QueueLayout,
+    /// Whether a submission may wait for a point of another device that has not passed yet. Without it the actor holds
+    /// the submission until the point has passed.
+    pub foreign_points: bool,
+    /// Whether recorded programs are cheaper to submit than the same commands one by one.
+    pub records_programs: bool,
+    /// Largest single allocation, in bytes.
+    pub max_allocation_bytes: u64,
+    /// Largest range that one binding may span, in bytes.
+    pub max_binding_bytes: u64,
+    /// Alignment that a binding's offset needs, in bytes.
+    pub binding_alignment_bytes: u64,
+    /// Threads or compute units that share the work of one dispatch.
+    pub parallel_units: u32,
+}

@@ -1,0 +1,85 @@
+//! What can go wrong on a device, as types that callers act upon.
+
+use crate::ids::Point;
+use serde::{Deserialize, Serialize};
+
+/// Result of a call to a device.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failed call or submission. `Clone`, because a poisoned timeline tells everyone who waits.
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
+pub enum Error {
+    /// The device cannot hold an allocation.
+    #[error("out of device memory: {wanted} bytes wanted, {} free", free.map_or("unknown".into(), |f| f.to_string()))]
+    OutOfMemory {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that the device reports free, where it reports any.
+        free: Option<u64>,
+    },
+    /// The device is gone; nothing on it can be used again.
+    #[error("device lost: {cause}")]
+    Lost {
+        /// The driver's words.
+        cause: String,
+    },
+    /// A kernel did not compile.
+    #[error("kernel does not compile: {log}")]
+    Compile {
+        /// The compiler's log.
+        log: String,
+    },
+    /// The device or the API cannot do this.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+    },
+    /// An API call failed in a way that has no better name.
+    #[error("{call} failed with code {code}")]
+    Api {
+        /// The API function.
+        call: String,
+        /// Its return code.
+        code: i64,
+    },
+    /// The caller broke the contract: unknown id, range outside a buffer, wrong arity, wrong access.
+    #[error("invalid use: {what}")]
+    Invalid {
+        /// Which rule, with the values.
+        what: String,
+    },
+    /// A wait named a point on a timeline that had failed.
+    #[error("{point} failed: {cause}")]
+    Poisoned {
+        /// The point waited for.
+        point: Point,
+        /// What failed on that timeline first.
+        cause: Box<Error>,
+    },
+}
+
+impl Error {
+    /// An [`Error::Invalid`] with this text.
+    pub fn invalid(what: impl Into<String>) -> Self {
+        Error::Invalid { what: what.into() }
+    }
+
+    /// The error at the root of a chain of poisoned waits.
+    pub fn root(&self) -> &Error {
+        match self {
+            Error::Poisoned { cause, .. } => cause.root(),
+            other => other,
+        }
+    }
+}
+
+/// Why a backend has no adapters: its library or driver is missing or refuses.
+#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
+#[error("{cause} (tried {})", if tried.is_empty() { "nothing".into() } else { tried.join(", ") })]
+pub struct Unavailable {
+    /// The libraries or paths that were tried.
+    pub tried: Vec<String>,
+    /// The cause in words.
+    pub cause: String,
+}

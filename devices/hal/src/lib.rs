@@ -1,0 +1,42 @@
+//! The hardware layer: what a backend is, and what the rest of Ragtag may ask of it.
+//!
+//! # Who owes what
+//!
+//! *The caller* (a device actor, a test, the conformance suite)
+//! - allots every id ([`BufferId`], [`ModuleId`], [`ProgramId`], [`RegionId`]), so that commands pipeline without a
+//!   round trip;
+//! - orders work with [`Point`]s: each submission waits for points and signals one. Within a queue submissions start
+//!   in the order in which they were made; between queues only points order anything;
+//! - keeps a buffer, region, module or program alive until the last submission that names it has passed;
+//! - never lets two submissions that may overlap in time write the same bytes, or one read what the other writes.
+//!
+//! *The backend*
+//! - never blocks the calling thread on the device: `submit` enqueues;
+//! - advances the host mirror ([`Timeline`]) of each of its queues, from its own threads or from its [`Waiter`];
+//! - poisons a timeline with the typed error when a submission fails, and never panics on what a driver returns;
+//! - trusts its arguments: ids, ranges, arity and access are validated once, by [`Checked`], above every backend.
+//!
+//! This crate must not know any operator, model or backend.
+
+mod backend;
+mod caps;
+mod checked;
+mod command;
+mod error;
+mod host;
+mod ids;
+mod region;
+mod timeline;
+
+pub use backend::{
+    Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress, PhysicalIdentity, Timing,
+    Waiter,
+};
+pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
+pub use checked::Checked;
+pub use command::{Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource, Submission, Work};
+pub use error::{Error, Result, Unavailable};
+pub use host::{HostBinding, HostCall, HostFn};
+pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
+pub use region::{HostRegion, Lease, LeaseMut};
+pub use timeline::{Progress, Timeline};

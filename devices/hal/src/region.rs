@@ -1,0 +1,169 @@
+//! Host memory that several devices and the host reach: page-aligned, shared, and leased by range.
+//!
+//! Devices copy into and out of regions at times that the compiler cannot see. Each use of bytes therefore takes a
+//! lease for its range, and two leases overlap only if both read: a scheduling mistake becomes an error with a range in
+//! it instead of corrupted data.
+
+use crate::error::{Error, Result};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const PAGE_BYTES: usize = 4096;
+
+struct Held {
+    range: Range<usize>,
+    writes: bool,
+}
+
+/// Page-aligned, zeroed host memory of fixed size.
+pub struct HostRegion {
+    pointer: NonNull<u8>,
+    layout: Layout,
+    held: Mutex<Vec<Held>>,
+}
+
+// SAFETY: the memory is reached only through leases, which exclude each other unless both read, and through the pointer
+// of `as_ptr`, whose use is unsafe.
+unsafe impl Send for HostRegion {}
+// SAFETY: as above.
+unsafe impl Sync for HostRegion {}
+
+impl std::fmt::Debug for HostRegion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "HostRegion({} bytes)", self.bytes())
+    }
+}
+
+impl HostRegion {
+    /// Allocates a region.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`] if the host has no such block.
+    pub fn new(bytes: usize) -> Result<Self> {
+        if bytes == 0 {
+            return Err(Error::invalid("a host region of zero bytes"));
+        }
+        let out_of_memory = || Error::OutOfMemory { wanted: bytes as u64, free: None };
+        let layout = Layout::from_size_align(bytes, PAGE_BYTES).map_err(|_| out_of_memory())?;
+        // SAFETY: the layout's size is not zero.
+        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        Ok(Self { pointer, layout, held: Mutex::new(Vec::new()) })
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    /// The first byte, for drivers that pin or map the memory. Access through it is bound by the leases as well.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pointer.as_ptr()
+    }
+
+    /// Leases a range for reading.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range is outside the region or somebody writes in it.
+    pub fn read(&self, range: Range<usize>) -> Result<Lease<'_>> {
+        self.hold(range.clone(), false)?;
+        Ok(Lease { region: self, range })
+    }
+
+    /// Leases a range for writing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the range is outside the region or somebody uses any of it.
+    pub fn write(&self, range: Range<usize>) -> Result<LeaseMut<'_>> {
+        self.hold(range.clone(), true)?;
+        Ok(LeaseMut { region: self, range })
+    }
+
+    fn hold(&self, range: Range<usize>, writes: bool) -> Result<()> {
+        if range.start > range.end || range.end > self.bytes() {
+            return Err(Error::invalid(format!("range {range:?} of a host region of {} bytes", self.bytes())));
+        }
+        let mut held = self.lock();
+        let overlaps = |other: &&Held| other.range.start < range.end && range.start < other.range.end;
+        if let Some(other) = held.iter().filter(|o| writes || o.writes).find(overlaps) {
+            return Err(Error::invalid(format!(
+                "range {range:?} of a host region is wanted for {} while {:?} is being {}",
+                if writes { "writing" } else { "reading" },
+                other.range,
+                if other.writes { "written" } else { "read" },
+            )));
+        }
+        held.push(Held { range, writes });
+        Ok(())
+    }
+
+    fn release(&self, range: &Range<usize>, writes: bool) {
+        let mut held = self.lock();
+        if let Some(at) = held.iter().position(|h| h.range == *range && h.writes == writes) {
+            held.swap_remove(at);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostRegion {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout; leases borrow the region, so none is left.
+        unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
+    }
+}
+
+/// Bytes of a region, leased for reading.
+#[derive(Debug)]
+pub struct Lease<'a> {
+    region: &'a HostRegion,
+    range: Range<usize>,
+}
+
+impl Deref for Lease<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: inside the region (checked in `hold`), initialised (zeroed), and no write lease overlaps this one.
+        unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        self.region.release(&self.range, false);
+    }
+}
+
+/// Bytes of a region, leased for writing.
+#[derive(Debug)]
+pub struct LeaseMut<'a> {
+    region: &'a HostRegion,
+    range: Range<usize>,
+}
+
+impl Deref for LeaseMut<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: inside the region, initialised, and no other lease overlaps this one.
+        unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl DerefMut for LeaseMut<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: inside the region, initialised, and no other lease overlaps this one.
+        unsafe { std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.range.start), self.range.len()) }
+    }
+}
+
+impl Drop for LeaseMut<'_> {
+    fn drop(&mut self) {
+        self.region.release(&self.range, true);
+    }
+}

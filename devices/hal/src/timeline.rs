@@ -1,0 +1,138 @@
+//! The host's mirror of a queue's progress: a monotonic value that threads can wait for and subscribe to.
+//!
+//! A backend that learns of progress by callback or on its own threads advances the mirror there; one that has to wait
+//! for hardware does so in its [`Waiter`](crate::Waiter). Other devices import the mirror and turn it into what their
+//! API can wait for (a host-signalled semaphore, a stream wait on a word, a user event).
+
+use crate::error::{Error, Result};
+use crate::ids::{Point, TimelineId};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How far a timeline has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Progress {
+    /// All points up to this value have passed.
+    pub value: u64,
+    /// The first failure; no later point will pass.
+    pub failure: Option<Error>,
+}
+
+type Subscriber = Box<dyn Fn(&Progress) + Send>;
+
+struct State {
+    failure: Option<Error>,
+    subscribers: Vec<Subscriber>,
+}
+
+/// A monotonic counter of finished work, with the error that ended it if one did.
+pub struct Timeline {
+    id: TimelineId,
+    value: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Timeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Timeline").field("id", &self.id).field("value", &self.value()).finish_non_exhaustive()
+    }
+}
+
+impl Timeline {
+    /// A timeline at value 0.
+    pub fn new(id: TimelineId) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            value: AtomicU64::new(0),
+            state: Mutex::new(State { failure: None, subscribers: Vec::new() }),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// Whose timeline this is.
+    pub fn id(&self) -> TimelineId {
+        self.id
+    }
+
+    /// All points up to this value have passed.
+    pub fn value(&self) -> u64 {
+        self.value.load(Ordering::Acquire)
+    }
+
+    /// The error that ended the timeline.
+    pub fn failure(&self) -> Option<Error> {
+        self.lock().failure.clone()
+    }
+
+    /// Moves the timeline to `value` and tells waiters and subscribers. A value that is not larger changes nothing, and
+    /// so does any value after a failure.
+    pub fn advance(&self, value: u64) {
+        let state = self.lock();
+        if state.failure.is_none() && value > self.value.load(Ordering::Relaxed) {
+            self.value.store(value, Ordering::Release);
+            self.announce(state);
+        }
+    }
+
+    /// Ends the timeline: points that have not passed never will. Only the first error counts.
+    pub fn fail(&self, error: Error) {
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            state.failure = Some(error);
+            self.announce(state);
+        }
+    }
+
+    /// Calls `subscriber` now and at each later change, on the thread that makes the change. It must be quick and must
+    /// not call back into the timeline.
+    pub fn subscribe(&self, subscriber: impl Fn(&Progress) + Send + 'static) {
+        let mut state = self.lock();
+        subscriber(&Progress { value: self.value(), failure: state.failure.clone() });
+        state.subscribers.push(Box::new(subscriber));
+    }
+
+    /// Blocks until `value` has passed or, if `timeout` is given, that long. `Ok(false)` means that time ran out.
+    ///
+    /// # Errors
+    /// [`Error::Poisoned`] if the timeline failed before it got there.
+    pub fn wait(&self, value: u64, timeout: Option<Duration>) -> Result<bool> {
+        if self.value() >= value {
+            return Ok(true);
+        }
+        let deadline = timeout.map(|t| Instant::now() + t);
+        let mut state = self.lock();
+        loop {
+            if self.value() >= value {
+                return Ok(true);
+            }
+            if let Some(cause) = &state.failure {
+                let point = Point { timeline: self.id, value };
+                return Err(Error::Poisoned { point, cause: Box::new(cause.clone()) });
+            }
+            state = match deadline {
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Ok(false);
+                    }
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    fn announce(&self, state: MutexGuard<'_, State>) {
+        let progress = Progress { value: self.value(), failure: state.failure.clone() };
+        for subscriber in &state.subscribers {
+            subscriber(&progress);
+        }
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,106 @@
+//! The names of kernels: what a step computes, apart from how a device does it.
+
+use crate::blocks::TensorType;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How close a kernel comes to float64.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NumericsClass {
+    /// f32 activations: relative error at most 1e-4.
+    Exact,
+    /// int8 or f16 activations, matrix units: at most 2e-2.
+    Fast,
+}
+
+impl NumericsClass {
+    /// The largest relative error ‖out − ref‖ / ‖ref‖ of the class.
+    pub fn tolerance(self) -> f64 {
+        match self {
+            NumericsClass::Exact => 1e-4,
+            NumericsClass::Fast => 2e-2,
+        }
+    }
+}
+
+/// The form in which activations enter a matrix product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activations {
+    /// f32.
+    F32,
+    /// Blocks of 32 int8 values with a scale: see [`crate::quantize`].
+    Int8,
+}
+
+/// The form in which keys and values are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+}
+
+impl KvType {
+    /// Bytes of one value.
+    pub fn bytes(self) -> u64 {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 => 2,
+        }
+    }
+}
+
+/// A kernel. Its module documents bindings, constants and semantics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kernel {
+    /// Rows of an embedding table.
+    Embed(TensorType),
+    /// The rows of which logits are wanted.
+    Gather,
+    /// RMS norm into f32 or int8 activations.
+    RmsNorm(Activations),
+    /// f32 into int8 activations.
+    Quantize,
+    /// Weights of this type times activations.
+    MatMul(TensorType, Activations),
+    /// Rotary position embedding in place.
+    Rope,
+    /// Append keys and values to the cache.
+    KvAppend(KvType),
+    /// Causal attention over the cache.
+    Attention(KvType),
+    /// SiLU(gate) · up into f32 or int8 activations.
+    SiluMul(Activations),
+    /// x += y.
+    Add,
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let activations = |a: &Activations| match a {
+            Activations::F32 => "f32",
+            Activations::Int8 => "int8",
+        };
+        let kv = |k: &KvType| match k {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+        };
+        match self {
+            Kernel::Embed(t) => write!(f, "embed/{t}"),
+            Kernel::Gather => write!(f, "gather"),
+            Kernel::RmsNorm(a) => write!(f, "rms-norm/{}", activations(a)),
+            Kernel::Quantize => write!(f, "quantize"),
+            Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{}", activations(a)),
+            Kernel::Rope => write!(f, "rope"),
+            Kernel::KvAppend(k) => write!(f, "kv-append/{}", kv(k)),
+            Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
+            Kernel::SiluMul(a) => write!(f, "silu-mul/{}", activations(a)),
+            Kernel::Add => write!(f, "add"),
+        }
+    }
+}
