@@ -17,6 +17,8 @@ mod passes;
 pub mod program;
 pub mod segment;
 pub mod source;
+#[cfg(test)]
+mod test_models;
 pub mod weights;
 
 pub use arch::{ARCHITECTURES, Architecture, Hyperparameters};

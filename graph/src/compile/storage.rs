@@ -116,3 +116,53 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
     live.insert(at, Live { offset, bytes, until });
     offset
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_models;
+    use ragtag_kernels::Activations;
+
+    /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
+    fn check_owners(model: &crate::Model, activations: Activations, segments: Range<usize>, rows: u32) -> u64 {
+        let graph = model.graph(activations);
+        let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
+        let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
+        // Each byte range of scratch and the node whose value is in it.
+        let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
+        for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
+            for input in graph.inputs(node).into_iter().filter(|&i| graph.node(i).width > 0) {
+                let (place, offset) = storage.of(input);
+                if place == Place::Scratch {
+                    let range = offset..offset + output_bytes(graph.node(input), &params);
+                    let owner = owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
+                    assert_eq!(owner, Some(&(range, input)), "{:?} reads lost bytes", graph.node(node));
+                }
+            }
+            if graph.node(node).width == 0 {
+                continue;
+            }
+            let (place, offset) = storage.of(node);
+            if place == Place::Scratch {
+                let range = offset..offset + output_bytes(graph.node(node), &params);
+                assert!(range.end <= storage.scratch_bytes);
+                owners.retain(|(held, _)| !(held.start < range.end && range.start < held.end));
+                owners.push((range, node));
+            }
+        }
+        storage.scratch_bytes
+    }
+
+    #[test]
+    fn live_tensors_never_share_bytes() {
+        for model in [test_models::bitnet(), test_models::llama()] {
+            for activations in [Activations::F32, Activations::Int8] {
+                for rows in [1, 3, 64] {
+                    let all = check_owners(&model, activations, 0..14, rows);
+                    let largest = (0..14).map(|s| check_owners(&model, activations, s..s + 1, rows)).max().unwrap();
+                    assert_eq!(all, largest, "a stage needs the scratch of its largest segment");
+                }
+            }
+        }
+    }
+}
