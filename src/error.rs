@@ -40,7 +40,7 @@ pub enum Error {
     },
     /// The choice of devices.
     #[error(transparent)]
-    Devices(#[from] ragtag_devices::Error),
+    Devices(#[from] ragtag_devices::SelectionError),
     /// A placement that cannot be had.
     #[error(transparent)]
     Planner(#[from] ragtag_scheduler::planner::PlanError),
