@@ -6,9 +6,11 @@
 pub mod error;
 pub mod gguf;
 pub mod source;
+pub mod tokenizer;
 pub mod weights;
 
-pub use error::{FormatError, SourceError};
+pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use source::{MemorySource, Source};
+pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{TensorInfo, Weights};
