@@ -36,7 +36,7 @@ pub enum Error {
         /// The file, or the bundled model.
         name: String,
         /// What is wrong with it.
-        cause: ragtag_graph::tokenizer::TokenizerError,
+        cause: ragtag_graph::TokenizerError,
     },
     /// The choice of devices.
     #[error(transparent)]
