@@ -3,7 +3,7 @@
 //! This module must not decide anything: it tells what the search and the evaluation found.
 
 use super::evaluate::{Costs, Pace};
-use super::search::{Run, Search};
+use super::search::{MARGIN, Run, Search};
 use super::{Choice, DoesNotFit, Objective, PlannerInput, Shortage};
 use crate::cost::{DeviceFacts, FigureSource};
 use ragtag_kernels::KvType;
@@ -30,9 +30,16 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Slower by how much, for "… is 12 % slower".
+/// Slower by how much, for "… is predicted 12.0 % slower".
 fn slower(than: f64, us: f64) -> String {
-    format!("{:.1} % slower", (us / than - 1.0) * 100.0)
+    match (us / than - 1.0) * 100.0 {
+        percent if percent < 0.05 => "no faster".into(),
+        percent => format!("{percent:.1} % slower"),
+    }
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 fn placement(search: &Search<'_>, runs: &[Run]) -> String {
@@ -67,7 +74,8 @@ fn objective(input: &PlannerInput<'_>, pace: &Pace) -> String {
     match input.objective {
         Objective::Latency => format!("objective: latency of one sequence, for {request}"),
         Objective::Throughput => {
-            format!("objective: throughput of {} sequences, for {request}", pace.sequences)
+            let sequences = count(pace.sequences as usize, "sequence");
+            format!("objective: throughput of {sequences}, for {request}")
         }
     }
 }
@@ -118,10 +126,7 @@ fn speed(chosen: &Choice) -> String {
     format!(
         "predicted: decode {:.1} tokens/s with {} in micro-batches of {}, prefill {:.1} tokens/s",
         evaluation.decode_tokens_per_s,
-        match pace.sequences {
-            1 => "1 sequence".into(),
-            n => format!("{n} sequences"),
-        },
+        count(pace.sequences as usize, "sequence"),
         pace.decode_rows,
         evaluation.prefill_tokens_per_s
     )
@@ -130,11 +135,11 @@ fn speed(chosen: &Choice) -> String {
 fn idle(chosen: &Choice) -> String {
     let stages = chosen.runs.len();
     format!(
-        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode {} micro-batches \
-         over {stages} stages leave the slowest idle for {}",
+        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode the slowest is \
+         idle for {}, with {} of sequences going round",
         percent(chosen.pace.bubble(stages)),
-        chosen.pace.decode_batches,
         percent(chosen.evaluation.decode_idle),
+        count(chosen.pace.decode_batches as usize, "group"),
     )
 }
 
@@ -161,7 +166,7 @@ fn left_out(search: &Search<'_>, chosen: &Choice) -> Vec<String> {
 /// The user's split against the planner's own.
 fn against_own(search: &Search<'_>, chosen: &Choice) -> String {
     match search.choose(None) {
-        Some(own) if own.evaluation.score_us < chosen.evaluation.score_us * (1.0 - 1e-9) => format!(
+        Some(own) if own.evaluation.score_us < chosen.evaluation.score_us * (1.0 - MARGIN) => format!(
             "the planner's own split, {}, is predicted faster; this one is {}",
             placement(search, &own.runs),
             slower(own.evaluation.score_us, chosen.evaluation.score_us)
@@ -183,7 +188,12 @@ fn sources(search: &Search<'_>, chosen: &Choice) -> String {
 
 /// What is missing, where.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
-    let stages: Vec<_> = error.shortages.iter().map(shortage).collect();
+    const TOLD: usize = 3;
+    let mut stages: Vec<_> = error.shortages.iter().take(TOLD).map(shortage).collect();
+    if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
+        let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
+        stages.push(format!("{} more lack {missing} bytes together", count(rest.len(), "device")));
+    }
     format!("the model does not fit at a context of {}: {}. {}", error.context, stages.join("; "), error.hint)
 }
 

@@ -12,6 +12,9 @@ use crate::plan::StageMemory;
 use crate::split::Span;
 use std::ops::Range;
 
+/// What counts as the same time: sums in another order differ by less.
+pub(super) const MARGIN: f64 = 1e-9;
+
 /// A run of segments on a device: at least one segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
@@ -123,20 +126,28 @@ impl<'a> Search<'a> {
     /// The best placement; with `with`, the best one that this device is part of.
     pub fn choose(&self, with: Option<usize>) -> Option<Choice> {
         let mut best: Option<Choice> = None;
-        for stages in 1..=self.most_stages() {
-            let pace = Pace::new(self.input, self.shape.context, stages);
+        let mut fewest = 1;
+        while fewest <= self.most_stages() {
+            let pace = Pace::new(self.input, self.shape.context, fewest);
+            // Numbers of stages with the same pace share a table.
+            let same = |stages: &usize| Pace::new(self.input, self.shape.context, *stages) == pace;
+            let most = (fewest..=self.most_stages()).take_while(same).last().unwrap_or(fewest);
             let times = Times::new(self.input, &pace);
             for goal in [Goal::Bottleneck(&times), Goal::Sum(&times)] {
-                let table = Table::new(self, goal, stages, with);
-                let Some((_, runs)) = table.best(stages) else { continue };
-                let evaluation = times.evaluate(&runs);
-                // A stage more must earn its keep beyond what rounding may give it.
-                let better =
-                    best.as_ref().is_none_or(|b| evaluation.score_us < b.evaluation.score_us * (1.0 - 1e-9));
-                if better {
-                    best = Some(Choice { runs, pace: pace.clone(), evaluation });
+                let table = Table::new(self, goal, most, with);
+                for (_, runs) in (fewest..=most).filter_map(|stages| table.best(stages)) {
+                    let evaluation = times.evaluate(&runs);
+                    // A stage more must earn its keep beyond what rounding may give it.
+                    let keeps = |b: &Choice| {
+                        let needed = if runs.len() > b.runs.len() { 1.0 - MARGIN } else { 1.0 };
+                        evaluation.score_us >= b.evaluation.score_us * needed
+                    };
+                    if !best.as_ref().is_some_and(keeps) {
+                        best = Some(Choice { runs, pace: pace.clone(), evaluation });
+                    }
                 }
             }
+            fewest = most + 1;
         }
         best
     }

@@ -364,6 +364,14 @@ fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
     let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
     assert!(why.contains("% slower"), "{why}");
 
+    // A twin of the device that is used adds nothing to the latency.
+    let mut twin = world.clone();
+    twin.objective = Objective::Latency;
+    twin.devices[1] = device("cuda:1", 1 << 40, 50.0);
+    let plan = twin.plan().expect("fits");
+    let why = plan.reasons.iter().find(|r| r.starts_with("cuda:1 is left out")).expect("a reason");
+    assert!(why.contains("0-13=cuda:1, is predicted no faster"), "{why}");
+
     let mut tiny = world.clone();
     tiny.devices[1].memory_bytes = 10;
     let plan = tiny.plan().expect("fits");
@@ -395,6 +403,13 @@ fn what_does_not_fit_is_named_with_bytes_and_device() {
     let wanted = format!("cpu:0 lacks {} bytes for segments 0-13", error.shortages[0].missing_bytes());
     assert!(text.contains(&wanted) && text.contains("weights 140.0 MiB"), "{text}");
     assert!(text.contains("another device") && !text.contains("--ctx"), "{text}");
+
+    let mut many = world.clone();
+    many.devices = (0..6).map(|i| device(&format!("cpu:{i}"), 12 * MIB, 1.0)).collect();
+    let Err(PlanError::DoesNotFit(error)) = many.plan() else { panic!("it cannot fit") };
+    let rest = error.shortages[3..].iter().map(Shortage::missing_bytes).sum::<u64>();
+    let wanted = format!("{} devices more lack {rest} bytes together", error.shortages.len() - 3);
+    assert!(PlanError::DoesNotFit(error).to_string().contains(&wanted), "{wanted}");
 
     // Here the weights fit and the cache does not: the hint names a context that does.
     world.limits.kv = KvType::F32;
