@@ -100,9 +100,9 @@ impl Sender {
         self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
     }
 
-    /// Transfers of which some chunk still waits for a slot.
-    pub fn unsent(&self) -> usize {
-        self.ring.as_ref().map_or(0, |r| r.queue.len())
+    /// Whether everything has been sent and every slot has come back.
+    pub fn is_idle(&self) -> bool {
+        self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
     }
 
     /// Takes an event and appends what is to be done.
