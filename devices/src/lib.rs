@@ -1,1 +1,12 @@
-//! Placeholder.
+//! The devices of this machine: which backends there are, what they find, which adapters are one physical device, and
+//! which of all that the user wants.
+//!
+//! This crate names backends and opens their adapters; it must not know what runs on them, read the environment or
+//! print.
+
+mod identity;
+mod selection;
+mod table;
+
+pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};
+pub use table::{BackendReport, Backends, Config, Physical, Report, Status};

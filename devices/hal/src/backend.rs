@@ -202,7 +202,7 @@ pub trait Device: Send {
     /// [`Error::OutOfMemory`] with sizes; [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
-    /// Frees a buffer. No submission that names it may be outstanding.
+    /// Frees a buffer. No submission that names it may be outstanding; programs that name it are not submitted again.
     ///
     /// # Errors
     /// If the API refuses.
@@ -220,7 +220,8 @@ pub trait Device: Send {
     /// If the API cannot pin it.
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()>;
 
-    /// Lets go of a region. No submission that names it may be outstanding.
+    /// Lets go of a region. No submission that names it may be outstanding; programs that name it are not submitted
+    /// again.
     ///
     /// # Errors
     /// If the API refuses.

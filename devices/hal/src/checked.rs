@@ -1,9 +1,298 @@
 //! Validation, once, above every backend.
+//!
+//! [`Checked`] holds the caller to the contract of the crate's front page, so that a backend may trust its arguments.
+//! A call that breaks a rule is refused with [`Error::Invalid`] before the backend hears of it, and leaves everything as
+//! it was. Commands of a program are validated when it is recorded; submitting it costs a look at one timeline.
+//!
+//! This module must not know any API: it reads commands, capabilities and timelines, nothing else.
 
-use crate::backend::Device;
+mod commands;
+#[cfg(test)]
+mod tests;
+
+use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
+use crate::command::{Command, Module, Submission, Work};
+use crate::error::{Error, Result};
+use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
+use crate::region::HostRegion;
+use crate::timeline::Timeline;
+use commands::{Names, Resources};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 /// A device whose calls are validated before they reach the backend.
-pub struct Checked<D: ?Sized + Device> {
-    #[allow(dead_code)]
-    inner: Box<D>,
+///
+/// Besides the rules that the commands' own documentation states:
+/// - an id is used for one thing at a time;
+/// - a wait on a point of the device's own names one that an earlier submission signals, a wait on any other point one
+///   of an imported timeline;
+/// - what is destroyed has no submission outstanding. Programs that name a destroyed buffer or region cannot be
+///   submitted any more.
+///
+/// A timeline that has failed has nothing outstanding.
+pub struct Checked {
+    inner: Box<dyn Device>,
+    own: [Own; 3],
+    imported: HashMap<TimelineId, Arc<Timeline>>,
+    resources: Resources,
+    programs: HashMap<ProgramId, Program>,
+}
+
+/// One of the device's own queues.
+struct Own {
+    timeline: Arc<Timeline>,
+    /// The value of its last submission.
+    signalled: u64,
+}
+
+impl Own {
+    fn outstanding(&self, value: u64) -> bool {
+        self.timeline.value() < value && self.timeline.failure().is_none()
+    }
+}
+
+/// For each queue the value of the last submission that names a thing.
+#[derive(Clone, Copy, Default)]
+struct LastUse([u64; 3]);
+
+impl LastUse {
+    fn mark(&mut self, queue: QueueKind, value: u64) {
+        self.0[queue.index()] = value;
+    }
+
+    /// A point that has to pass before the thing may go.
+    fn outstanding(&self, own: &[Own; 3]) -> Option<Point> {
+        let late = |queue: &QueueKind| own[queue.index()].outstanding(self.0[queue.index()]);
+        let queue = QueueKind::ALL.into_iter().find(late)?;
+        Some(own[queue.index()].timeline.id().at(self.0[queue.index()]))
+    }
+}
+
+struct Program {
+    names: Names,
+    last_use: LastUse,
+    /// What the program names and was destroyed since.
+    missing: Option<String>,
+}
+
+impl Checked {
+    /// Puts the checks above a device.
+    pub fn new(inner: Box<dyn Device>) -> Self {
+        let own = QueueKind::ALL.map(|queue| {
+            let timeline = inner.timeline(queue);
+            let signalled = timeline.value();
+            Own { timeline, signalled }
+        });
+        let resources = Resources::new(inner.adapter().caps.clone());
+        Self { inner, own, imported: HashMap::new(), resources, programs: HashMap::new() }
+    }
+
+    fn check_signal(&self, submission: &Submission) -> Result<()> {
+        let own = &self.own[submission.queue.index()];
+        let signal = submission.signal;
+        if signal.timeline != own.timeline.id() {
+            return Err(Error::invalid(format!(
+                "a submission to the {} queue signals {signal}, which is not its timeline",
+                submission.queue.name()
+            )));
+        }
+        if signal.value <= own.signalled {
+            return Err(Error::invalid(format!(
+                "a submission signals {signal} after {} was signalled",
+                own.timeline.id().at(own.signalled)
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_wait(&self, wait: Point) -> Result<()> {
+        if wait.timeline.device != self.inner.id() {
+            return if self.imported.contains_key(&wait.timeline) {
+                Ok(())
+            } else {
+                Err(Error::invalid(format!("a wait for {wait}, whose timeline was not imported")))
+            };
+        }
+        if wait.value > self.own[wait.timeline.queue.index()].signalled {
+            return Err(Error::invalid(format!("a wait for {wait}, which no earlier submission signals")));
+        }
+        Ok(())
+    }
+
+    fn check_commands(&self, queue: QueueKind, commands: &[Command]) -> Result<()> {
+        commands.iter().enumerate().try_for_each(|(at, command)| {
+            let rule = self.resources.check(queue, command);
+            rule.map_err(|what| Error::invalid(format!("command {at}: {what}")))
+        })
+    }
+
+    fn check_program(&self, queue: QueueKind, id: ProgramId) -> Result<()> {
+        if queue != QueueKind::Compute {
+            return Err(Error::invalid(format!("{id} is submitted to the {} queue", queue.name())));
+        }
+        let program = self.program(id)?;
+        if let Some(missing) = &program.missing {
+            return Err(Error::invalid(format!(
+                "{id} names {missing}, which was destroyed after it was recorded"
+            )));
+        }
+        self.check_idle(&program.last_use, format_args!("{id} is submitted again"))
+    }
+
+    fn program(&self, id: ProgramId) -> Result<&Program> {
+        self.programs.get(&id).ok_or_else(|| Error::invalid(format!("{id} is not recorded")))
+    }
+
+    /// Fails if a submission that names the thing is outstanding.
+    fn check_idle(&self, last_use: &LastUse, deed: std::fmt::Arguments<'_>) -> Result<()> {
+        match last_use.outstanding(&self.own) {
+            Some(point) => Err(Error::invalid(format!("{deed} before {point} has passed"))),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Checked::check_idle`], for a thing and every program that names it.
+    fn check_unused(
+        &self,
+        last_use: &LastUse,
+        named: impl Fn(&Names) -> bool,
+        deed: std::fmt::Arguments<'_>,
+    ) -> Result<()> {
+        self.check_idle(last_use, deed)?;
+        let users = self.programs.values().filter(|program| named(&program.names));
+        users.into_iter().try_for_each(|program| self.check_idle(&program.last_use, deed))
+    }
+
+    /// Marks the programs that name a destroyed thing.
+    fn invalidate(&mut self, named: impl Fn(&Names) -> bool, missing: &str) {
+        for program in self.programs.values_mut().filter(|program| named(&program.names)) {
+            program.missing.get_or_insert_with(|| missing.to_string());
+        }
+    }
+}
+
+impl Device for Checked {
+    fn id(&self) -> DeviceId {
+        self.inner.id()
+    }
+
+    fn adapter(&self) -> &Adapter {
+        self.inner.adapter()
+    }
+
+    fn memory(&self) -> Result<Vec<Memory>> {
+        self.inner.memory()
+    }
+
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        Arc::clone(&self.own[queue.index()].timeline)
+    }
+
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        self.inner.waiter()
+    }
+
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        let id = timeline.id();
+        if id.device == self.inner.id() {
+            return Err(Error::invalid(format!("{id} is imported by its own device")));
+        }
+        match self.imported.get(&id) {
+            Some(known) if Arc::ptr_eq(known, &timeline) => return Ok(()),
+            Some(_) => return Err(Error::invalid(format!("another timeline was imported as {id}"))),
+            None => {}
+        }
+        self.inner.import_timeline(Arc::clone(&timeline))?;
+        self.imported.insert(id, timeline);
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.resources.check_new_buffer(id, bytes)?;
+        self.inner.create_buffer(id, bytes)?;
+        self.resources.add_buffer(id, bytes);
+        Ok(())
+    }
+
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
+        let named = |names: &Names| names.buffers.contains(&id);
+        let held = self.resources.buffer(id).map_err(Error::invalid)?;
+        self.check_unused(&held.last_use, named, format_args!("{id} is destroyed"))?;
+        self.inner.destroy_buffer(id)?;
+        self.resources.buffers.remove(&id);
+        self.invalidate(named, &id.to_string());
+        Ok(())
+    }
+
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
+        self.resources.check_new_module(id, module)?;
+        self.inner.create_module(id, module)?;
+        self.resources.modules.insert(id, module.entries.clone());
+        Ok(())
+    }
+
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
+        if self.resources.regions.contains_key(&id) {
+            return Err(Error::invalid(format!("{id} is registered already")));
+        }
+        let bytes = region.bytes() as u64;
+        self.inner.register_region(id, region)?;
+        self.resources.add_region(id, bytes);
+        Ok(())
+    }
+
+    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
+        let named = |names: &Names| names.regions.contains(&id);
+        let held = self.resources.region(id).map_err(Error::invalid)?;
+        self.check_unused(&held.last_use, named, format_args!("{id} is unregistered"))?;
+        self.inner.unregister_region(id)?;
+        self.resources.regions.remove(&id);
+        self.invalidate(named, &id.to_string());
+        Ok(())
+    }
+
+    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
+        let last_use = self.programs.get(&id).map(|program| program.last_use).unwrap_or_default();
+        self.check_idle(&last_use, format_args!("{id} is recorded anew"))?;
+        self.check_commands(QueueKind::Compute, &commands)?;
+        let names = Names::of(&commands);
+        // Whatever the backend makes of the call, the old program is gone.
+        self.programs.remove(&id);
+        self.inner.record(id, commands)?;
+        self.programs.insert(id, Program { names, last_use, missing: None });
+        Ok(())
+    }
+
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
+        self.check_idle(&self.program(id)?.last_use, format_args!("{id} is destroyed"))?;
+        self.inner.destroy_program(id)?;
+        self.programs.remove(&id);
+        Ok(())
+    }
+
+    fn submit(&mut self, submission: Submission) -> Result<()> {
+        let (queue, signal) = (submission.queue, submission.signal);
+        self.check_signal(&submission)?;
+        submission.waits.iter().try_for_each(|&wait| self.check_wait(wait))?;
+        // Marked before the call: a submission that the backend refuses poisons its timeline, which then has nothing
+        // outstanding.
+        match &submission.work {
+            Work::Commands(commands) => {
+                self.check_commands(queue, commands)?;
+                self.resources.mark(queue, signal.value, commands);
+            }
+            Work::Program(id) => {
+                self.check_program(queue, *id)?;
+                if let Some(program) = self.programs.get_mut(id) {
+                    program.last_use.mark(queue, signal.value);
+                }
+            }
+        }
+        self.own[queue.index()].signalled = signal.value;
+        self.inner.submit(submission)
+    }
+
+    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        self.inner.take_timings(timings);
+    }
 }

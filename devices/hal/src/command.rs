@@ -21,11 +21,11 @@ pub struct BufferRange {
     pub buffer: BufferId,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of bytes, not zero.
     pub bytes: u64,
 }
 
-/// A range of a buffer bound to a kernel argument.
+/// A range of a buffer bound to a kernel argument. What a kernel writes overlaps none of its other bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// The bytes.
@@ -46,7 +46,7 @@ pub struct Dispatch {
     /// The constants, in the ABI's order. Floats travel as their bits.
     pub constants: Vec<u32>,
     /// Number of work groups. Groups of one dispatch may run in any order and at the same time; a kernel's groups
-    /// never write the same bytes. A grid with a zero does nothing.
+    /// never write the same bytes. At most 2^32 - 1 groups; a grid with a zero does nothing.
     pub grid: [u32; 3],
 }
 
@@ -105,7 +105,8 @@ pub struct Submission {
     pub queue: QueueKind,
     /// What to do.
     pub work: Work,
-    /// Points that must have passed before the work starts: the device's own, or of an imported timeline.
+    /// Points that must have passed before the work starts: the device's own, signalled by an earlier submission
+    /// (events and graphs can name no later one), or of an imported timeline.
     pub waits: Vec<Point>,
     /// Passes when the work is done: on the timeline of `queue`, larger than any point that this queue signalled before.
     pub signal: Point,

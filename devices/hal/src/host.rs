@@ -82,7 +82,10 @@ impl HostCall<'_> {
     pub unsafe fn write<T>(&self, index: usize, range: Range<usize>) -> &mut [T] {
         let binding = self.bindings[index];
         debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
-        assert!(range.start <= range.end && range.end <= binding.bytes / size_of::<T>(), "group writes outside its binding");
+        assert!(
+            range.start <= range.end && range.end <= binding.bytes / size_of::<T>(),
+            "group writes outside its binding"
+        );
         // SAFETY: inside the binding by the assertion; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(binding.pointer.cast::<T>().add(range.start), range.len()) }
     }

@@ -29,12 +29,14 @@ mod region;
 mod timeline;
 
 pub use backend::{
-    Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress, PhysicalIdentity, Timing,
-    Waiter,
+    Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
+    PhysicalIdentity, Timing, Waiter,
 };
 pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
 pub use checked::Checked;
-pub use command::{Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource, Submission, Work};
+pub use command::{
+    Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource, Submission, Work,
+};
 pub use error::{Error, Result, Unavailable};
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};

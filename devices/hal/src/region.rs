@@ -82,7 +82,10 @@ impl HostRegion {
 
     fn hold(&self, range: Range<usize>, writes: bool) -> Result<()> {
         if range.start > range.end || range.end > self.bytes() {
-            return Err(Error::invalid(format!("range {range:?} of a host region of {} bytes", self.bytes())));
+            return Err(Error::invalid(format!(
+                "range {range:?} of a host region of {} bytes",
+                self.bytes()
+            )));
         }
         let mut held = self.lock();
         let overlaps = |other: &&Held| other.range.start < range.end && range.start < other.range.end;
@@ -158,12 +161,77 @@ impl Deref for LeaseMut<'_> {
 impl DerefMut for LeaseMut<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: inside the region, initialised, and no other lease overlaps this one.
-        unsafe { std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.range.start), self.range.len()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.as_ptr().add(self.range.start), self.range.len())
+        }
     }
 }
 
 impl Drop for LeaseMut<'_> {
     fn drop(&mut self) {
         self.region.release(&self.range, true);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_is_page_aligned_zeroed_and_never_empty() {
+        assert!(matches!(HostRegion::new(0), Err(Error::Invalid { .. })));
+        assert!(matches!(HostRegion::new(usize::MAX), Err(Error::OutOfMemory { .. })));
+        let region = HostRegion::new(10_000).unwrap();
+        assert_eq!((region.bytes(), region.as_ptr() as usize % PAGE_BYTES), (10_000, 0));
+        assert!(region.read(0..10_000).unwrap().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_one_lease_writes_the_next_reads() {
+        let region = HostRegion::new(64).unwrap();
+        region.write(8..12).unwrap().copy_from_slice(&[1, 2, 3, 4]);
+        assert_eq!(region.read(7..13).unwrap()[..], [0, 1, 2, 3, 4, 0]);
+    }
+
+    #[test]
+    fn leases_overlap_only_to_read() {
+        let region = HostRegion::new(64).unwrap();
+        let writer = region.write(16..32).unwrap();
+        assert!(matches!(region.read(31..40), Err(Error::Invalid { .. })));
+        assert!(matches!(region.write(0..17), Err(Error::Invalid { .. })));
+        let before = region.read(0..16).unwrap();
+        let again = region.read(8..16).unwrap();
+        assert!(matches!(region.write(15..16), Err(Error::Invalid { .. })));
+        let after = region.write(32..64).unwrap();
+        drop((writer, before, after));
+        assert!(matches!(region.write(0..64), Err(Error::Invalid { .. })), "one reader is left");
+        drop(again);
+        assert!(region.write(0..64).is_ok());
+    }
+
+    #[test]
+    fn leases_stay_inside() {
+        let region = HostRegion::new(64).unwrap();
+        assert!(region.read(0..65).is_err());
+        assert!(region.write(60..usize::MAX).is_err());
+        #[allow(clippy::reversed_empty_ranges)] // that is the point
+        let reversed = 8..4;
+        assert!(region.read(reversed).is_err());
+        assert!(region.read(64..64).unwrap().is_empty());
+    }
+
+    #[test]
+    fn threads_share_a_region_by_ranges() {
+        let region = HostRegion::new(4 * 1024).unwrap();
+        std::thread::scope(|scope| {
+            for part in 0..4usize {
+                let region = &region;
+                scope.spawn(move || {
+                    region.write(part * 1024..(part + 1) * 1024).unwrap().fill(part as u8 + 1)
+                });
+            }
+        });
+        let all = region.read(0..4096).unwrap();
+        assert!((0..4096).all(|at| usize::from(all[at]) == at / 1024 + 1));
     }
 }

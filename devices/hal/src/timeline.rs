@@ -85,8 +85,9 @@ impl Timeline {
         }
     }
 
-    /// Calls `subscriber` now and at each later change, on the thread that makes the change. It must be quick and must
-    /// not call back into the timeline.
+    /// Calls `subscriber` now and at each later change, on the thread that makes the change: a thread of the backend, or
+    /// the one that submits. It must be quick, must not block (a full mailbox that this same thread empties would never
+    /// empty) and must not call back into the timeline.
     pub fn subscribe(&self, subscriber: impl Fn(&Progress) + Send + 'static) {
         let mut state = self.lock();
         subscriber(&Progress { value: self.value(), failure: state.failure.clone() });
@@ -134,5 +135,96 @@ impl Timeline {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{DeviceId, QueueKind};
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    const ID: TimelineId = TimelineId { device: DeviceId(1), queue: QueueKind::Compute };
+
+    fn lost() -> Error {
+        Error::Lost { cause: "unplugged".into() }
+    }
+
+    #[test]
+    fn it_only_moves_forward() {
+        let timeline = Timeline::new(ID);
+        assert_eq!(timeline.value(), 0);
+        assert_eq!(timeline.wait(0, None), Ok(true));
+        timeline.advance(3);
+        timeline.advance(2);
+        assert_eq!(timeline.value(), 3);
+        assert_eq!(timeline.wait(3, None), Ok(true));
+        assert_eq!(timeline.wait(4, Some(Duration::from_millis(1))), Ok(false));
+    }
+
+    #[test]
+    fn a_failure_ends_it_and_the_first_one_counts() {
+        let timeline = Timeline::new(ID);
+        timeline.advance(2);
+        timeline.fail(lost());
+        timeline.fail(Error::invalid("later"));
+        timeline.advance(5);
+        assert_eq!((timeline.value(), timeline.failure()), (2, Some(lost())));
+        assert_eq!(timeline.wait(2, None), Ok(true), "what has passed stays passed");
+        assert_eq!(timeline.wait(3, None), Err(Error::Poisoned { point: ID.at(3), cause: Box::new(lost()) }));
+    }
+
+    #[test]
+    fn subscribers_hear_the_present_and_every_change() {
+        let timeline = Timeline::new(ID);
+        timeline.advance(1);
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&heard);
+        timeline.subscribe(move |progress| sink.lock().unwrap().push(progress.clone()));
+        timeline.advance(1);
+        timeline.advance(4);
+        timeline.fail(lost());
+        timeline.advance(5);
+        let at = |value, failure| Progress { value, failure };
+        assert_eq!(*heard.lock().unwrap(), [at(1, None), at(4, None), at(4, Some(lost()))]);
+    }
+
+    #[test]
+    fn many_threads_wait_for_their_own_points() {
+        let timeline = Timeline::new(ID);
+        let passed = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for value in 1..=8u64 {
+                let (timeline, passed) = (&timeline, &passed);
+                scope.spawn(move || {
+                    assert_eq!(timeline.wait(value, Some(Duration::from_secs(30))), Ok(true));
+                    assert!(timeline.value() >= value);
+                    passed.fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            for value in 1..=8 {
+                timeline.advance(value);
+                thread::yield_now();
+            }
+        });
+        assert_eq!(passed.into_inner(), 8);
+    }
+
+    #[test]
+    fn a_failure_wakes_all_who_wait() {
+        let timeline = Timeline::new(ID);
+        thread::scope(|scope| {
+            let waits: Vec<_> = (1..=4u64)
+                .map(|value| {
+                    let timeline = &timeline;
+                    scope.spawn(move || timeline.wait(value, Some(Duration::from_secs(30))))
+                })
+                .collect();
+            timeline.fail(lost());
+            for wait in waits {
+                assert!(matches!(wait.join().unwrap(), Err(error) if *error.root() == lost()));
+            }
+        });
     }
 }

@@ -1,0 +1,129 @@
+//! What the host's processor looks like as adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::device::CpuDevice;
+use crate::features;
+use crate::memory::HostMemory;
+use ragtag_hal::{
+    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Error, Features, HeapKind, KernelLanguage, Limits,
+    Memory, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+};
+use std::collections::BTreeSet;
+use std::thread::available_parallelism;
+use sysinfo::{CpuRefreshKind, RefreshKind, System};
+
+/// Bindings start on a cache line, so that two kernels' outputs never share one.
+const BINDING_ALIGNMENT_BYTES: u64 = 64;
+
+/// How the host's processor is divided into devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuConfig {
+    /// How many devices.
+    pub devices: u32,
+    /// Threads of each device; without it the cores are divided among the devices, at least one each.
+    pub threads: Option<u32>,
+    /// The only features that devices may claim, where the processor has them: for tests of lesser code paths.
+    pub features: Option<Features>,
+}
+
+impl Default for CpuConfig {
+    /// One device with all cores and features.
+    fn default() -> Self {
+        Self { devices: 1, threads: None, features: None }
+    }
+}
+
+/// The CPU backend.
+#[derive(Clone, Debug)]
+pub struct CpuBackend {
+    config: CpuConfig,
+}
+
+impl CpuBackend {
+    /// A backend with this division.
+    pub fn new(config: CpuConfig) -> Self {
+        Self { config }
+    }
+
+    /// The threads of device `index`: as many as was said, or its part of the cores.
+    fn threads(&self, index: u32) -> u32 {
+        if let Some(threads) = self.config.threads {
+            return threads.max(1);
+        }
+        // Counts what the scheduler and a container's limits let this process use.
+        let cores = available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
+        let (each, rest) = (cores / self.config.devices, cores % self.config.devices);
+        (each + u32::from(index < rest)).max(1)
+    }
+
+    fn features(&self) -> Features {
+        let found = features::detect();
+        match &self.config.features {
+            Some(allowed) => found.intersection(allowed).copied().collect(),
+            None => found,
+        }
+    }
+
+    fn adapters(&self) -> Vec<Adapter> {
+        let name = processor_name();
+        let memory = HostMemory::now().share(self.config.devices);
+        let features = self.features();
+        let adapter = |index| Adapter {
+            backend: self.name().into(),
+            index,
+            name: name.clone(),
+            driver: format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)),
+            kind: AdapterKind::Cpu,
+            identity: PhysicalIdentity::default(),
+            memory: vec![Memory {
+                heap: HeapKind::Host,
+                total_bytes: memory.total_bytes,
+                free_bytes: Some(memory.free_bytes),
+                source: MemorySource::System,
+            }],
+            caps: Caps {
+                languages: BTreeSet::from([KernelLanguage::Host]),
+                features: features.clone(),
+                queues: QueueLayout::Separate,
+                foreign_points: true,
+                records_programs: true,
+                max_allocation_bytes: isize::MAX as u64,
+                max_binding_bytes: isize::MAX as u64,
+                binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+                parallel_units: self.threads(index),
+            },
+        };
+        (0..self.config.devices).map(adapter).collect()
+    }
+}
+
+impl Backend for CpuBackend {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        if self.config.devices == 0 {
+            return Err(Unavailable { tried: vec![], cause: "no CPU devices were asked for".into() });
+        }
+        Ok(self.adapters())
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let present = self.adapters();
+        let open = |(wanted, id): &(Adapter, DeviceId)| {
+            let found = present.iter().find(|adapter| adapter.label() == wanted.label());
+            let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+            Ok(Box::new(CpuDevice::open(*id, adapter.clone(), limits)?) as Box<dyn Device>)
+        };
+        adapters.iter().map(open).collect()
+    }
+}
+
+/// The processor's name as the operating system has it.
+fn processor_name() -> String {
+    let system = System::new_with_specifics(RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()));
+    let name = system.cpus().first().map(|cpu| cpu.brand().trim().to_string());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("{} processor", std::env::consts::ARCH))
+}

@@ -1,0 +1,192 @@
+//! The threads of a device that share the work of a script.
+//!
+//! There is no fork and join per kernel, and nobody waits for a thread that has nothing in hand. Every thread walks
+//! through all steps: it takes chunks of a step's pieces from a shared counter until none is left, waits until all
+//! pieces of the step are done, and goes on. A thread that comes late (woken or scheduled late) finds the counters
+//! exhausted and catches up in nanoseconds; one that is preempted delays the others only by the chunk it holds.
+//!
+//! This module must not know queues, points or timelines.
+
+use crate::script::{Script, Step};
+use crossbeam_channel::{Sender, unbounded};
+use ragtag_hal::{Error, Result};
+use std::any::Any;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+
+/// Chunks per thread into which a step is divided: enough to even out threads of unequal speed.
+const CHUNKS_PER_THREAD: u32 = 4;
+/// Turns of a waiting loop before it starts to yield its processor: a few microseconds.
+pub(crate) const SPINS: u32 = 128;
+
+/// How far a step has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Pieces taken by some thread. 64 bits, since each thread overshoots the end once.
+    taken: AtomicU64,
+    /// Pieces computed.
+    done: AtomicU64,
+}
+
+/// One execution of a script.
+#[derive(Debug)]
+struct Run {
+    script: Arc<Script>,
+    progress: Box<[Progress]>,
+    /// Threads among which pieces are divided.
+    threads: u32,
+    failure: OnceLock<Error>,
+}
+
+impl Run {
+    fn new(script: Arc<Script>, threads: u32) -> Self {
+        let progress = script.steps().iter().map(|_| Progress::default()).collect();
+        Self { script, progress, threads, failure: OnceLock::new() }
+    }
+
+    /// Takes part until all is done or something failed.
+    fn work(&self) {
+        for (step, progress) in self.script.steps().iter().zip(&self.progress) {
+            if let Err(error) = self.share(step, progress) {
+                // The first failure counts; `set` keeps it.
+                let _ = self.failure.set(error);
+            }
+            if !self.all_done(step, progress) {
+                return;
+            }
+        }
+    }
+
+    /// Takes and runs chunks of a step until none is left.
+    fn share(&self, step: &Step, progress: &Progress) -> Result<()> {
+        let pieces = u64::from(step.pieces());
+        let chunk = match self.threads {
+            1 => pieces,
+            threads => pieces / u64::from(threads * CHUNKS_PER_THREAD),
+        }
+        .max(1);
+        while self.failure.get().is_none() {
+            let start = progress.taken.fetch_add(chunk, Ordering::Relaxed);
+            if start >= pieces {
+                return Ok(());
+            }
+            let end = pieces.min(start + chunk);
+            run_caught(step, start as u32, end as u32)?;
+            // Release what was written; threads that see the sum acquire it.
+            progress.done.fetch_add(end - start, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Waits for the other threads' chunks of a step. False if one failed.
+    fn all_done(&self, step: &Step, progress: &Progress) -> bool {
+        let pieces = u64::from(step.pieces());
+        let mut turns = 0;
+        while progress.done.load(Ordering::Acquire) < pieces {
+            if self.failure.get().is_some() {
+                return false;
+            }
+            if turns < SPINS {
+                turns += 1;
+                spin_loop();
+            } else {
+                thread::yield_now();
+            }
+        }
+        true
+    }
+}
+
+/// Runs pieces of a step. A panic in a kernel becomes an error that names the kernel.
+fn run_caught(step: &Step, start: u32, end: u32) -> Result<()> {
+    let outcome = catch_unwind(AssertUnwindSafe(|| step.run(start..end)));
+    outcome.unwrap_or_else(|panic| {
+        Err(Error::Api { call: format!("{} (panic: {})", step.name(), panic_text(&*panic)), code: 0 })
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Runs a script on this thread alone.
+///
+/// # Errors
+/// The first failure of a step, or the panic of a kernel.
+pub(crate) fn run_alone(script: &Script) -> Result<()> {
+    script.steps().iter().try_for_each(|step| run_caught(step, 0, step.pieces()))
+}
+
+/// The threads of a device: the one that calls [`Team::run`], and its helpers.
+#[derive(Debug)]
+pub(crate) struct Team {
+    helpers: Vec<Helper>,
+}
+
+#[derive(Debug)]
+struct Helper {
+    /// `None` once the team is being dropped.
+    inbox: Option<Sender<Arc<Run>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Team {
+    /// Starts `threads - 1` helpers.
+    ///
+    /// # Errors
+    /// If the system gives no more threads.
+    pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
+        let helper = |number: u32| {
+            let (inbox, runs) = unbounded::<Arc<Run>>();
+            let thread = spawn(format!("{name} {number}"), move || runs.iter().for_each(|run| run.work()))?;
+            Ok(Helper { inbox: Some(inbox), thread: Some(thread) })
+        };
+        Ok(Self { helpers: (1..threads).map(helper).collect::<Result<_>>()? })
+    }
+
+    /// Runs a script on all threads and returns when it is done.
+    ///
+    /// # Errors
+    /// The first failure of a step, or the panic of a kernel. Other threads may still be in a chunk then; they keep
+    /// alive what they use.
+    pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
+        if self.helpers.is_empty() || !script.is_divisible() {
+            return run_alone(script);
+        }
+        let run = Arc::new(Run::new(Arc::clone(script), self.helpers.len() as u32 + 1));
+        for inbox in self.helpers.iter().filter_map(|helper| helper.inbox.as_ref()) {
+            // A helper takes what it is sent until its inbox closes, which happens in `drop` alone.
+            let _ = inbox.send(Arc::clone(&run));
+        }
+        run.work();
+        run.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        for helper in &mut self.helpers {
+            helper.inbox = None;
+        }
+        for thread in self.helpers.iter_mut().filter_map(|helper| helper.thread.take()) {
+            // A helper catches the panics of kernels; there is nothing left to report.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts a named thread.
+///
+/// # Errors
+/// If the system gives no more threads.
+pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let refused = |error: std::io::Error| Error::Api {
+        call: format!("starting thread {name}"),
+        code: i64::from(error.raw_os_error().unwrap_or(0)),
+    };
+    thread::Builder::new().name(name.clone()).spawn(body).map_err(refused)
+}

@@ -1,0 +1,280 @@
+//! What a device holds, and whether a command may use it so.
+
+use super::LastUse;
+use crate::caps::{Caps, KernelLanguage};
+use crate::command::{Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource};
+use crate::error::{self, Error};
+use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
+use std::collections::HashMap;
+
+/// The outcome of a check: if it fails, the rule with the values that break it.
+type Rule = Result<(), String>;
+
+/// A buffer or a region.
+pub(super) struct Held {
+    bytes: u64,
+    pub(super) last_use: LastUse,
+}
+
+/// The things that commands name.
+pub(super) struct Resources {
+    caps: Caps,
+    pub(super) buffers: HashMap<BufferId, Held>,
+    pub(super) regions: HashMap<RegionId, Held>,
+    pub(super) modules: HashMap<ModuleId, Vec<&'static EntryAbi>>,
+}
+
+/// The buffers and regions that some commands name, each once.
+pub(super) struct Names {
+    pub(super) buffers: Vec<BufferId>,
+    pub(super) regions: Vec<RegionId>,
+}
+
+impl Names {
+    pub(super) fn of(commands: &[Command]) -> Self {
+        let mut names = Names { buffers: Vec::new(), regions: Vec::new() };
+        for command in commands {
+            visit(command, |buffer| names.buffers.push(buffer), |region| names.regions.push(region));
+        }
+        names.buffers.sort_unstable();
+        names.buffers.dedup();
+        names.regions.sort_unstable();
+        names.regions.dedup();
+        names
+    }
+}
+
+/// Calls back with each buffer and each region that a command names.
+fn visit(command: &Command, mut buffer: impl FnMut(BufferId), mut region: impl FnMut(RegionId)) {
+    match command {
+        Command::Dispatch(dispatch) => {
+            dispatch.bindings.iter().for_each(|binding| buffer(binding.range.buffer))
+        }
+        Command::Copy { from, to } => {
+            buffer(from.buffer);
+            buffer(to.buffer);
+        }
+        Command::Fill { to, .. } => buffer(to.buffer),
+        Command::Upload { region: id, to, .. } => {
+            region(*id);
+            buffer(to.buffer);
+        }
+        Command::Download { from, region: id, .. } => {
+            buffer(from.buffer);
+            region(*id);
+        }
+    }
+}
+
+impl Resources {
+    pub(super) fn new(caps: Caps) -> Self {
+        Self { caps, buffers: HashMap::new(), regions: HashMap::new(), modules: HashMap::new() }
+    }
+
+    pub(super) fn check_new_buffer(&self, id: BufferId, bytes: u64) -> error::Result<()> {
+        if self.buffers.contains_key(&id) {
+            return Err(Error::invalid(format!("{id} exists already")));
+        }
+        if bytes == 0 {
+            return Err(Error::invalid(format!("{id} of zero bytes")));
+        }
+        if bytes > self.caps.max_allocation_bytes {
+            return Err(Error::invalid(format!(
+                "{id} of {bytes} bytes; the device's largest allocation is {} bytes",
+                self.caps.max_allocation_bytes
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_new_module(&self, id: ModuleId, module: &Module) -> error::Result<()> {
+        if self.modules.contains_key(&id) {
+            return Err(Error::invalid(format!("{id} exists already")));
+        }
+        check_module(module, &self.caps)
+    }
+
+    pub(super) fn add_buffer(&mut self, id: BufferId, bytes: u64) {
+        self.buffers.insert(id, Held { bytes, last_use: LastUse::default() });
+    }
+
+    pub(super) fn add_region(&mut self, id: RegionId, bytes: u64) {
+        self.regions.insert(id, Held { bytes, last_use: LastUse::default() });
+    }
+
+    pub(super) fn buffer(&self, id: BufferId) -> Result<&Held, String> {
+        self.buffers.get(&id).ok_or_else(|| format!("{id} does not exist"))
+    }
+
+    pub(super) fn region(&self, id: RegionId) -> Result<&Held, String> {
+        self.regions.get(&id).ok_or_else(|| format!("{id} is not registered"))
+    }
+
+    /// Notes that a submission names what its commands name.
+    pub(super) fn mark(&mut self, queue: QueueKind, value: u64, commands: &[Command]) {
+        let (buffers, regions) = (&mut self.buffers, &mut self.regions);
+        for command in commands {
+            visit(
+                command,
+                |id| buffers.get_mut(&id).into_iter().for_each(|held| held.last_use.mark(queue, value)),
+                |id| regions.get_mut(&id).into_iter().for_each(|held| held.last_use.mark(queue, value)),
+            );
+        }
+    }
+
+    /// Whether this queue may execute this command on what there is.
+    pub(super) fn check(&self, queue: QueueKind, command: &Command) -> Rule {
+        let (name, home) = match command {
+            Command::Dispatch(_) => ("dispatch", QueueKind::Compute),
+            Command::Copy { .. } => ("copy", QueueKind::Compute),
+            Command::Fill { .. } => ("fill", QueueKind::Compute),
+            Command::Upload { .. } => ("upload", QueueKind::Upload),
+            Command::Download { .. } => ("download", QueueKind::Download),
+        };
+        if queue != QueueKind::Compute && queue != home {
+            return Err(format!("a {name} on the {} queue", queue.name()));
+        }
+        match command {
+            Command::Dispatch(dispatch) => self.check_dispatch(dispatch),
+            Command::Copy { from, to } => self.check_copy(from, to),
+            Command::Fill { to, .. } => self.check_fill(to),
+            Command::Upload { region, offset, to: range }
+            | Command::Download { from: range, region, offset } => {
+                self.check_range(range)?;
+                self.check_region(*region, *offset, range.bytes)
+            }
+        }
+    }
+
+    fn check_range(&self, range: &BufferRange) -> Rule {
+        let bytes = self.buffer(range.buffer)?.bytes;
+        if range.bytes == 0 {
+            return Err(format!("an empty range of {}", range.buffer));
+        }
+        match range.offset.checked_add(range.bytes) {
+            Some(end) if end <= bytes => Ok(()),
+            _ => Err(format!(
+                "{} bytes from {} on of {}, which has {bytes}",
+                range.bytes, range.offset, range.buffer
+            )),
+        }
+    }
+
+    fn check_region(&self, region: RegionId, offset: u64, bytes: u64) -> Rule {
+        let held = self.region(region)?.bytes;
+        match offset.checked_add(bytes) {
+            Some(end) if end <= held => Ok(()),
+            _ => Err(format!("{bytes} bytes from {offset} on of {region}, which has {held}")),
+        }
+    }
+
+    fn check_copy(&self, from: &BufferRange, to: &BufferRange) -> Rule {
+        self.check_range(from)?;
+        self.check_range(to)?;
+        if from.bytes != to.bytes {
+            return Err(format!("a copy of {} bytes into {} bytes", from.bytes, to.bytes));
+        }
+        if overlap(from, to) {
+            return Err(format!("a copy within {} whose ranges overlap", from.buffer));
+        }
+        Ok(())
+    }
+
+    fn check_fill(&self, to: &BufferRange) -> Rule {
+        self.check_range(to)?;
+        if !to.offset.is_multiple_of(4) || !to.bytes.is_multiple_of(4) {
+            return Err(format!(
+                "a fill of {} bytes from {} on; both must be multiples of four",
+                to.bytes, to.offset
+            ));
+        }
+        Ok(())
+    }
+
+    fn check_dispatch(&self, dispatch: &Dispatch) -> Rule {
+        let entries = self.modules.get(&dispatch.module);
+        let entries = entries.ok_or_else(|| format!("{} does not exist", dispatch.module))?;
+        let abi = entries.get(dispatch.entry as usize).ok_or_else(|| {
+            format!("entry {} of {}, which has {}", dispatch.entry, dispatch.module, entries.len())
+        })?;
+        let name = abi.name;
+        if dispatch.bindings.len() != abi.bindings.len() {
+            let (given, wanted) = (dispatch.bindings.len(), abi.bindings.len());
+            return Err(format!("{name} takes {wanted} bindings, not {given}"));
+        }
+        if dispatch.constants.len() != abi.constants {
+            let (given, wanted) = (dispatch.constants.len(), abi.constants);
+            return Err(format!("{name} takes {wanted} constants, not {given}"));
+        }
+        let groups = dispatch.grid.into_iter().try_fold(1u32, u32::checked_mul);
+        if groups.is_none() && !dispatch.grid.contains(&0) {
+            return Err(format!("{name}: the grid {:?} has more than 2^32 - 1 groups", dispatch.grid));
+        }
+        self.check_bindings(abi, dispatch)
+    }
+
+    fn check_bindings(&self, abi: &EntryAbi, dispatch: &Dispatch) -> Rule {
+        let name = abi.name;
+        let mut extents = vec![0; abi.bindings.len()];
+        (abi.extents)(&dispatch.constants, &mut extents);
+        for (at, binding) in dispatch.bindings.iter().enumerate() {
+            self.check_binding(binding, abi.bindings[at], extents[at])
+                .map_err(|what| format!("{name}, binding {at}: {what}"))?;
+            let clash = |other: &Binding| {
+                (binding.access != Access::Read || other.access != Access::Read)
+                    && overlap(&binding.range, &other.range)
+            };
+            if let Some(other) = dispatch.bindings[..at].iter().position(clash) {
+                return Err(format!("{name}: bindings {other} and {at} overlap, and one is written"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_binding(&self, binding: &Binding, access: Access, extent: u64) -> Rule {
+        let range = &binding.range;
+        self.check_range(range)?;
+        if binding.access != access {
+            return Err(format!("bound for {:?}, its access is {access:?}", binding.access));
+        }
+        if range.bytes > self.caps.max_binding_bytes {
+            return Err(format!(
+                "{} bytes; at most {} may be bound",
+                range.bytes, self.caps.max_binding_bytes
+            ));
+        }
+        if !range.offset.is_multiple_of(self.caps.binding_alignment_bytes.max(1)) {
+            return Err(format!(
+                "offset {} is no multiple of {}",
+                range.offset, self.caps.binding_alignment_bytes
+            ));
+        }
+        if range.bytes < extent {
+            return Err(format!("{} bytes, where these constants ask for {extent}", range.bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Whether two valid ranges share bytes.
+fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
+    a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+}
+
+/// A module fits its entries and the device.
+fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
+    let (language, functions) = match &module.source {
+        ModuleSource::Host(functions) => (KernelLanguage::Host, functions.len()),
+    };
+    if !caps.languages.contains(&language) {
+        return Err(Error::Unsupported { what: format!("module {} in {language:?}", module.name) });
+    }
+    if functions != module.entries.len() {
+        return Err(Error::invalid(format!(
+            "module {} has {} entries and {functions} functions",
+            module.name,
+            module.entries.len()
+        )));
+    }
+    Ok(())
+}

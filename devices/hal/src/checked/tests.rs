@@ -1,0 +1,561 @@
+//! Every rule of [`Checked`] fires, and valid use passes, on a device that only records what reaches it.
+
+use super::*;
+use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
+use crate::caps::{Caps, Features, KernelLanguage, QueueLayout};
+use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, ModuleSource};
+use crate::host::{HostCall, HostFn};
+use std::ops::Range;
+use std::sync::Mutex;
+
+const BUFFER_BYTES: u64 = 1024;
+const REGION_BYTES: usize = 512;
+const DEVICE: DeviceId = DeviceId(7);
+const ABROAD: TimelineId = TimelineId { device: DeviceId(9), queue: QueueKind::Download };
+
+type Log = Arc<Mutex<Vec<&'static str>>>;
+
+/// Does nothing but note the calls that reach it. Its timelines move when a test moves them.
+struct Fake {
+    adapter: Adapter,
+    timelines: [Arc<Timeline>; 3],
+    log: Log,
+}
+
+impl Fake {
+    fn note(&self, call: &'static str) -> Result<()> {
+        self.log.lock().unwrap().push(call);
+        Ok(())
+    }
+}
+
+impl Device for Fake {
+    fn id(&self) -> DeviceId {
+        DEVICE
+    }
+    fn adapter(&self) -> &Adapter {
+        &self.adapter
+    }
+    fn memory(&self) -> Result<Vec<Memory>> {
+        Ok(self.adapter.memory.clone())
+    }
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        Arc::clone(&self.timelines[queue.index()])
+    }
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        None
+    }
+    fn import_timeline(&mut self, _: Arc<Timeline>) -> Result<()> {
+        self.note("import_timeline")
+    }
+    fn create_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
+        self.note("create_buffer")
+    }
+    fn destroy_buffer(&mut self, _: BufferId) -> Result<()> {
+        self.note("destroy_buffer")
+    }
+    fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
+        self.note("create_module")
+    }
+    fn register_region(&mut self, _: RegionId, _: Arc<HostRegion>) -> Result<()> {
+        self.note("register_region")
+    }
+    fn unregister_region(&mut self, _: RegionId) -> Result<()> {
+        self.note("unregister_region")
+    }
+    fn record(&mut self, _: ProgramId, _: Vec<Command>) -> Result<()> {
+        self.note("record")
+    }
+    fn destroy_program(&mut self, _: ProgramId) -> Result<()> {
+        self.note("destroy_program")
+    }
+    fn submit(&mut self, _: Submission) -> Result<()> {
+        self.note("submit")
+    }
+    fn take_timings(&mut self, _: &mut Vec<Timing>) {
+        let _ = self.note("take_timings");
+    }
+}
+
+/// Reads `constants[0]` words, writes as many, and may use four bytes of the third binding.
+static SUM: EntryAbi = EntryAbi {
+    name: "sum",
+    bindings: &[Access::Read, Access::Write, Access::ReadWrite],
+    constants: 1,
+    extents: |constants, extents| {
+        extents[0] = u64::from(constants[0]).saturating_mul(4);
+        extents[1] = extents[0];
+        extents[2] = 4;
+    },
+};
+
+unsafe fn sum(_: &HostCall<'_>, _: Range<u32>) {}
+
+fn module(functions: usize) -> Module {
+    Module {
+        name: "sums".into(),
+        entries: vec![&SUM],
+        source: ModuleSource::Host(vec![sum as HostFn; functions]),
+    }
+}
+
+fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
+    Adapter {
+        backend: "fake".into(),
+        index: 0,
+        name: "fake".into(),
+        driver: "none".into(),
+        kind: AdapterKind::Software,
+        identity: PhysicalIdentity::default(),
+        memory: vec![Memory {
+            heap: HeapKind::Device,
+            total_bytes: 1 << 20,
+            free_bytes: None,
+            source: MemorySource::Api,
+        }],
+        caps: Caps {
+            languages: languages.into_iter().collect(),
+            features: Features::new(),
+            queues: QueueLayout::Separate,
+            foreign_points: true,
+            records_programs: true,
+            max_allocation_bytes: 4096,
+            max_binding_bytes: 256,
+            binding_alignment_bytes: 64,
+            parallel_units: 1,
+        },
+    }
+}
+
+fn fake(languages: impl IntoIterator<Item = KernelLanguage>) -> (Checked, Log) {
+    let log = Log::default();
+    let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: DEVICE, queue }));
+    (Checked::new(Box::new(Fake { adapter: adapter(languages), timelines, log: Arc::clone(&log) })), log)
+}
+
+/// A device with buffers 0, 1, 2, module 0 and region 0.
+struct Bench {
+    device: Checked,
+    log: Log,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (mut device, log) = fake([KernelLanguage::Host]);
+        for id in 0..3 {
+            device.create_buffer(BufferId(id), BUFFER_BYTES).unwrap();
+        }
+        device.create_module(ModuleId(0), &module(1)).unwrap();
+        device.register_region(RegionId(0), Arc::new(HostRegion::new(REGION_BYTES).unwrap())).unwrap();
+        log.lock().unwrap().clear();
+        Bench { device, log }
+    }
+
+    /// Submits, signalling the next value of the queue.
+    fn submit(&mut self, queue: QueueKind, work: Work, waits: Vec<Point>) -> Result<()> {
+        let own = &self.device.own[queue.index()];
+        let signal = own.timeline.id().at(own.signalled + 1);
+        self.device.submit(Submission { queue, work, waits, signal })
+    }
+
+    fn run(&mut self, queue: QueueKind, command: Command) -> Result<()> {
+        self.submit(queue, Work::Commands(vec![command]), vec![])
+    }
+
+    fn pass(&self, queue: QueueKind) {
+        let own = &self.device.own[queue.index()];
+        own.timeline.advance(own.signalled);
+    }
+
+    fn calls(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.log.lock().unwrap())
+    }
+
+    /// The call was refused with all of these words, and the backend heard nothing of it.
+    #[track_caller]
+    fn refused(&self, result: Result<()>, words: &[&str]) {
+        match result {
+            Err(Error::Invalid { what }) => {
+                for word in words {
+                    assert!(what.contains(word), "{what:?} does not say {word:?}");
+                }
+            }
+            other => panic!("not refused: {other:?}"),
+        }
+        assert_eq!(self.calls(), Vec::<&str>::new(), "a refused call reached the backend");
+    }
+
+    #[track_caller]
+    fn passes(&self, result: Result<()>, call: &'static str) {
+        result.unwrap();
+        assert_eq!(self.calls(), [call]);
+    }
+}
+
+fn range(buffer: u32, offset: u64, bytes: u64) -> BufferRange {
+    BufferRange { buffer: BufferId(buffer), offset, bytes }
+}
+
+/// A valid launch of `SUM` over 16 words.
+fn dispatch() -> Dispatch {
+    let bind = |buffer, access| Binding { range: range(buffer, 64, 64), access };
+    Dispatch {
+        module: ModuleId(0),
+        entry: 0,
+        bindings: vec![bind(0, Access::Read), bind(1, Access::Write), bind(2, Access::ReadWrite)],
+        constants: vec![16],
+        grid: [4, 1, 1],
+    }
+}
+
+fn changed(change: impl FnOnce(&mut Dispatch)) -> Command {
+    let mut dispatch = dispatch();
+    change(&mut dispatch);
+    Command::Dispatch(dispatch)
+}
+
+fn copy(from: BufferRange, to: BufferRange) -> Command {
+    Command::Copy { from, to }
+}
+
+fn fill(to: BufferRange) -> Command {
+    Command::Fill { to, word: 0 }
+}
+
+fn upload(offset: u64, to: BufferRange) -> Command {
+    Command::Upload { region: RegionId(0), offset, to }
+}
+
+fn download(from: BufferRange, offset: u64) -> Command {
+    Command::Download { from, region: RegionId(0), offset }
+}
+
+#[test]
+fn buffers_have_new_ids_and_a_size_within_the_limit() {
+    let mut b = Bench::new();
+    let result = b.device.create_buffer(BufferId(9), 4096);
+    b.passes(result, "create_buffer");
+    let result = b.device.create_buffer(BufferId(10), 4097);
+    b.refused(result, &["buffer 10", "4097", "4096"]);
+    let result = b.device.create_buffer(BufferId(10), 0);
+    b.refused(result, &["zero bytes"]);
+    let result = b.device.create_buffer(BufferId(9), 16);
+    b.refused(result, &["buffer 9 exists already"]);
+    let result = b.device.destroy_buffer(BufferId(9));
+    b.passes(result, "destroy_buffer");
+    let result = b.device.destroy_buffer(BufferId(9));
+    b.refused(result, &["buffer 9 does not exist"]);
+    let result = b.device.create_buffer(BufferId(9), 16);
+    b.passes(result, "create_buffer");
+}
+
+#[test]
+fn modules_have_new_ids_and_code_for_each_entry() {
+    let mut b = Bench::new();
+    let result = b.device.create_module(ModuleId(0), &module(1));
+    b.refused(result, &["module 0 exists already"]);
+    let result = b.device.create_module(ModuleId(1), &module(2));
+    b.refused(result, &["1 entries and 2 functions"]);
+    let result = b.device.create_module(ModuleId(1), &module(1));
+    b.passes(result, "create_module");
+    let (mut other, log) = fake([]);
+    assert!(matches!(other.create_module(ModuleId(0), &module(1)), Err(Error::Unsupported { .. })));
+    assert!(log.lock().unwrap().is_empty());
+}
+
+#[test]
+fn regions_have_new_ids() {
+    let mut b = Bench::new();
+    let region = Arc::new(HostRegion::new(64).unwrap());
+    let result = b.device.register_region(RegionId(0), Arc::clone(&region));
+    b.refused(result, &["region 0 is registered already"]);
+    let result = b.device.unregister_region(RegionId(1));
+    b.refused(result, &["region 1 is not registered"]);
+    let result = b.device.unregister_region(RegionId(0));
+    b.passes(result, "unregister_region");
+    let result = b.device.register_region(RegionId(0), region);
+    b.passes(result, "register_region");
+}
+
+#[test]
+fn ranges_lie_inside_what_they_name() {
+    let mut b = Bench::new();
+    let compute = QueueKind::Compute;
+    let whole = range(0, 0, BUFFER_BYTES);
+    let result = b.run(compute, copy(whole, range(1, 0, BUFFER_BYTES)));
+    b.passes(result, "submit");
+    let result = b.run(compute, upload(0, range(0, BUFFER_BYTES - 512, 512)));
+    b.passes(result, "submit");
+    for (command, words) in [
+        (copy(range(0, 1, BUFFER_BYTES), range(1, 0, BUFFER_BYTES)), ["buffer 0", "1024"]),
+        (copy(range(0, 0, 8), range(1, BUFFER_BYTES, 8)), ["buffer 1", "1024"]),
+        (copy(range(0, u64::MAX, 8), range(1, 0, 8)), ["buffer 0", "18446744073709551615"]),
+        (copy(range(0, 8, u64::MAX), range(1, 0, u64::MAX)), ["buffer 0", "18446744073709551615"]),
+        (copy(range(0, 0, 0), range(1, 0, 0)), ["empty", "buffer 0"]),
+        (copy(range(5, 0, 8), range(1, 0, 8)), ["buffer 5", "exist"]),
+        (fill(range(6, 0, 8)), ["buffer 6", "exist"]),
+        (fill(range(0, 1020, 8)), ["buffer 0", "1020"]),
+        (upload(0, range(0, 1020, 8)), ["buffer 0", "1020"]),
+        (upload(505, range(0, 0, 8)), ["region 0", "512"]),
+        (upload(u64::MAX, range(0, 0, 8)), ["region 0", "512"]),
+        (download(range(0, 0, 8), 505), ["region 0", "512"]),
+        (download(range(0, 1020, 8), 0), ["buffer 0", "1020"]),
+        (Command::Upload { region: RegionId(3), offset: 0, to: range(0, 0, 8) }, ["region 3", "registered"]),
+    ] {
+        let result = b.run(compute, command);
+        b.refused(result, &words);
+    }
+}
+
+#[test]
+fn copies_match_in_length_and_do_not_overlap() {
+    let mut b = Bench::new();
+    let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(1, 0, 12)));
+    b.refused(result, &["8 bytes into 12"]);
+    let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(0, 7, 8)));
+    b.refused(result, &["overlap"]);
+    let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(0, 8, 8)));
+    b.passes(result, "submit");
+}
+
+#[test]
+fn fills_are_whole_words() {
+    let mut b = Bench::new();
+    for to in [range(0, 2, 8), range(0, 4, 6)] {
+        let result = b.run(QueueKind::Compute, fill(to));
+        b.refused(result, &["multiples of four"]);
+    }
+    let result = b.run(QueueKind::Compute, fill(range(0, 4, 8)));
+    b.passes(result, "submit");
+}
+
+#[test]
+fn dispatches_keep_to_their_abi() {
+    let mut b = Bench::new();
+    let result = b.run(QueueKind::Compute, changed(|_| ()));
+    b.passes(result, "submit");
+    let result = b.run(QueueKind::Compute, changed(|d| d.grid = [0, u32::MAX, u32::MAX]));
+    b.passes(result, "submit");
+    type Change = fn(&mut Dispatch);
+    let cases: [(Change, &[&str]); 15] = [
+        (|d| d.module = ModuleId(4), &["module 4 does not exist"]),
+        (|d| d.entry = 1, &["entry 1 of module 0, which has 1"]),
+        (|d| d.bindings.truncate(2), &["sum takes 3 bindings, not 2"]),
+        (|d| d.constants.push(0), &["sum takes 1 constants, not 2"]),
+        (|d| d.grid = [1 << 16, 1 << 16, 1], &["sum", "2^32"]),
+        (|d| d.bindings[0].access = Access::ReadWrite, &["sum, binding 0", "ReadWrite", "Read"]),
+        (|d| d.bindings[1].range.offset = 32, &["sum, binding 1", "multiple of 64"]),
+        (|d| d.bindings[1].range.bytes = 320, &["sum, binding 1", "at most 256"]),
+        (|d| d.bindings[2].range.offset = 1024, &["sum, binding 2", "buffer 2"]),
+        (|d| d.bindings[2].range.bytes = u64::MAX, &["sum, binding 2", "buffer 2"]),
+        (|d| d.bindings[2].range.buffer = BufferId(8), &["sum, binding 2", "buffer 8 does not exist"]),
+        (|d| d.constants = vec![17], &["sum, binding 0", "64 bytes", "68"]),
+        (|d| d.bindings[2].range.bytes = 2, &["sum, binding 2", "2 bytes", "4"]),
+        (|d| d.bindings[1].range = d.bindings[0].range, &["sum", "bindings 0 and 1 overlap"]),
+        (|d| d.bindings[2].range = range(1, 64, 4), &["sum", "bindings 1 and 2 overlap"]),
+    ];
+    for (change, words) in cases {
+        let result = b.run(QueueKind::Compute, changed(change));
+        b.refused(result, words);
+    }
+}
+
+/// As `SUM`, but all bindings are read.
+static READS: EntryAbi =
+    EntryAbi { name: "reads", bindings: &[Access::Read, Access::Read], constants: 0, extents: |_, _| {} };
+
+#[test]
+fn bindings_that_are_only_read_may_overlap() {
+    let mut b = Bench::new();
+    let module = Module {
+        name: "reads".into(),
+        entries: vec![&READS],
+        source: ModuleSource::Host(vec![sum as HostFn]),
+    };
+    b.device.create_module(ModuleId(1), &module).unwrap();
+    b.calls();
+    let binding = Binding { range: range(0, 0, 64), access: Access::Read };
+    let result = b.run(
+        QueueKind::Compute,
+        changed(|d| {
+            *d = Dispatch {
+                module: ModuleId(1),
+                entry: 0,
+                bindings: vec![binding; 2],
+                constants: vec![],
+                grid: [1; 3],
+            };
+        }),
+    );
+    b.passes(result, "submit");
+}
+
+#[test]
+fn queues_take_their_own_commands() {
+    let mut b = Bench::new();
+    use QueueKind::{Compute, Download, Upload};
+    let (word, other) = (range(0, 0, 4), range(1, 0, 4));
+    let rows: [(Command, &[QueueKind]); 5] = [
+        (changed(|_| ()), &[Compute]),
+        (copy(word, other), &[Compute]),
+        (fill(word), &[Compute]),
+        (upload(0, word), &[Compute, Upload]),
+        (download(word, 0), &[Compute, Download]),
+    ];
+    for (command, allowed) in rows {
+        for queue in QueueKind::ALL {
+            let result = b.run(queue, command.clone());
+            if allowed.contains(&queue) {
+                b.passes(result, "submit");
+            } else {
+                b.refused(result, &["command 0", queue.name()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn signals_rise_on_the_timeline_of_their_queue() {
+    let mut b = Bench::new();
+    let signal = |device, queue, value| Submission {
+        queue: QueueKind::Compute,
+        work: Work::Commands(vec![]),
+        waits: vec![],
+        signal: TimelineId { device, queue }.at(value),
+    };
+    let result = b.device.submit(signal(DEVICE, QueueKind::Upload, 1));
+    b.refused(result, &["not its timeline"]);
+    let result = b.device.submit(signal(DeviceId(8), QueueKind::Compute, 1));
+    b.refused(result, &["not its timeline"]);
+    let result = b.device.submit(signal(DEVICE, QueueKind::Compute, 0));
+    b.refused(result, &["@0 after"]);
+    let result = b.device.submit(signal(DEVICE, QueueKind::Compute, 5));
+    b.passes(result, "submit");
+    let result = b.device.submit(signal(DEVICE, QueueKind::Compute, 5));
+    b.refused(result, &["@5 after", "@5 was signalled"]);
+    let result = b.device.submit(signal(DEVICE, QueueKind::Compute, 7));
+    b.passes(result, "submit");
+}
+
+#[test]
+fn waits_name_imported_points_or_own_points_that_will_come() {
+    let mut b = Bench::new();
+    let nothing = || Work::Commands(vec![]);
+    let own = |queue: QueueKind, value| TimelineId { device: DEVICE, queue }.at(value);
+    let result = b.submit(QueueKind::Compute, nothing(), vec![own(QueueKind::Upload, 1)]);
+    b.refused(result, &["device 7/upload@1", "no earlier submission"]);
+    let result = b.submit(QueueKind::Upload, nothing(), vec![own(QueueKind::Upload, 1)]);
+    b.refused(result, &["no earlier submission"]);
+    let result = b.submit(QueueKind::Upload, nothing(), vec![]);
+    b.passes(result, "submit");
+    let result = b.submit(QueueKind::Compute, nothing(), vec![own(QueueKind::Upload, 1)]);
+    b.passes(result, "submit");
+    let result = b.submit(QueueKind::Compute, nothing(), vec![ABROAD.at(3)]);
+    b.refused(result, &["device 9/download@3", "not imported"]);
+    let abroad = Timeline::new(ABROAD);
+    let result = b.device.import_timeline(Arc::clone(&abroad));
+    b.passes(result, "import_timeline");
+    let result = b.submit(QueueKind::Compute, nothing(), vec![ABROAD.at(3)]);
+    b.passes(result, "submit");
+    b.device.import_timeline(abroad).unwrap();
+    assert!(b.calls().is_empty(), "imported twice");
+    let result = b.device.import_timeline(Timeline::new(ABROAD));
+    b.refused(result, &["another timeline"]);
+    let result = b.device.import_timeline(b.device.timeline(QueueKind::Upload));
+    b.refused(result, &["its own device"]);
+}
+
+#[test]
+fn programs_are_recorded_then_submitted_to_the_compute_queue_one_at_a_time() {
+    let mut b = Bench::new();
+    let program = || Work::Program(ProgramId(0));
+    let result = b.submit(QueueKind::Compute, program(), vec![]);
+    b.refused(result, &["program 0 is not recorded"]);
+    let result = b.device.destroy_program(ProgramId(0));
+    b.refused(result, &["program 0 is not recorded"]);
+    let result = b.device.record(ProgramId(0), vec![fill(range(0, 0, 4)), fill(range(0, 1, 4))]);
+    b.refused(result, &["command 1", "multiples of four"]);
+    let result = b.device.record(ProgramId(0), vec![changed(|_| ()), upload(0, range(0, 0, 4))]);
+    b.passes(result, "record");
+    let result = b.submit(QueueKind::Upload, program(), vec![]);
+    b.refused(result, &["upload queue"]);
+    let result = b.submit(QueueKind::Compute, program(), vec![]);
+    b.passes(result, "submit");
+    let result = b.submit(QueueKind::Compute, program(), vec![]);
+    b.refused(result, &["program 0 is submitted again", "compute@1"]);
+    let result = b.device.record(ProgramId(0), vec![]);
+    b.refused(result, &["program 0 is recorded anew", "compute@1"]);
+    let result = b.device.destroy_program(ProgramId(0));
+    b.refused(result, &["program 0 is destroyed", "compute@1"]);
+    b.pass(QueueKind::Compute);
+    let result = b.submit(QueueKind::Compute, program(), vec![]);
+    b.passes(result, "submit");
+    b.pass(QueueKind::Compute);
+    let result = b.device.record(ProgramId(0), vec![]);
+    b.passes(result, "record");
+    let result = b.device.destroy_program(ProgramId(0));
+    b.passes(result, "destroy_program");
+}
+
+#[test]
+fn what_is_in_use_is_not_destroyed() {
+    let mut b = Bench::new();
+    let result = b.run(QueueKind::Upload, upload(0, range(0, 0, 4)));
+    b.passes(result, "submit");
+    let result = b.device.destroy_buffer(BufferId(0));
+    b.refused(result, &["buffer 0 is destroyed before device 7/upload@1"]);
+    let result = b.device.unregister_region(RegionId(0));
+    b.refused(result, &["region 0 is unregistered before device 7/upload@1"]);
+    let result = b.device.destroy_buffer(BufferId(1));
+    b.passes(result, "destroy_buffer");
+    b.pass(QueueKind::Upload);
+    let result = b.device.unregister_region(RegionId(0));
+    b.passes(result, "unregister_region");
+    let result = b.device.destroy_buffer(BufferId(0));
+    b.passes(result, "destroy_buffer");
+}
+
+#[test]
+fn programs_hold_what_they_name_while_outstanding_and_lose_it_afterwards() {
+    let mut b = Bench::new();
+    b.device.record(ProgramId(0), vec![changed(|_| ()), download(range(0, 0, 4), 0)]).unwrap();
+    b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]).unwrap();
+    b.calls();
+    let result = b.device.destroy_buffer(BufferId(2));
+    b.refused(result, &["buffer 2 is destroyed before device 7/compute@1"]);
+    let result = b.device.unregister_region(RegionId(0));
+    b.refused(result, &["region 0 is unregistered before device 7/compute@1"]);
+    b.pass(QueueKind::Compute);
+    let result = b.device.destroy_buffer(BufferId(2));
+    b.passes(result, "destroy_buffer");
+    let result = b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
+    b.refused(result, &["program 0 names buffer 2, which was destroyed"]);
+    b.device.create_buffer(BufferId(2), BUFFER_BYTES).unwrap();
+    b.calls();
+    let result = b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
+    b.refused(result, &["program 0 names buffer 2"]);
+    let result = b.device.record(ProgramId(0), vec![changed(|_| ())]);
+    b.passes(result, "record");
+    let result = b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
+    b.passes(result, "submit");
+}
+
+#[test]
+fn a_failed_timeline_has_nothing_outstanding() {
+    let mut b = Bench::new();
+    b.run(QueueKind::Compute, fill(range(0, 0, 4))).unwrap();
+    b.device.timeline(QueueKind::Compute).fail(Error::Lost { cause: "gone".into() });
+    b.calls();
+    let result = b.device.destroy_buffer(BufferId(0));
+    b.passes(result, "destroy_buffer");
+}
+
+#[test]
+fn a_refused_submission_leaves_no_trace() {
+    let mut b = Bench::new();
+    let result = b.run(QueueKind::Compute, fill(range(0, 1, 4)));
+    b.refused(result, &["multiples of four"]);
+    let result = b.device.destroy_buffer(BufferId(0));
+    b.passes(result, "destroy_buffer");
+    assert_eq!(b.device.own[QueueKind::Compute.index()].signalled, 0);
+}

@@ -1,0 +1,366 @@
+//! Which devices the user wants: the text of `--device` and `RAGTAG_DEVICES`, and what it comes to on this machine.
+//!
+//! ```text
+//! selection = item { "," item }
+//! item      = "auto" | "gpu" | "cpu" | backend ":" index | "min-memory=" size
+//! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
+//! ```
+//!
+//! `auto` is every GPU, or every CPU device where there is no GPU; a list of filters alone means `auto`. A GPU that the
+//! processor imitates is taken only if it is named. This module must not know any backend but the processor's own; it
+//! reads reports.
+
+use crate::identity::total_bytes;
+use crate::table::{Report, Status};
+use ragtag_hal::{Adapter, AdapterKind};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+#[cfg(test)]
+pub(crate) mod fakes;
+#[cfg(test)]
+mod tests;
+
+/// What a selection may be wrong about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    /// Part of the text means nothing.
+    #[error(
+        "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND:INDEX or min-memory=SIZE"
+    )]
+    Syntax {
+        /// The part.
+        item: String,
+        /// The whole.
+        text: String,
+    },
+    /// A filter has a value that cannot be read.
+    #[error("{item:?} is not a filter: expected min-memory=SIZE with a size like 512MiB or 8GiB")]
+    FilterSyntax {
+        /// The filter.
+        item: String,
+    },
+    /// There is no backend of that name.
+    #[error("unknown backend {name:?}; there are {}", known.join(", "))]
+    UnknownBackend {
+        /// The name.
+        name: String,
+        /// The names of all backends.
+        known: Vec<String>,
+    },
+    /// The backend is not in this build.
+    #[error("backend {name:?} is not compiled into this build")]
+    NotCompiled {
+        /// The name.
+        name: String,
+    },
+    /// The backend's library or driver is missing.
+    #[error("{label} cannot be used: {cause}")]
+    Unavailable {
+        /// The device.
+        label: String,
+        /// What the backend's probe said.
+        cause: String,
+    },
+    /// The backend shows no such device.
+    #[error("no device {label}; there are {}", list(existing))]
+    NoSuchDevice {
+        /// The device.
+        label: String,
+        /// The devices that there are.
+        existing: Vec<String>,
+    },
+    /// Two names of one physical device.
+    #[error("{first} and {second} are the same device")]
+    SameDevice {
+        /// A name.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A GPU was asked for and there is none.
+    #[error("no GPU found; there are {}", list(found))]
+    NoGpu {
+        /// What there is.
+        found: Vec<String>,
+    },
+    /// No device is left.
+    #[error("no device fits {requested:?}; there are {}", list(found))]
+    Nothing {
+        /// The selection.
+        requested: String,
+        /// What there is.
+        found: Vec<String>,
+    },
+}
+
+fn list(labels: &[String]) -> String {
+    if labels.is_empty() { "none".into() } else { labels.join(", ") }
+}
+
+/// A way to name devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Term {
+    /// Every GPU, or every CPU device if there is no GPU.
+    Auto,
+    /// Every GPU.
+    Gpu,
+    /// Every CPU device.
+    Cpu,
+    /// One adapter.
+    Adapter {
+        /// Its backend.
+        backend: String,
+        /// Its index there.
+        index: u32,
+    },
+}
+
+/// A condition on devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// The device's memory is at least this large.
+    MinMemoryBytes(u64),
+}
+
+impl Filter {
+    fn admits(self, adapter: &Adapter) -> bool {
+        match self {
+            Filter::MinMemoryBytes(bytes) => total_bytes(adapter) >= bytes,
+        }
+    }
+}
+
+/// A parsed selection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    text: String,
+    terms: Vec<Term>,
+    filters: Vec<Filter>,
+}
+
+impl fmt::Display for Selection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Default for Selection {
+    /// `auto`.
+    fn default() -> Self {
+        Self { text: "auto".into(), terms: vec![Term::Auto], filters: Vec::new() }
+    }
+}
+
+impl FromStr for Selection {
+    type Err = SelectionError;
+
+    fn from_str(text: &str) -> Result<Self, SelectionError> {
+        let mut selection = Self { text: text.trim().into(), terms: Vec::new(), filters: Vec::new() };
+        for item in text.split(',').map(str::trim) {
+            match item {
+                "auto" => selection.terms.push(Term::Auto),
+                "gpu" => selection.terms.push(Term::Gpu),
+                "cpu" => selection.terms.push(Term::Cpu),
+                _ if item.contains('=') => selection.filters.push(filter(item)?),
+                _ => selection.terms.push(adapter_term(item, text)?),
+            }
+        }
+        if selection.terms.is_empty() {
+            selection.terms.push(Term::Auto);
+        }
+        Ok(selection)
+    }
+}
+
+fn adapter_term(item: &str, text: &str) -> Result<Term, SelectionError> {
+    let wrong = || SelectionError::Syntax { item: item.into(), text: text.into() };
+    let (backend, index) = item.split_once(':').ok_or_else(wrong)?;
+    // `parse` alone would take a sign.
+    if backend.is_empty() || !index.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    Ok(Term::Adapter { backend: backend.into(), index: index.parse().map_err(|_| wrong())? })
+}
+
+fn filter(item: &str) -> Result<Filter, SelectionError> {
+    let bytes = item.strip_prefix("min-memory=").and_then(size_bytes);
+    bytes.map(Filter::MinMemoryBytes).ok_or_else(|| SelectionError::FilterSyntax { item: item.into() })
+}
+
+/// Reads `512`, `512B`, `3KiB` … `1TiB`.
+fn size_bytes(text: &str) -> Option<u64> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => 0,
+        "KiB" => 10,
+        "MiB" => 20,
+        "GiB" => 30,
+        "TiB" => 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Who asked for a selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Source {
+    /// The command line.
+    Flag,
+    /// The environment variable `RAGTAG_DEVICES`.
+    Environment,
+    /// Nobody.
+    Default,
+}
+
+/// A selection and who asked for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requested {
+    /// What is asked for.
+    pub selection: Selection,
+    /// By whom.
+    pub source: Source,
+}
+
+impl Requested {
+    /// The flag's value if there is one, else that of `RAGTAG_DEVICES` unless it is empty, else `auto`.
+    ///
+    /// # Errors
+    /// If the value that counts cannot be read.
+    pub fn new(flag: Option<&str>, environment: Option<&str>) -> Result<Self, SelectionError> {
+        let environment = environment.filter(|value| !value.trim().is_empty());
+        Ok(match (flag, environment) {
+            (Some(flag), _) => Self { selection: flag.parse()?, source: Source::Flag },
+            (None, Some(value)) => Self { selection: value.parse()?, source: Source::Environment },
+            (None, None) => Self { selection: Selection::default(), source: Source::Default },
+        })
+    }
+
+    /// What it comes to on the machine of a report.
+    ///
+    /// # Errors
+    /// If it names what is not there, names a device twice, or leaves none.
+    pub fn choose(&self, report: &Report) -> Result<Choice, SelectionError> {
+        let selected = self.selection.resolve(report)?.into_iter().cloned().collect();
+        let detected = report.adapters().map(Adapter::label).collect();
+        Ok(Choice { requested: self.selection.to_string(), source: self.source, detected, selected })
+    }
+}
+
+/// What was asked for, what there is, and what is used. Its display is the line that a run starts with.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Choice {
+    /// The selection as the user wrote it.
+    pub requested: String,
+    /// Who asked.
+    pub source: Source,
+    /// The labels of all adapters.
+    pub detected: Vec<String>,
+    /// The adapters to open, in the order asked for.
+    pub selected: Vec<Adapter>,
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let selected: Vec<_> = self.selected.iter().map(Adapter::label).collect();
+        let Choice { requested, detected, .. } = self;
+        write!(
+            f,
+            "requested={requested} detected=[{}] selected=[{}]",
+            detected.join(", "),
+            selected.join(", ")
+        )
+    }
+}
+
+/// A physical device of a report, with the adapter through which it is to be used.
+type Device<'a> = (usize, &'a Adapter);
+
+impl Selection {
+    /// The adapters that this selection means, each physical device once, in the order asked for.
+    fn resolve<'a>(&self, report: &'a Report) -> Result<Vec<&'a Adapter>, SelectionError> {
+        let named = self.named(report)?;
+        let mut chosen: Vec<Device<'a>> = Vec::new();
+        for term in &self.terms {
+            let devices = match term {
+                Term::Auto => match of_kind(report, is_gpu) {
+                    gpus if gpus.is_empty() => of_kind(report, is_cpu),
+                    gpus => gpus,
+                },
+                Term::Gpu => match of_kind(report, is_gpu) {
+                    gpus if gpus.is_empty() => return Err(SelectionError::NoGpu { found: labels(report) }),
+                    gpus => gpus,
+                },
+                Term::Cpu => of_kind(report, is_cpu),
+                Term::Adapter { backend, index } => vec![find(report, backend, *index)?],
+            };
+            for (at, adapter) in devices {
+                if chosen.iter().all(|&(other, _)| other != at) {
+                    // A device that is also named is used through the API that names it.
+                    chosen.push((at, named.get(&at).copied().unwrap_or(adapter)));
+                }
+            }
+        }
+        chosen.retain(|(_, adapter)| self.filters.iter().all(|filter| filter.admits(adapter)));
+        if chosen.is_empty() {
+            return Err(SelectionError::Nothing { requested: self.text.clone(), found: labels(report) });
+        }
+        Ok(chosen.into_iter().map(|(_, adapter)| adapter).collect())
+    }
+
+    /// The devices that are named one by one.
+    fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
+        let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
+        for term in &self.terms {
+            let Term::Adapter { backend, index } = term else { continue };
+            let (at, adapter) = find(report, backend, *index)?;
+            if let Some(other) = named.insert(at, adapter).filter(|other| other.label() != adapter.label()) {
+                return Err(SelectionError::SameDevice { first: other.label(), second: adapter.label() });
+            }
+        }
+        Ok(named)
+    }
+}
+
+fn is_gpu(adapter: &Adapter) -> bool {
+    matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated)
+}
+
+/// The processor's own devices; the same processor through OpenCL would use its cores twice.
+fn is_cpu(adapter: &Adapter) -> bool {
+    adapter.backend == "cpu"
+}
+
+fn labels(report: &Report) -> Vec<String> {
+    report.adapters().map(Adapter::label).collect()
+}
+
+/// The physical devices whose preferred adapter is of a kind.
+fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
+    let best = |physical: &crate::table::Physical| report.adapter(physical.adapters.first()?);
+    let devices = report.devices.iter().enumerate().filter_map(|(at, physical)| Some((at, best(physical)?)));
+    devices.filter(|(_, adapter)| is(adapter)).collect()
+}
+
+/// The adapter with this name, and its physical device.
+fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>, SelectionError> {
+    let label = format!("{backend}:{index}");
+    let known = report.backends.iter().find(|known| known.name == backend);
+    match known.map(|known| &known.status) {
+        None => Err(SelectionError::UnknownBackend {
+            name: backend.into(),
+            known: report.backends.iter().map(|known| known.name.clone()).collect(),
+        }),
+        Some(Status::NotCompiled) => Err(SelectionError::NotCompiled { name: backend.into() }),
+        Some(Status::Unavailable(why)) => Err(SelectionError::Unavailable { label, cause: why.to_string() }),
+        Some(Status::Found { .. }) => {
+            let at = report.devices.iter().position(|physical| physical.adapters.contains(&label));
+            let found = at.zip(report.adapter(&label));
+            found.ok_or_else(|| SelectionError::NoSuchDevice { label, existing: labels(report) })
+        }
+    }
+}

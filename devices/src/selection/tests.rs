@@ -1,0 +1,156 @@
+//! What users may write, and what it comes to.
+
+use super::fakes::{adapter, found, machine};
+use super::*;
+use crate::table::{Backends, Config};
+use ragtag_hal::{Device as _, DeviceId, Limits};
+
+fn choose_on(backends: &Backends, text: &str) -> Result<Vec<String>, SelectionError> {
+    let choice = Requested::new(Some(text), None)?.choose(&backends.probe())?;
+    Ok(choice.selected.iter().map(Adapter::label).collect())
+}
+
+fn choose(text: &str) -> Result<Vec<String>, SelectionError> {
+    choose_on(&machine(), text)
+}
+
+fn cpu_only() -> Backends {
+    Backends::of(vec![found("cpu", [0, 1].map(|index| adapter("cpu", index, AdapterKind::Cpu, 4)).to_vec())])
+}
+
+#[test]
+fn words_name_classes_of_devices() {
+    assert_eq!(choose("auto").unwrap(), ["cuda:0", "vulkan:0"]);
+    assert_eq!(choose("gpu").unwrap(), ["cuda:0", "vulkan:0"]);
+    assert_eq!(choose("cpu").unwrap(), ["cpu:0", "cpu:1"]);
+    assert_eq!(choose("cpu,gpu").unwrap(), ["cpu:0", "cpu:1", "cuda:0", "vulkan:0"]);
+    assert_eq!(choose_on(&cpu_only(), "auto").unwrap(), ["cpu:0", "cpu:1"]);
+    let found = vec!["cpu:0".into(), "cpu:1".into()];
+    assert_eq!(choose_on(&cpu_only(), "gpu"), Err(SelectionError::NoGpu { found }));
+}
+
+#[test]
+fn devices_are_named_in_the_order_of_the_pipeline() {
+    assert_eq!(choose("cpu:1, vulkan:0,cpu:0").unwrap(), ["cpu:1", "vulkan:0", "cpu:0"]);
+    assert_eq!(choose("cpu:1,cpu:1").unwrap(), ["cpu:1"]);
+    assert_eq!(choose("vulkan:2").unwrap(), ["vulkan:2"], "software devices have to be named");
+    assert_eq!(choose("cpu:1,cpu").unwrap(), ["cpu:1", "cpu:0"]);
+}
+
+#[test]
+fn a_physical_device_is_used_once_through_the_api_that_is_named() {
+    assert_eq!(choose("gpu,vulkan:1").unwrap(), ["vulkan:1", "vulkan:0"]);
+    let same = SelectionError::SameDevice { first: "cuda:0".into(), second: "vulkan:1".into() };
+    assert_eq!(choose("cuda:0,vulkan:1"), Err(same));
+}
+
+#[test]
+fn filters_leave_devices_out() {
+    assert_eq!(choose("min-memory=10GiB").unwrap(), ["cuda:0"]);
+    assert_eq!(choose("gpu,cpu,min-memory=8GiB").unwrap(), ["cuda:0", "vulkan:0"]);
+    assert_eq!(choose("cpu,min-memory=4294967296").unwrap(), ["cpu:0", "cpu:1"]);
+    let error = choose("cpu,min-memory=1TiB").unwrap_err();
+    assert!(
+        error.to_string().contains("cpu,min-memory=1TiB") && error.to_string().contains("cpu:1"),
+        "{error}"
+    );
+    assert!(matches!(error, SelectionError::Nothing { .. }));
+}
+
+#[test]
+fn what_is_not_there_is_refused_with_what_is() {
+    let error = choose("tpu:0").unwrap_err();
+    assert_eq!(error.to_string(), "unknown backend \"tpu\"; there are cuda, hip, vulkan, opencl, cpu");
+    assert_eq!(choose("hip:0"), Err(SelectionError::NotCompiled { name: "hip".into() }));
+    let error = choose("opencl:0").unwrap_err();
+    assert!(
+        error.to_string().contains("no such library") && error.to_string().contains("libopencl.so"),
+        "{error}"
+    );
+    let error = choose("cuda:3").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no device cuda:3; there are cuda:0, vulkan:0, vulkan:1, vulkan:2, cpu:0, cpu:1"
+    );
+    let nothing = Backends::of(vec![found("cpu", vec![])]);
+    assert!(
+        matches!(choose_on(&nothing, "auto"), Err(SelectionError::Nothing { found, .. }) if found.is_empty())
+    );
+}
+
+#[test]
+fn what_means_nothing_is_refused() {
+    for text in [
+        "",
+        "gpus",
+        "cuda",
+        "cuda:",
+        ":0",
+        "cuda:x",
+        "cuda:-1",
+        "cuda:+1",
+        "cuda:99999999999",
+        "cpu,",
+        "cpu 0",
+    ] {
+        assert!(matches!(choose(text), Err(SelectionError::Syntax { .. })), "{text:?}");
+    }
+    for text in
+        ["min-memory=", "min-memory=8GB", "min-memory=-1", "max-memory=1GiB", "min-memory=16777216TiB", "a=b"]
+    {
+        assert!(matches!(choose(text), Err(SelectionError::FilterSyntax { .. })), "{text:?}");
+    }
+    assert_eq!(size_bytes("3KiB"), Some(3072));
+    assert_eq!(size_bytes("16777215TiB"), Some(16_777_215 << 40));
+}
+
+#[test]
+fn the_flag_goes_over_the_environment_over_auto() {
+    let of = |flag, environment| {
+        let requested = Requested::new(flag, environment).unwrap();
+        (requested.selection.to_string(), requested.source)
+    };
+    assert_eq!(of(Some("cpu"), Some("gpu")), ("cpu".into(), Source::Flag));
+    assert_eq!(of(None, Some("gpu")), ("gpu".into(), Source::Environment));
+    assert_eq!(of(None, Some("  ")), ("auto".into(), Source::Default));
+    assert_eq!(of(None, None), ("auto".into(), Source::Default));
+    assert!(Requested::new(Some("cpu"), Some("nonsense")).is_ok(), "what does not count is not read");
+    assert!(Requested::new(None, Some("nonsense")).is_err());
+}
+
+#[test]
+fn a_choice_is_one_line() {
+    let choice = Requested::new(None, None).unwrap().choose(&cpu_only().probe()).unwrap();
+    assert_eq!(choice.to_string(), "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]");
+}
+
+#[test]
+fn reports_survive_json() {
+    let report = machine().probe();
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["backends"][1], serde_json::json!({ "name": "hip", "status": "not-compiled" }));
+    assert_eq!(json["backends"][3]["cause"], "no such library");
+    assert_eq!(json["backends"][0]["adapters"][0]["name"], "cuda:0");
+    assert_eq!(json["devices"][0]["adapters"], serde_json::json!(["cuda:0", "vulkan:1"]));
+    assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
+}
+
+#[cfg(feature = "cpu")]
+#[test]
+fn this_machine_opens_its_cpu_devices_in_the_order_asked_for() {
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None });
+    let choice = Requested::new(Some("cpu:1,cpu:0"), None).unwrap().choose(&backends.probe()).unwrap();
+    let adapters: Vec<_> = choice.selected.into_iter().zip([DeviceId(4), DeviceId(2)]).collect();
+    let devices = backends.open(&adapters, &Limits::default()).unwrap();
+    let opened: Vec<_> = devices.iter().map(|device| (device.adapter().label(), device.id())).collect();
+    assert_eq!(opened, [("cpu:1".into(), DeviceId(4)), ("cpu:0".into(), DeviceId(2))]);
+    let stranger = (adapter("cuda", 0, AdapterKind::Discrete, 8), DeviceId(9));
+    assert!(backends.open(&[stranger], &Limits::default()).is_err());
+}
+
+#[cfg(not(feature = "cpu"))]
+#[test]
+fn a_build_without_backends_says_so() {
+    let report = Backends::new(&Config::default()).probe();
+    assert!(report.backends.iter().all(|backend| backend.status == Status::NotCompiled));
+}
