@@ -55,11 +55,11 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
 
 /// Data goes up, across and down on three queues that only points order, again and again through the same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
-    const BYTES: usize = 300_000;
+    const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
     let (up, source) = bench.region(BYTES)?;
     let (down, target) = bench.region(BYTES)?;
-    for round in 0..20u64 {
+    for round in 0..10u64 {
         let data = pattern(BYTES, 100 + round);
         source.write(0..BYTES).context("a lease")?.copy_from_slice(&data);
         let uploaded =
