@@ -36,11 +36,11 @@ pub enum Error {
         /// The file, or the bundled model.
         name: String,
         /// What is wrong with it.
-        cause: ragtag_graph::tokenizer::TokenizerError,
+        cause: ragtag_graph::TokenizerError,
     },
     /// The choice of devices.
     #[error(transparent)]
-    Devices(#[from] ragtag_devices::Error),
+    Devices(#[from] ragtag_devices::SelectionError),
     /// A placement that cannot be had.
     #[error(transparent)]
     Planner(#[from] ragtag_scheduler::planner::PlanError),

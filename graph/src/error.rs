@@ -157,6 +157,36 @@ pub enum FormatError {
     },
 }
 
+/// A vocabulary that cannot be used, or a text that it cannot express.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenizerError {
+    /// The metadata is missing or of the wrong type.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A kind of tokenizer that is not supported.
+    #[error("{file}: tokenizer model \"{model}\" is not supported yet; supported is \"llama\"")]
+    UnsupportedModel {
+        /// The file.
+        file: String,
+        /// What it names.
+        model: String,
+    },
+    /// A vocabulary that breaks a rule.
+    #[error("{file}: the vocabulary {cause}")]
+    Vocabulary {
+        /// The file.
+        file: String,
+        /// The rule, with the token.
+        cause: String,
+    },
+    /// The merging of a text failed.
+    #[error("the text cannot be tokenized: {cause}")]
+    Text {
+        /// Why.
+        cause: String,
+    },
+}
+
 fn supported_types() -> String {
     TensorType::ALL.map(TensorType::name).join(", ")
 }

@@ -202,7 +202,7 @@ pub struct CompiledStage {
     /// Sizes of the key and value buffers.
     pub kv_bytes: Vec<u64>,
     /// Names of the kernel variants behind the module's entries, for receipts.
-    pub variants: Vec<&'static str>,
+    pub variants: Vec<String>,
     /// Size of the scratch buffer; 0 if none is needed.
     pub scratch_bytes: u64,
     /// Bytes of one row of activations, as they cross to the next stage.

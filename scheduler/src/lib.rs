@@ -1,16 +1,22 @@
-//! Planning and running: the cost model and the planner, sampling, cores, actors, the runtime and the simulator.
+//! Planning and running: the cost model and the planner, sampling, the cores that decide what happens next, the actors
+//! that make devices do it, and the simulator that proves the cores without a device.
 //!
-//! This crate must not know any backend; its planner and cores do no I/O, start no thread and read no clock.
+//! This crate must not name any backend; its planner and cores do no I/O, start no thread and read no clock.
 
 #![forbid(unsafe_code)]
 
+pub mod capacity;
+pub mod core;
 pub mod cost;
+mod error;
 pub mod plan;
 pub mod planner;
 pub mod sampling;
+pub mod sim;
 pub mod split;
 
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+pub use error::{Error, Refusal, Result};
 pub use plan::{
     InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanRoute, PlanStage, PredictedRun, PredictedStage,
     StageMemory,

@@ -126,7 +126,7 @@ fn figures(summary: &Summary, seed: u64) -> String {
     )
 }
 
-fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::tokenizer::TokenizerError) -> Error {
+fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::TokenizerError) -> Error {
     Error::Tokenizer { name: model.name().into(), cause }
 }
 

@@ -75,7 +75,7 @@ pub fn compile(
             entries: variants.iter().map(|v| v.abi).collect(),
             source: ModuleSource::Host(variants.iter().map(|v| v.function).collect()),
         },
-        variants: variants.iter().map(|v| v.name).collect(),
+        variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
         kv_bytes: kv_bytes(model, &graph, &segments, lowering),
         scratch_bytes,
         row_bytes: u64::from(h.width) * 4,

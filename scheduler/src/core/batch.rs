@@ -1,0 +1,214 @@
+//! Micro-batches: what travels through the pipeline together, and how a stage's parameter block is written from one.
+
+use ragtag_kernels::params::{BLOCK_TOKENS, HEADER_WORDS, LOGIT_ROWS, ParamsShape, ROWS, SEQUENCES};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// Names a sequence for as long as its pipeline lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SequenceId(pub u64);
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sequence {}", self.0)
+    }
+}
+
+/// Names a micro-batch; they enter the pipeline by ascending ids and every stage keeps that order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MicroBatchId(pub u64);
+
+impl fmt::Display for MicroBatchId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "micro-batch {}", self.0)
+    }
+}
+
+/// Of which rows of an item logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogitRows {
+    /// Of none: more of the prompt follows.
+    None,
+    /// Of the last: the next token is sampled from it.
+    Last,
+    /// Of all.
+    All,
+}
+
+/// Consecutive tokens of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item {
+    /// Whose tokens.
+    pub sequence: SequenceId,
+    /// Position of the first token in its sequence.
+    pub first_position: u32,
+    /// The tokens, one row each.
+    pub tokens: Vec<u32>,
+    /// The cache blocks of the sequence, in the order of its positions.
+    pub blocks: Arc<[u32]>,
+    /// The rows of which logits are wanted.
+    pub logits: LogitRows,
+}
+
+impl Item {
+    /// Number of rows of which logits are wanted.
+    pub fn logit_rows(&self) -> u32 {
+        match self.logits {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => self.tokens.len() as u32,
+        }
+    }
+
+    /// The position after the last token.
+    pub fn end_position(&self) -> u32 {
+        self.first_position + self.tokens.len() as u32
+    }
+}
+
+/// What travels through the pipeline together. Shared by the stages that work on it; none of them changes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MicroBatch {
+    /// Its name.
+    pub id: MicroBatchId,
+    /// The entry credit that it holds, from entering until its results are read. It numbers what every micro-batch in
+    /// flight needs for itself: the host memory for its logits.
+    pub credit: u32,
+    /// Its items; each of another sequence.
+    pub items: Vec<Item>,
+}
+
+impl MicroBatch {
+    /// Rows of all items.
+    pub fn rows(&self) -> u32 {
+        self.items.iter().map(|i| i.tokens.len() as u32).sum()
+    }
+
+    /// Rows of which logits are wanted.
+    pub fn logit_rows(&self) -> u32 {
+        self.items.iter().map(Item::logit_rows).sum()
+    }
+}
+
+/// A micro-batch is larger than a parameter block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{wanted} {what} in a parameter block for {capacity}")]
+pub struct DoesNotFit {
+    /// What there is too much of.
+    pub what: &'static str,
+    /// How much of it the micro-batch has.
+    pub wanted: usize,
+    /// How much the block holds.
+    pub capacity: usize,
+}
+
+/// Writes the parameter block of a micro-batch, laid out as [`ragtag_kernels::params`] says. `words` has at least
+/// [`ParamsShape::words`]; those beyond the counts keep what they held, since no kernel reads them.
+///
+/// # Errors
+/// [`DoesNotFit`] if the micro-batch exceeds a capacity or `words` is short; `words` is then unspecified.
+pub fn write_params(batch: &MicroBatch, shape: &ParamsShape, words: &mut [u32]) -> Result<(), DoesNotFit> {
+    let fits = |what, wanted: usize, capacity: usize| {
+        if wanted <= capacity { Ok(()) } else { Err(DoesNotFit { what, wanted, capacity }) }
+    };
+    let (rows, logit_rows) = (batch.rows() as usize, batch.logit_rows() as usize);
+    fits("rows", rows, shape.rows as usize)?;
+    fits("logit rows", logit_rows, shape.logit_rows as usize)?;
+    fits("sequences", batch.items.len(), shape.sequences as usize)?;
+    fits("words", shape.words(), words.len())?;
+    words[..HEADER_WORDS].fill(0);
+    words[ROWS as usize] = rows as u32;
+    words[LOGIT_ROWS as usize] = logit_rows as u32;
+    words[SEQUENCES as usize] = batch.items.len() as u32;
+
+    let table_blocks = shape.table_blocks as usize;
+    let (mut row, mut logit) = (0, shape.logit_rows());
+    for (index, item) in batch.items.iter().enumerate() {
+        // A sequence may own more blocks than its positions fill yet; the table needs those that kernels look up.
+        let used = (item.end_position() as usize).div_ceil(BLOCK_TOKENS);
+        fits("cache blocks", used, table_blocks.min(item.blocks.len()))?;
+        let table = &mut words[shape.tables() + index * table_blocks..][..table_blocks];
+        table[..used].copy_from_slice(&item.blocks[..used]);
+        for (i, &token) in item.tokens.iter().enumerate() {
+            words[shape.tokens() + row] = token;
+            words[shape.positions() + row] = item.first_position + i as u32;
+            words[shape.row_sequences() + row] = index as u32;
+            let wanted = match item.logits {
+                LogitRows::None => false,
+                LogitRows::Last => i + 1 == item.tokens.len(),
+                LogitRows::All => true,
+            };
+            if wanted {
+                words[logit] = row as u32;
+                logit += 1;
+            }
+            row += 1;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(sequence: u64, first_position: u32, tokens: &[u32], blocks: &[u32], logits: LogitRows) -> Item {
+        Item {
+            sequence: SequenceId(sequence),
+            first_position,
+            tokens: tokens.into(),
+            blocks: blocks.into(),
+            logits,
+        }
+    }
+
+    #[test]
+    fn a_parameter_block_says_what_the_micro_batch_does() {
+        let batch = MicroBatch {
+            id: MicroBatchId(1),
+            credit: 0,
+            items: vec![
+                item(7, 15, &[70, 71], &[4, 9, 2], LogitRows::Last),
+                item(8, 0, &[80], &[5], LogitRows::None),
+                item(9, 3, &[90, 91], &[6], LogitRows::All),
+            ],
+        };
+        assert_eq!((batch.rows(), batch.logit_rows()), (5, 3));
+        let shape = ParamsShape { rows: 6, logit_rows: 4, sequences: 3, table_blocks: 3 };
+        let mut words = vec![u32::MAX; shape.words()];
+        write_params(&batch, &shape, &mut words).unwrap();
+        let list = |at: usize, n: usize| &words[at..at + n];
+        assert_eq!(list(0, 4), [5, 3, 3, 0]);
+        assert_eq!(list(shape.tokens(), 6), [70, 71, 80, 90, 91, u32::MAX]);
+        assert_eq!(list(shape.positions(), 5), [15, 16, 0, 3, 4]);
+        assert_eq!(list(shape.row_sequences(), 5), [0, 0, 1, 2, 2]);
+        assert_eq!(list(shape.logit_rows(), 4), [1, 3, 4, u32::MAX]);
+        // Position 16 is in the second block; the third is owned but not reached yet.
+        assert_eq!(list(shape.tables(), 9), [4, 9, u32::MAX, 5, u32::MAX, u32::MAX, 6, u32::MAX, u32::MAX]);
+    }
+
+    #[test]
+    fn what_exceeds_a_capacity_is_refused() {
+        let batch = MicroBatch {
+            id: MicroBatchId(1),
+            credit: 0,
+            items: vec![
+                item(1, 16, &[1, 2], &[0, 1], LogitRows::All),
+                item(2, 0, &[3], &[2], LogitRows::None),
+            ],
+        };
+        let fitting = ParamsShape { rows: 3, logit_rows: 2, sequences: 2, table_blocks: 2 };
+        let mut words = vec![0; fitting.words()];
+        write_params(&batch, &fitting, &mut words).unwrap();
+        let what = |shape: ParamsShape| write_params(&batch, &shape, &mut vec![0; 100]).unwrap_err().what;
+        assert_eq!(what(ParamsShape { rows: 2, ..fitting }), "rows");
+        assert_eq!(what(ParamsShape { logit_rows: 1, ..fitting }), "logit rows");
+        assert_eq!(what(ParamsShape { sequences: 1, ..fitting }), "sequences");
+        assert_eq!(what(ParamsShape { table_blocks: 1, ..fitting }), "cache blocks");
+        assert_eq!(write_params(&batch, &fitting, &mut words[1..]).unwrap_err().what, "words");
+    }
+}

@@ -1,0 +1,127 @@
+//! Forming micro-batches: what enters the pipeline next.
+//!
+//! Decode rows go first, then prompt rows fill the chunk. To keep every stage at work, the generating sequences are
+//! spread over as many micro-batches as there are stages: no more rows than that share in one, and no more of such
+//! micro-batches in flight (with more, they would crumble into smaller ones, each of which reads all the weights).
+
+use crate::core::batch::{Item, LogitRows};
+use crate::core::run::{RunCore, RunShape};
+use crate::core::sequence::Sequence;
+use crate::core::{MicroBatch, MicroBatchId, SequenceId};
+
+/// A micro-batch in the making, with what it may still take.
+struct Draft {
+    items: Vec<Item>,
+    rows_left: u32,
+    logit_rows_left: u32,
+    items_left: u32,
+}
+
+impl Draft {
+    fn new(shape: &RunShape) -> Self {
+        Self {
+            items: Vec::new(),
+            rows_left: shape.max_rows,
+            logit_rows_left: shape.max_logit_rows,
+            items_left: shape.max_sequences,
+        }
+    }
+
+    fn add(&mut self, item: Item) {
+        self.rows_left -= item.tokens.len() as u32;
+        self.logit_rows_left -= item.logit_rows();
+        self.items_left -= 1;
+        self.items.push(item);
+    }
+}
+
+impl RunCore {
+    /// The next micro-batch and whether it has decode rows, if there is work and a credit for it.
+    pub(super) fn form(&mut self) -> Option<(MicroBatch, bool)> {
+        if self.credits.is_empty() || (self.ready.is_empty() && self.prefilling.is_empty()) {
+            return None;
+        }
+        let mut draft = Draft::new(&self.shape);
+        self.add_decode_rows(&mut draft);
+        let decodes = !draft.items.is_empty();
+        self.add_prompt_rows(&mut draft);
+        if draft.items.is_empty() {
+            return None;
+        }
+        let credit = self.credits.pop_front()?;
+        let id = MicroBatchId(self.next_id);
+        self.next_id += 1;
+        Some((MicroBatch { id, credit, items: draft.items }, decodes))
+    }
+
+    fn add_decode_rows(&mut self, draft: &mut Draft) {
+        let decoding = self.in_flight.iter().filter(|f| f.decodes).count();
+        if self.ready.is_empty() || decoding >= self.shape.stages as usize {
+            return;
+        }
+        let generating =
+            self.sequences.values().filter(|s| s.generation.is_some() && !s.blocks.is_empty()).count();
+        let share = (generating as u32).div_ceil(self.shape.stages);
+        let rows = share.min(draft.rows_left).min(draft.logit_rows_left).min(draft.items_left);
+        for _ in 0..rows {
+            let Some(id) = self.ready.pop_front() else { return };
+            let Some(sequence) = self.sequences.get(&id) else { continue };
+            let Some(generation) = &sequence.generation else { continue };
+            draft.add(Item {
+                sequence: id,
+                first_position: sequence.prompt.len() as u32 + generation.new_tokens - 1,
+                tokens: vec![generation.last_token],
+                blocks: sequence.blocks.clone(),
+                logits: LogitRows::Last,
+            });
+        }
+    }
+
+    fn add_prompt_rows(&mut self, draft: &mut Draft) {
+        let taken = self.shape.max_rows - draft.rows_left;
+        draft.rows_left = self.shape.chunk_rows.saturating_sub(taken);
+        while draft.rows_left > 0 && draft.items_left > 0 {
+            let Some(&id) = self.prefilling.front() else { return };
+            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let Some(item) = prompt_item(id, sequence, draft) else { return };
+            sequence.entered += item.tokens.len() as u32;
+            if sequence.entered == sequence.prompt.len() as u32 {
+                self.prefilling.pop_front();
+            }
+            draft.add(item);
+        }
+    }
+}
+
+/// The next rows of a prompt that the draft has room for.
+fn prompt_item(id: SequenceId, sequence: &Sequence, draft: &Draft) -> Option<Item> {
+    let left = sequence.prompt.len() as u32 - sequence.entered;
+    let mut rows = left.min(draft.rows_left);
+    let logits = match &sequence.generation {
+        None => {
+            rows = rows.min(draft.logit_rows_left);
+            LogitRows::All
+        }
+        Some(generation) if rows == left && generation.max_new_tokens > 0 => {
+            if draft.logit_rows_left > 0 {
+                LogitRows::Last
+            } else {
+                // The last row waits for a micro-batch that has a row of logits for it.
+                rows -= 1;
+                LogitRows::None
+            }
+        }
+        Some(_) => LogitRows::None,
+    };
+    if rows == 0 {
+        return None;
+    }
+    let first = sequence.entered as usize;
+    Some(Item {
+        sequence: id,
+        first_position: sequence.entered,
+        tokens: sequence.prompt[first..first + rows as usize].to_vec(),
+        blocks: sequence.blocks.clone(),
+        logits,
+    })
+}

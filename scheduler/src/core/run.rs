@@ -1,0 +1,422 @@
+//! The coordinator of one pipeline: admission, micro-batches, credits, the edge on which tokens return, cancelling.
+
+use crate::core::pool::BlockPool;
+use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
+use crate::error::{Error, Refusal, Result};
+use ragtag_hal::Point;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// What a coordinator has to know of its pipeline. Every number is at least 1.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunShape {
+    /// Stages of the pipeline.
+    pub stages: u32,
+    /// Most micro-batches in flight.
+    pub credits: u32,
+    /// Longest sequence, in tokens.
+    pub context: u32,
+    /// Token ids of the model.
+    pub vocabulary: u32,
+    /// Most rows of a micro-batch that has prompt rows.
+    pub chunk_rows: u32,
+    /// Most rows of a micro-batch.
+    pub max_rows: u32,
+    /// Most logit rows of a micro-batch.
+    pub max_logit_rows: u32,
+    /// Most sequences of a micro-batch.
+    pub max_sequences: u32,
+    /// Blocks of the key-value cache.
+    pub kv_blocks: u32,
+}
+
+/// The last stage tells the coordinator that a micro-batch has passed it, ahead of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Return {
+    /// Which micro-batch.
+    pub micro_batch: MicroBatchId,
+    /// When its logits are in host memory: on the last stage's download timeline.
+    pub ready: Point,
+}
+
+/// What the coordinator learns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RunEvent {
+    /// A new sequence.
+    Submit {
+        /// Its name, not used before.
+        sequence: SequenceId,
+        /// What is asked.
+        prompt: Prompt,
+    },
+    /// Nobody wants this sequence any more. Nothing happens if it has ended already.
+    Cancel {
+        /// Which.
+        sequence: SequenceId,
+    },
+    /// A micro-batch has gone through the last stage.
+    Return(Return),
+    /// The last stage's download timeline has come to this value.
+    Progress {
+        /// All points up to it have passed.
+        value: u64,
+    },
+    /// The results of a micro-batch have been read, as [`RunAction::Collect`] asked.
+    Collected {
+        /// Which.
+        micro_batch: MicroBatchId,
+        /// The tokens chosen, in the order of its items; none for sequences that have ended.
+        sampled: Vec<Sampled>,
+    },
+    /// A stage has failed: the run ends.
+    Failed {
+        /// How.
+        error: Error,
+    },
+    /// The run is to end.
+    Stop,
+}
+
+/// What the coordinator wants done, in this order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum RunAction {
+    /// Hand a micro-batch to the first stage.
+    Enter {
+        /// Which.
+        micro_batch: Arc<MicroBatch>,
+    },
+    /// Read the logits of a micro-batch, sample for those of its sequences that have not ended, and say
+    /// [`RunEvent::Collected`].
+    Collect {
+        /// Which.
+        micro_batch: Arc<MicroBatch>,
+    },
+    /// A sequence has a new token.
+    Emit {
+        /// Which sequence.
+        sequence: SequenceId,
+        /// The token.
+        token: u32,
+    },
+    /// A sequence has ended.
+    Finish {
+        /// Which.
+        sequence: SequenceId,
+        /// How.
+        finished: Finished,
+    },
+    /// A sequence was refused or has failed.
+    Fail {
+        /// Which.
+        sequence: SequenceId,
+        /// Why.
+        error: Error,
+    },
+    /// The run has ended: stop the stages. Every sequence has been told.
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flight {
+    Entered,
+    Returned(u64),
+    Collecting,
+}
+
+#[derive(Debug)]
+pub(super) struct InFlight {
+    batch: Arc<MicroBatch>,
+    /// Whether it has decode rows.
+    pub(super) decodes: bool,
+    flight: Flight,
+}
+
+/// How much of what a coordinator holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunCounts {
+    /// Sequences that wait for cache blocks.
+    pub waiting: u32,
+    /// Sequences that have theirs.
+    pub active: u32,
+    /// Micro-batches in the pipeline.
+    pub in_flight: u32,
+    /// Entry credits not in use.
+    pub free_credits: u32,
+    /// Cache blocks not in use.
+    pub free_blocks: u32,
+}
+
+/// The coordinator.
+#[derive(Debug)]
+pub struct RunCore {
+    pub(super) shape: RunShape,
+    pool: BlockPool,
+    pub(super) sequences: BTreeMap<SequenceId, Sequence>,
+    /// Not admitted yet, in the order of submission.
+    waiting: VecDeque<SequenceId>,
+    /// With prompt tokens that have not entered, in the order of admission.
+    pub(super) prefilling: VecDeque<SequenceId>,
+    /// With a token to feed back, in the order in which they got it.
+    pub(super) ready: VecDeque<SequenceId>,
+    pub(super) credits: VecDeque<u32>,
+    pub(super) in_flight: VecDeque<InFlight>,
+    pub(super) next_id: u64,
+    progress: u64,
+    /// Why the run has ended, if it has.
+    ended: Option<Error>,
+}
+
+impl RunCore {
+    /// A coordinator with nothing to do.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if a number of the shape is 0.
+    pub fn new(shape: RunShape) -> Result<Self> {
+        let RunShape { stages, credits, context, vocabulary, chunk_rows, .. } = shape;
+        let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
+        let all = [
+            stages,
+            credits,
+            context,
+            vocabulary,
+            chunk_rows,
+            max_rows,
+            max_logit_rows,
+            max_sequences,
+            kv_blocks,
+        ];
+        if all.contains(&0) || chunk_rows > max_rows {
+            return Err(Error::Spec { what: format!("a pipeline cannot have this shape: {shape:?}") });
+        }
+        Ok(Self {
+            pool: BlockPool::new(kv_blocks),
+            sequences: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            prefilling: VecDeque::new(),
+            ready: VecDeque::new(),
+            credits: (0..credits).collect(),
+            in_flight: VecDeque::new(),
+            next_id: 0,
+            progress: 0,
+            ended: None,
+            shape,
+        })
+    }
+
+    /// How much of what it holds now.
+    pub fn counts(&self) -> RunCounts {
+        RunCounts {
+            waiting: self.waiting.len() as u32,
+            active: (self.sequences.len() - self.waiting.len()) as u32,
+            in_flight: self.in_flight.len() as u32,
+            free_credits: self.credits.len() as u32,
+            free_blocks: self.pool.free(),
+        }
+    }
+
+    /// Takes an event and appends what is to be done.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for an event that cannot happen now. The run is then to be ended with [`RunEvent::Failed`].
+    pub fn step(&mut self, now: Nanoseconds, event: RunEvent, actions: &mut Vec<RunAction>) -> Result<()> {
+        if let Some(error) = &self.ended {
+            if let RunEvent::Submit { sequence, .. } = event {
+                actions.push(RunAction::Fail { sequence, error: error.clone() });
+            }
+            return Ok(());
+        }
+        match event {
+            RunEvent::Submit { sequence, prompt } => self.submit(now, sequence, prompt, actions)?,
+            RunEvent::Cancel { sequence } => self.finish(now, sequence, FinishReason::Cancelled, actions),
+            RunEvent::Return(returned) => self.returned(returned, actions)?,
+            RunEvent::Progress { value } => {
+                self.progress = self.progress.max(value);
+                self.collect(actions);
+            }
+            RunEvent::Collected { micro_batch, sampled } => {
+                self.collected(now, micro_batch, &sampled, actions)?
+            }
+            RunEvent::Failed { error } => {
+                for sequence in self.end(error.clone()) {
+                    actions.push(RunAction::Fail { sequence, error: error.clone() });
+                }
+                actions.push(RunAction::Stop);
+                return Ok(());
+            }
+            RunEvent::Stop => {
+                let all: Vec<_> = self.sequences.keys().copied().collect();
+                for sequence in all {
+                    self.finish(now, sequence, FinishReason::Cancelled, actions);
+                }
+                self.end(Error::Stopped);
+                actions.push(RunAction::Stop);
+                return Ok(());
+            }
+        }
+        self.admit(now);
+        while let Some((batch, decodes)) = self.form() {
+            let batch = Arc::new(batch);
+            self.in_flight.push_back(InFlight { batch: batch.clone(), decodes, flight: Flight::Entered });
+            actions.push(RunAction::Enter { micro_batch: batch });
+        }
+        Ok(())
+    }
+
+    fn submit(
+        &mut self,
+        now: Nanoseconds,
+        id: SequenceId,
+        prompt: Prompt,
+        actions: &mut Vec<RunAction>,
+    ) -> Result<()> {
+        if self.sequences.contains_key(&id) {
+            return Err(Error::protocol(format!("{id} submitted twice")));
+        }
+        let (context, vocabulary) = (self.shape.context, self.shape.vocabulary);
+        match Sequence::new(prompt, context, vocabulary, self.pool.total(), now) {
+            Err(refusal) => actions.push(RunAction::Fail { sequence: id, error: refusal.into() }),
+            Ok(sequence) => {
+                self.sequences.insert(id, sequence);
+                self.waiting.push_back(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives cache blocks to those who wait, first come, first served: a short request does not overtake a long one,
+    /// which might then wait for ever.
+    fn admit(&mut self, now: Nanoseconds) {
+        while let Some(&id) = self.waiting.front() {
+            let Some(sequence) = self.sequences.get_mut(&id) else { return };
+            let Some(blocks) = self.pool.take(sequence.wanted_blocks) else { return };
+            sequence.blocks = blocks;
+            sequence.times.admitted_ns = Some(now);
+            self.waiting.pop_front();
+            self.prefilling.push_back(id);
+        }
+    }
+
+    fn returned(&mut self, returned: Return, actions: &mut Vec<RunAction>) -> Result<()> {
+        let next = self.in_flight.iter_mut().find(|f| f.flight == Flight::Entered);
+        match next {
+            Some(next) if next.batch.id == returned.micro_batch => {
+                next.flight = Flight::Returned(returned.ready.value);
+                self.collect(actions);
+                Ok(())
+            }
+            _ => Err(Error::protocol(format!("{} returned out of order", returned.micro_batch))),
+        }
+    }
+
+    /// Has the results read of every micro-batch whose point has passed.
+    fn collect(&mut self, actions: &mut Vec<RunAction>) {
+        for next in &mut self.in_flight {
+            match next.flight {
+                Flight::Collecting => {}
+                Flight::Returned(value) if value <= self.progress => {
+                    next.flight = Flight::Collecting;
+                    actions.push(RunAction::Collect { micro_batch: next.batch.clone() });
+                }
+                Flight::Returned(_) | Flight::Entered => return,
+            }
+        }
+    }
+
+    fn collected(
+        &mut self,
+        now: Nanoseconds,
+        id: MicroBatchId,
+        sampled: &[Sampled],
+        actions: &mut Vec<RunAction>,
+    ) -> Result<()> {
+        let batch = match self.in_flight.front() {
+            Some(next) if next.flight == Flight::Collecting && next.batch.id == id => next.batch.clone(),
+            _ => return Err(Error::protocol(format!("{id} read out of order"))),
+        };
+        self.in_flight.pop_front();
+        self.credits.push_back(batch.credit);
+        for item in &batch.items {
+            // A sequence that has ended meanwhile is not there any more, and its result is dropped.
+            let Some(sequence) = self.sequences.get_mut(&item.sequence) else { continue };
+            if item.end_position() < sequence.prompt.len() as u32 {
+                continue;
+            }
+            sequence.times.prefilled_ns.get_or_insert(now);
+            let limits = sequence.generation.as_ref().map(|g| (g.max_new_tokens, g.at_limit));
+            match limits {
+                None => self.finish(now, item.sequence, FinishReason::LogitsDone, actions),
+                Some((0, at_limit)) => self.finish(now, item.sequence, at_limit, actions),
+                Some(_) => match sampled.iter().find(|s| s.sequence == item.sequence) {
+                    Some(sampled) => self.emit(now, item.sequence, sampled.token, actions),
+                    None => {
+                        return Err(Error::protocol(format!("{id} without a token for {}", item.sequence)));
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    fn emit(&mut self, now: Nanoseconds, id: SequenceId, token: u32, actions: &mut Vec<RunAction>) {
+        let vocabulary = self.shape.vocabulary;
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        let Some(generation) = &mut sequence.generation else { return };
+        if token >= vocabulary {
+            let position = sequence.prompt.len() + generation.new_tokens as usize;
+            self.remove(id);
+            let error = Refusal::UnknownToken { token, position, vocabulary }.into();
+            actions.push(RunAction::Fail { sequence: id, error });
+            return;
+        }
+        if generation.ends_with(token) {
+            return self.finish(now, id, FinishReason::EndToken(token), actions);
+        }
+        generation.new_tokens += 1;
+        generation.last_token = token;
+        let (done, reason) = (generation.new_tokens == generation.max_new_tokens, generation.at_limit);
+        actions.push(RunAction::Emit { sequence: id, token });
+        if done {
+            self.finish(now, id, reason, actions);
+        } else {
+            self.ready.push_back(id);
+        }
+    }
+
+    fn finish(
+        &mut self,
+        now: Nanoseconds,
+        id: SequenceId,
+        reason: FinishReason,
+        actions: &mut Vec<RunAction>,
+    ) {
+        if let Some(sequence) = self.remove(id) {
+            actions.push(RunAction::Finish { sequence: id, finished: sequence.finished(reason, now) });
+        }
+    }
+
+    /// Forgets a sequence and frees its cache blocks. Micro-batches in flight may still write them; whoever gets them
+    /// next enters later, and every stage keeps that order.
+    fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
+        let sequence = self.sequences.remove(&id)?;
+        self.pool.give(&sequence.blocks);
+        for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {
+            queue.retain(|other| *other != id);
+        }
+        Some(sequence)
+    }
+
+    /// Ends the run and returns the sequences that it still had.
+    fn end(&mut self, why: Error) -> Vec<SequenceId> {
+        self.ended = Some(why);
+        let all: Vec<_> = self.sequences.keys().copied().collect();
+        for &id in &all {
+            self.remove(id);
+        }
+        for flight in self.in_flight.drain(..) {
+            self.credits.push_back(flight.batch.credit);
+        }
+        all
+    }
+}

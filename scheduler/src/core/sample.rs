@@ -1,0 +1,19 @@
+//! The edge on which tokens return: how a row of logits becomes a token.
+
+use crate::core::SequenceId;
+use serde::{Deserialize, Serialize};
+
+/// Chooses the next token of one sequence. Each request brings its own, with its own settings and generator.
+pub trait Sample: Send {
+    /// The token after `history` (prompt and tokens so far), given the logits of the last position.
+    fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32;
+}
+
+/// A token chosen for a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sampled {
+    /// Whose token.
+    pub sequence: SequenceId,
+    /// Its id.
+    pub token: u32,
+}

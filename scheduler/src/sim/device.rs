@@ -1,0 +1,251 @@
+//! Made-up devices: three queues each, in order, that honour points and know what their memory holds.
+
+use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
+use crate::sim::spec::{SimStage, token_at};
+use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_transfer::Chunk;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// The work of a submission.
+#[derive(Clone, Debug)]
+pub(super) enum Job {
+    Upload { slot: u32, micro_batch: MicroBatchId, chunk: Chunk },
+    Compute { slot: u32, micro_batch: Arc<MicroBatch> },
+    Download { slot: u32, micro_batch: MicroBatchId, chunk: Chunk },
+    Logits { slot: u32, micro_batch: Arc<MicroBatch> },
+}
+
+impl Job {
+    pub(super) fn micro_batch(&self) -> MicroBatchId {
+        match self {
+            Job::Upload { micro_batch, .. } | Job::Download { micro_batch, .. } => *micro_batch,
+            Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => micro_batch.id,
+        }
+    }
+}
+
+/// A submission to a made-up queue.
+#[derive(Clone, Debug)]
+pub(super) struct Submitted {
+    pub(super) queue: QueueKind,
+    pub(super) job: Job,
+    pub(super) waits: Vec<Point>,
+    pub(super) signal: Point,
+}
+
+/// What a ring slot holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Staged {
+    micro_batch: MicroBatchId,
+    chunk: Chunk,
+}
+
+/// The ring between a stage and the next.
+#[derive(Debug, Default)]
+pub(super) struct RingMemory {
+    slots: BTreeMap<u32, Staged>,
+}
+
+/// What a slot holds.
+#[derive(Clone, Debug, Default)]
+struct SlotMemory {
+    holder: Option<MicroBatchId>,
+    /// Bytes of the holder's rows; known when it computes.
+    total: u64,
+    uploaded: u64,
+    computed: bool,
+    downloaded: u64,
+}
+
+/// One device: queues, timelines, memory.
+#[derive(Debug)]
+pub(super) struct SimDevice {
+    pub(super) spec: SimStage,
+    /// Hardware queues; all kinds go to the first if it is a single one.
+    queues: [VecDeque<Submitted>; 3],
+    running: [bool; 3],
+    values: [u64; 3],
+    pub(super) lost: bool,
+    pub(super) ignores_waits: bool,
+    slots: Vec<SlotMemory>,
+    /// For each cache position, whose token at which position was written last.
+    cache: Vec<Option<(SequenceId, u32)>>,
+    row_bytes: u64,
+    vocabulary: u32,
+}
+
+pub(super) fn timeline(stage: usize, queue: QueueKind) -> TimelineId {
+    TimelineId { device: DeviceId(stage as u16), queue }
+}
+
+impl SimDevice {
+    pub(super) fn new(spec: SimStage, row_bytes: u64, kv_blocks: u32, vocabulary: u32) -> Self {
+        Self {
+            queues: Default::default(),
+            running: [false; 3],
+            values: [0; 3],
+            lost: false,
+            ignores_waits: false,
+            slots: vec![SlotMemory::default(); spec.slots as usize],
+            cache: vec![None; kv_blocks as usize * BLOCK_TOKENS],
+            row_bytes,
+            vocabulary,
+            spec,
+        }
+    }
+
+    pub(super) fn hardware(&self, queue: QueueKind) -> usize {
+        if self.spec.single_queue { 0 } else { queue.index() }
+    }
+
+    pub(super) fn value(&self, queue: QueueKind) -> u64 {
+        self.values[queue.index()]
+    }
+
+    pub(super) fn submit(&mut self, submitted: Submitted) {
+        let hardware = self.hardware(submitted.queue);
+        self.queues[hardware].push_back(submitted);
+    }
+
+    /// The submission that a hardware queue can start now, if `passed` says so of its waits.
+    pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
+        let idle = !self.lost && !self.running[hardware];
+        let next = self.queues[hardware].front().filter(|_| idle)?;
+        (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
+    }
+
+    pub(super) fn duration(&self, job: &Job) -> Nanoseconds {
+        let copy = |bytes: u64| self.spec.copy_ns + bytes * self.spec.kilobyte_ns / 1000;
+        match job {
+            Job::Upload { chunk, .. } | Job::Download { chunk, .. } => copy(chunk.bytes),
+            Job::Compute { micro_batch, .. } => {
+                self.spec.batch_ns + u64::from(micro_batch.rows()) * self.spec.row_ns
+            }
+            Job::Logits { micro_batch, .. } => {
+                copy(u64::from(micro_batch.logit_rows()) * u64::from(self.vocabulary))
+            }
+        }
+    }
+
+    /// Starts the first submission of a queue: looks at what it reads.
+    pub(super) fn start(
+        &mut self,
+        hardware: usize,
+        first: bool,
+        incoming: Option<&RingMemory>,
+        outgoing: Option<&RingMemory>,
+    ) -> Result<(), String> {
+        self.running[hardware] = true;
+        let Some(submitted) = self.queues[hardware].front() else { return Err("nothing to start".into()) };
+        let who = submitted.job.micro_batch();
+        match &submitted.job {
+            Job::Upload { slot, chunk, .. } => {
+                let memory = &mut self.slots[*slot as usize];
+                if chunk.offset == 0 && memory.holder.replace(who).is_some() {
+                    return Err(format!("{who} is uploaded into slot {slot}, which is in use"));
+                }
+                let staged = incoming.and_then(|ring| ring.slots.get(&chunk.slot));
+                if memory.holder != Some(who) || staged != Some(&Staged { micro_batch: who, chunk: *chunk }) {
+                    return Err(format!("{who} uploads {chunk:?}, but the ring holds {staged:?}"));
+                }
+            }
+            Job::Compute { slot, micro_batch } => {
+                let total = u64::from(micro_batch.rows()) * self.row_bytes;
+                let wanted = if first { 0 } else { total };
+                let memory = &mut self.slots[*slot as usize];
+                if first && memory.holder.replace(who).is_some() {
+                    return Err(format!("{who} computes in slot {slot}, which is in use"));
+                }
+                if memory.holder != Some(who) || memory.uploaded != wanted || memory.computed {
+                    return Err(format!("{who} computes in slot {slot}, which holds {memory:?}"));
+                }
+                memory.total = total;
+                append_and_attend(&mut self.cache, micro_batch, self.vocabulary)?;
+            }
+            Job::Download { slot, chunk, .. } => {
+                let memory = &self.slots[*slot as usize];
+                if memory.holder != Some(who) || !memory.computed || memory.downloaded != chunk.offset {
+                    return Err(format!("{who} downloads {chunk:?} of slot {slot}, which holds {memory:?}"));
+                }
+                if let Some(staged) = outgoing.and_then(|ring| ring.slots.get(&chunk.slot)) {
+                    return Err(format!("{who} overwrites {staged:?} in the ring"));
+                }
+            }
+            Job::Logits { slot, .. } => {
+                let memory = &self.slots[*slot as usize];
+                if memory.holder != Some(who) || !memory.computed {
+                    return Err(format!("logits of {who} from slot {slot}, which holds {memory:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what `start` began: writes what it writes and signals.
+    pub(super) fn end(
+        &mut self,
+        hardware: usize,
+        incoming: Option<&mut RingMemory>,
+        outgoing: Option<&mut RingMemory>,
+    ) -> Result<Submitted, String> {
+        self.running[hardware] = false;
+        let Some(submitted) = self.queues[hardware].pop_front() else { return Err("nothing to end".into()) };
+        let who = submitted.job.micro_batch();
+        match &submitted.job {
+            Job::Upload { slot, chunk, .. } => {
+                if let Some(ring) = incoming {
+                    ring.slots.remove(&chunk.slot);
+                }
+                self.slots[*slot as usize].uploaded += chunk.bytes;
+            }
+            Job::Compute { slot, .. } => self.slots[*slot as usize].computed = true,
+            Job::Download { slot, chunk, .. } => {
+                if let Some(ring) = outgoing {
+                    ring.slots.insert(chunk.slot, Staged { micro_batch: who, chunk: *chunk });
+                }
+                let memory = &mut self.slots[*slot as usize];
+                memory.downloaded += chunk.bytes;
+                if memory.downloaded == memory.total {
+                    *memory = SlotMemory::default();
+                }
+            }
+            Job::Logits { slot, .. } => self.slots[*slot as usize] = SlotMemory::default(),
+        }
+        let value = &mut self.values[submitted.queue.index()];
+        if submitted.signal.value <= *value {
+            return Err(format!("{} signalled after {value}", submitted.signal));
+        }
+        *value = submitted.signal.value;
+        Ok(submitted)
+    }
+}
+
+/// Writes a micro-batch's positions into the cache and looks up all that they attend to, as a stage's kernels do.
+fn append_and_attend(
+    cache: &mut [Option<(SequenceId, u32)>],
+    batch: &MicroBatch,
+    vocabulary: u32,
+) -> Result<(), String> {
+    for item in &batch.items {
+        let at = |position: u32| {
+            let block = item.blocks.get(position as usize / BLOCK_TOKENS).copied();
+            block.map(|b| b as usize * BLOCK_TOKENS + position as usize % BLOCK_TOKENS)
+        };
+        for (position, &token) in (item.first_position..).zip(&item.tokens) {
+            if token != token_at(item.sequence.0, position, vocabulary) {
+                return Err(format!("token {token} for position {position} of {}", item.sequence));
+            }
+            let entry = at(position).and_then(|i| cache.get_mut(i));
+            *entry.ok_or("a position outside the cache")? = Some((item.sequence, position));
+        }
+        for position in 0..item.end_position() {
+            let found = at(position).and_then(|i| cache.get(i)).copied().flatten();
+            if found != Some((item.sequence, position)) {
+                return Err(format!("{} attends to position {position} and finds {found:?}", item.sequence));
+            }
+        }
+    }
+    Ok(())
+}

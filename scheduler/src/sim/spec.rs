@@ -1,0 +1,167 @@
+//! What is simulated: stages, requests and faults, given or drawn from a seed.
+
+use crate::core::{Nanoseconds, RunShape, Want};
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_transfer::Route;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::{Deserialize, Serialize};
+
+/// A made-up device with its stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SimStage {
+    /// Slots of the stage.
+    pub slots: u32,
+    /// Computing time for any micro-batch, besides its rows.
+    pub batch_ns: Nanoseconds,
+    /// Computing time for each row.
+    pub row_ns: Nanoseconds,
+    /// Time of a copy in either direction, besides its bytes.
+    pub copy_ns: Nanoseconds,
+    /// Copying time for each thousand bytes.
+    pub kilobyte_ns: Nanoseconds,
+    /// Whether all three queues are one hardware queue.
+    pub single_queue: bool,
+    /// The route to the next stage; ignored on the last.
+    pub route: Route,
+}
+
+/// A made-up request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SimRequest {
+    /// When it comes.
+    pub at_ns: Nanoseconds,
+    /// Tokens of its prompt.
+    pub prompt_tokens: u32,
+    /// What it wants.
+    pub want: Want,
+    /// When it is cancelled, if it is.
+    pub cancel_ns: Option<Nanoseconds>,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A device is lost.
+    DeviceLost {
+        /// Which stage's.
+        stage: u32,
+        /// When.
+        at_ns: Nanoseconds,
+    },
+    /// The so-manieth message between stages or from the last stage never arrives. Not survivable: shows that the
+    /// simulator notices.
+    MessageLost {
+        /// Counted from 0.
+        nth: u64,
+    },
+    /// The so-manieth such message arrives twice. Not survivable.
+    MessageTwice {
+        /// Counted from 0.
+        nth: u64,
+    },
+    /// A stage's submissions do not wait for points. Not survivable.
+    WaitsIgnored {
+        /// Which stage.
+        stage: u32,
+    },
+}
+
+/// A whole simulation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SimSpec {
+    /// Seeds every delay.
+    pub seed: u64,
+    /// The stages.
+    pub stages: Vec<SimStage>,
+    /// What the coordinator knows of them.
+    pub run: RunShape,
+    /// Bytes of one row of activations.
+    pub row_bytes: u64,
+    /// Longest time that a message takes.
+    pub message_ns: Nanoseconds,
+    /// Time that an actor takes to handle a message.
+    pub handling_ns: Nanoseconds,
+    /// By how much, in percent, times on devices vary.
+    pub jitter_percent: u64,
+    /// The requests.
+    pub requests: Vec<SimRequest>,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+/// The token that a simulated sequence has at a position, in its prompt and after it.
+pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
+    let mixed = (sequence << 32 | u64::from(position)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    ((mixed ^ mixed >> 29) % u64::from(vocabulary)) as u32
+}
+
+impl SimSpec {
+    /// A random pipeline with random requests; about one in eight loses a device.
+    pub fn random(seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let stages = rng.random_range(1..=6u32);
+        let max_rows = rng.random_range(1..=24);
+        let run = RunShape {
+            stages,
+            credits: rng.random_range(1..=2 * stages + 1),
+            context: rng.random_range(1..=96),
+            vocabulary: rng.random_range(1..=500),
+            chunk_rows: rng.random_range(1..=max_rows),
+            max_rows,
+            max_logit_rows: rng.random_range(1..=max_rows),
+            max_sequences: rng.random_range(1..=6),
+            kv_blocks: rng.random_range(1..=24),
+        };
+        let row_bytes = rng.random_range(1..=64);
+        let stages: Vec<_> = (0..stages).map(|_| random_stage(&mut rng, row_bytes)).collect();
+        let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
+        let mut faults = Vec::new();
+        for stage in 0..stages.len() as u32 {
+            if rng.random_ratio(1, 8 * stages.len() as u32) {
+                faults.push(Fault::DeviceLost { stage, at_ns: rng.random_range(0..3_000_000) });
+            }
+        }
+        Self {
+            seed,
+            stages,
+            run,
+            row_bytes,
+            message_ns: 10u64.pow(rng.random_range(0..6)),
+            handling_ns: 10u64.pow(rng.random_range(0..5)),
+            jitter_percent: rng.random_range(0..=100),
+            requests,
+            faults,
+        }
+    }
+}
+
+fn random_stage(rng: &mut SmallRng, row_bytes: u64) -> SimStage {
+    SimStage {
+        slots: rng.random_range(1..=4),
+        batch_ns: rng.random_range(0..50_000),
+        row_ns: rng.random_range(0..20_000),
+        copy_ns: rng.random_range(0..10_000),
+        kilobyte_ns: rng.random_range(0..50_000),
+        single_queue: rng.random_ratio(1, 4),
+        route: Route::HostStaged {
+            chunk_bytes: rng.random_range(1..=row_bytes * 8),
+            depth: rng.random_range(1..=5),
+        },
+    }
+}
+
+fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
+    // A few are longer than the context or larger than the cache: those are to be refused.
+    let cache = run.kv_blocks * BLOCK_TOKENS as u32;
+    let prompt_tokens = rng.random_range(0..=run.context.min(cache) + 2);
+    let end_tokens = (0..rng.random_range(0..3)).map(|_| rng.random_range(0..run.vocabulary)).collect();
+    let want = if rng.random_ratio(1, 5) {
+        Want::Logits
+    } else {
+        Want::Generate { max_new_tokens: rng.random_range(0..40), end_tokens }
+    };
+    let at_ns = rng.random_range(0..2_000_000);
+    let cancel_ns = rng.random_ratio(1, 5).then(|| at_ns + rng.random_range(0..2_000_000));
+    SimRequest { at_ns, prompt_tokens, want, cancel_ns }
+}

@@ -1,0 +1,177 @@
+//! A thousand random pipelines; the faults that the simulator must notice; and what pipelining is for.
+
+use super::*;
+use crate::core::{RunCore, RunShape, Want};
+use ragtag_transfer::Route;
+
+/// A thousand seeds, or the one that `RAGTAG_SIM_SEED` names.
+#[test]
+fn random_pipelines_keep_their_promises() {
+    let seeds = match std::env::var("RAGTAG_SIM_SEED") {
+        Ok(seed) => {
+            let seed: u64 = seed.parse().expect("RAGTAG_SIM_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => 0..1000,
+    };
+    let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
+    for seed in seeds.clone() {
+        let report = simulate(&SimSpec::random(seed))
+            .unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
+        for outcome in report.outcomes.values() {
+            match outcome {
+                Outcome::Failed { error: Error::Stage { .. } } => lost += 1,
+                Outcome::Failed { .. } => refused += 1,
+                Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
+                Outcome::Finished { tokens: new, .. } => tokens += new.len(),
+            }
+        }
+    }
+    // The draw covers what it is meant to cover.
+    if seeds.end - seeds.start == 1000 {
+        assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
+    }
+}
+
+#[test]
+fn a_seed_is_one_run() {
+    let spec = SimSpec::random(77);
+    assert_eq!(simulate(&spec).unwrap(), simulate(&spec).unwrap());
+}
+
+/// A pipeline in which nothing goes wrong by itself.
+fn steady(stages: usize, sequences: usize) -> SimSpec {
+    let stage = SimStage {
+        slots: 4,
+        batch_ns: 100_000,
+        row_ns: 1_000,
+        copy_ns: 1_000,
+        kilobyte_ns: 1_000,
+        single_queue: false,
+        route: Route::HostStaged { chunk_bytes: 128, depth: 4 },
+    };
+    let run = RunShape {
+        stages: stages as u32,
+        credits: stages as u32 + 1,
+        context: 256,
+        vocabulary: 1000,
+        chunk_rows: 32,
+        max_rows: 32,
+        max_logit_rows: 32,
+        max_sequences: 32,
+        kv_blocks: 1024,
+    };
+    let want = Want::Generate { max_new_tokens: 32, end_tokens: [].into() };
+    let request = SimRequest { at_ns: 0, prompt_tokens: 32, want, cancel_ns: None };
+    SimSpec {
+        seed: 1,
+        stages: vec![stage; stages],
+        run,
+        row_bytes: 64,
+        message_ns: 1_000,
+        handling_ns: 500,
+        jitter_percent: 5,
+        requests: vec![request; sequences],
+        faults: Vec::new(),
+    }
+}
+
+#[test]
+fn any_lost_message_is_a_deadlock_or_a_violation() {
+    let mut spec = steady(3, 1);
+    simulate(&spec).unwrap();
+    let mut deadlocks = 0;
+    for nth in 0..40 {
+        spec.faults = vec![Fault::MessageLost { nth }];
+        match simulate(&spec) {
+            Err(SimFailure::Deadlock { .. }) => deadlocks += 1,
+            Err(SimFailure::Violation { .. }) => {}
+            Ok(_) => panic!("message {nth} was lost and nobody noticed"),
+        }
+    }
+    assert!(deadlocks > 0);
+}
+
+#[test]
+fn a_lost_hand_off_at_the_entry_is_a_deadlock() {
+    let spec = SimSpec { faults: vec![Fault::MessageLost { nth: 0 }], ..steady(1, 1) };
+    assert!(
+        matches!(simulate(&spec), Err(SimFailure::Deadlock { sequences, .. }) if sequences == [SequenceId(0)])
+    );
+}
+
+#[test]
+fn any_repeated_message_is_noticed() {
+    let mut spec = steady(3, 4);
+    for nth in 0..40 {
+        spec.faults = vec![Fault::MessageTwice { nth }];
+        assert!(simulate(&spec).is_err(), "message {nth} came twice and nobody noticed");
+    }
+}
+
+#[test]
+fn a_missing_wait_shows_as_wrong_data() {
+    for stage in 0..3 {
+        let spec = SimSpec { faults: vec![Fault::WaitsIgnored { stage }], ..steady(3, 4) };
+        assert!(matches!(simulate(&spec), Err(SimFailure::Violation { .. })), "stage {stage}");
+    }
+}
+
+#[test]
+fn a_lost_device_ends_every_sequence_with_its_name() {
+    for stage in 0..3 {
+        let at_ns = 3_000_000;
+        let spec = SimSpec { faults: vec![Fault::DeviceLost { stage, at_ns }], ..steady(3, 4) };
+        for outcome in simulate(&spec).unwrap().outcomes.values() {
+            let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
+            assert_eq!(error.to_string(), format!("stage {stage} on made-up:{stage}: device lost: made up"));
+        }
+    }
+}
+
+#[test]
+fn all_stages_work_at_once() {
+    for (stages, sequences) in [(1, 8), (2, 16), (4, 32)] {
+        let report = simulate(&steady(stages, sequences)).unwrap();
+        for stage in 0..stages as u32 {
+            let busy = report.utilisation(stage, QueueKind::Compute);
+            assert!(busy > 0.85, "stage {stage} of {stages} is busy {busy:.2} of the time");
+        }
+    }
+}
+
+#[test]
+fn an_activation_crosses_while_the_neighbours_compute() {
+    // Copies take nearly as long as computing: in line after each other the stages would idle half of the time.
+    let mut spec = steady(3, 24);
+    for stage in &mut spec.stages {
+        (stage.copy_ns, stage.kilobyte_ns, stage.route) =
+            (80_000, 0, Route::HostStaged { chunk_bytes: 4096, depth: 4 });
+    }
+    spec.run.credits = 6;
+    for request in &mut spec.requests {
+        (request.prompt_tokens, request.want) = (96, Want::Logits);
+    }
+    let report = simulate(&spec).unwrap();
+    for stage in 0..3 {
+        let busy = report.utilisation(stage, QueueKind::Compute);
+        assert!(busy > 0.85, "stage {stage} is busy {busy:.2} of the time");
+    }
+}
+
+/// A log of the coordinator's events, written and read back, makes a fresh one do the same again.
+#[test]
+fn a_log_replays() {
+    for seed in 0..20 {
+        let spec = SimSpec::random(seed);
+        let report = simulate(&spec).unwrap();
+        let log = serde_json::to_string(&report.run_events).unwrap();
+        let events: Vec<(Nanoseconds, RunEvent)> = serde_json::from_str(&log).unwrap();
+        let mut core = RunCore::new(spec.run.clone()).unwrap();
+        let mut actions = Vec::new();
+        for (now, event) in events {
+            core.step(now, event, &mut actions).unwrap();
+        }
+        assert_eq!(actions, report.run_actions);
+    }
+}

@@ -1,0 +1,502 @@
+//! The event loop of the simulator: a virtual clock, mailboxes, and the cores.
+
+use crate::capacity::{run_mailbox, stage_mailbox};
+use crate::core::{
+    FinishReason, LogitRows, MicroBatch, Nanoseconds, Prompt, RunAction, RunCore, RunEvent, Sampled,
+    SequenceId, StageAction, StageCore, StageEvent, StagePoints, StageShape, Want,
+};
+use crate::error::{Error, Refusal};
+use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
+use crate::sim::spec::{Fault, SimRequest, SimSpec, token_at};
+use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
+use ragtag_hal::QueueKind;
+use ragtag_transfer::Route;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+
+/// What lies in a mailbox. Progress carries no value: whoever handles it looks at the timeline then.
+#[derive(Clone, Debug)]
+enum Message {
+    Stage(StageEvent),
+    Run(RunEvent),
+    Progress,
+}
+
+#[derive(Clone, Debug)]
+enum Happening {
+    Arrive { to: usize, message: Message },
+    Handle { actor: usize },
+    Done { stage: usize, hardware: usize, start_ns: Nanoseconds },
+    Lose { stage: usize },
+}
+
+/// An actor's mailbox as the simulator keeps it.
+#[derive(Debug, Default)]
+struct Mailbox {
+    messages: VecDeque<Message>,
+    handling: bool,
+    /// Sent and not handled, requests and failures apart: those have lanes of their own.
+    outstanding: usize,
+    capacity: usize,
+    progress_pending: bool,
+}
+
+pub(super) struct World<'a> {
+    spec: &'a SimSpec,
+    rng: SmallRng,
+    now: Nanoseconds,
+    heap: BinaryHeap<Reverse<(Nanoseconds, u64)>>,
+    happenings: BTreeMap<u64, Happening>,
+    next: u64,
+    devices: Vec<SimDevice>,
+    rings: Vec<RingMemory>,
+    stages: Vec<StageCore>,
+    run: RunCore,
+    /// One for each stage, then the coordinator's.
+    mailboxes: Vec<Mailbox>,
+    /// When the last message from one actor to another arrives: messages of a pair keep their order.
+    last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
+    messages: u64,
+    stopped: bool,
+    tokens: BTreeMap<SequenceId, Vec<u32>>,
+    report: SimReport,
+}
+
+impl<'a> World<'a> {
+    pub(super) fn new(spec: &'a SimSpec) -> Result<Self, SimFailure> {
+        let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
+        let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
+        let last = spec.stages.len() - 1;
+        let depth = |route: Option<Route>| match route {
+            Some(Route::HostStaged { depth, .. }) => depth,
+            _ => 0,
+        };
+        let (mut stages, mut devices, mut mailboxes) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, stage) in spec.stages.iter().enumerate() {
+            let shape = StageShape {
+                slots: stage.slots,
+                row_bytes: spec.row_bytes,
+                incoming: (index > 0).then(|| spec.stages[index - 1].route),
+                outgoing: (index < last).then_some(stage.route),
+            };
+            let points = StagePoints::new(|queue| timeline(index, queue));
+            stages.push(StageCore::new(&shape, points).map_err(impossible)?);
+            devices.push(SimDevice::new(
+                stage.clone(),
+                spec.row_bytes,
+                spec.run.kv_blocks,
+                spec.run.vocabulary,
+            ));
+            let capacity = stage_mailbox(spec.run.credits, depth(shape.incoming), depth(shape.outgoing), 1);
+            mailboxes.push(Mailbox { capacity, ..Mailbox::default() });
+        }
+        mailboxes.push(Mailbox { capacity: run_mailbox(spec.run.credits), ..Mailbox::default() });
+        let report = SimReport {
+            outcomes: BTreeMap::new(),
+            spans: Vec::new(),
+            makespan_ns: 0,
+            run_events: Vec::new(),
+            run_actions: Vec::new(),
+        };
+        let mut world = Self {
+            spec,
+            rng: SmallRng::seed_from_u64(spec.seed ^ 0x7361_6c74),
+            now: 0,
+            heap: BinaryHeap::new(),
+            happenings: BTreeMap::new(),
+            next: 0,
+            rings: spec.stages.iter().map(|_| RingMemory::default()).collect(),
+            devices,
+            stages,
+            run,
+            mailboxes,
+            last_arrival: BTreeMap::new(),
+            messages: 0,
+            stopped: false,
+            tokens: BTreeMap::new(),
+            report,
+        };
+        world.schedule();
+        Ok(world)
+    }
+
+    /// What the specification says will happen.
+    fn schedule(&mut self) {
+        let run = self.stages.len();
+        for (index, request) in self.spec.requests.iter().enumerate() {
+            let sequence = SequenceId(index as u64);
+            let tokens =
+                (0..request.prompt_tokens).map(|p| token_at(sequence.0, p, self.spec.run.vocabulary));
+            let prompt = Prompt { tokens: tokens.collect(), want: request.want.clone() };
+            let submit = Message::Run(RunEvent::Submit { sequence, prompt });
+            self.at(request.at_ns, Happening::Arrive { to: run, message: submit });
+            if let Some(cancel_ns) = request.cancel_ns {
+                let message = Message::Run(RunEvent::Cancel { sequence });
+                self.at(cancel_ns, Happening::Arrive { to: run, message });
+            }
+        }
+        for fault in &self.spec.faults {
+            match *fault {
+                Fault::DeviceLost { stage, at_ns } => {
+                    self.at(at_ns, Happening::Lose { stage: stage as usize })
+                }
+                Fault::WaitsIgnored { stage } => self.devices[stage as usize].ignores_waits = true,
+                Fault::MessageLost { .. } | Fault::MessageTwice { .. } => {}
+            }
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
+        while let Some(Reverse((at, id))) = self.heap.pop() {
+            self.now = at;
+            let Some(happening) = self.happenings.remove(&id) else { continue };
+            self.happen(happening).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
+        }
+        self.report.makespan_ns = self.now;
+        self.finish()
+    }
+
+    fn at(&mut self, at: Nanoseconds, happening: Happening) {
+        self.heap.push(Reverse((at, self.next)));
+        self.happenings.insert(self.next, happening);
+        self.next += 1;
+    }
+
+    fn happen(&mut self, happening: Happening) -> Result<(), String> {
+        match happening {
+            Happening::Arrive { to, message } => {
+                self.mailboxes[to].messages.push_back(message);
+                self.wake(to);
+                Ok(())
+            }
+            Happening::Handle { actor } => {
+                self.mailboxes[actor].handling = false;
+                if let Some(message) = self.mailboxes[actor].messages.pop_front() {
+                    self.handle(actor, message)?;
+                }
+                self.wake(actor);
+                Ok(())
+            }
+            Happening::Done { stage, hardware, start_ns } => self.done(stage, hardware, start_ns),
+            Happening::Lose { stage } => {
+                self.devices[stage].lost = true;
+                let cause = ragtag_hal::Error::Lost { cause: "made up".into() };
+                let error = Error::Stage { stage: stage as u32, device: device_name(stage), cause };
+                let message = Message::Run(RunEvent::Failed { error });
+                let to = self.stages.len();
+                let at = self.now + self.delay();
+                self.at(at, Happening::Arrive { to, message });
+                Ok(())
+            }
+        }
+    }
+
+    fn wake(&mut self, actor: usize) {
+        let mailbox = &mut self.mailboxes[actor];
+        if !mailbox.handling && !mailbox.messages.is_empty() {
+            mailbox.handling = true;
+            let at = self.now + self.rng.random_range(0..=self.spec.handling_ns);
+            self.at(at, Happening::Handle { actor });
+        }
+    }
+
+    fn delay(&mut self) -> Nanoseconds {
+        self.rng.random_range(0..=self.spec.message_ns)
+    }
+
+    /// Sends a message from one actor to another; the order of a pair's messages is kept.
+    fn send(&mut self, from: usize, to: usize, message: Message) -> Result<(), String> {
+        let nth = self.messages;
+        self.messages += 1;
+        let lost = self.spec.faults.contains(&Fault::MessageLost { nth });
+        let copies =
+            if lost { 0 } else { 1 + usize::from(self.spec.faults.contains(&Fault::MessageTwice { nth })) };
+        for _ in 0..copies {
+            let at = self.now + self.delay();
+            let last = self.last_arrival.entry((from, to)).or_default();
+            let at = at.max(*last);
+            *last = at;
+            self.deliver(to, at, message.clone())?;
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, to: usize, at: Nanoseconds, message: Message) -> Result<(), String> {
+        let mailbox = &mut self.mailboxes[to];
+        mailbox.outstanding += 1;
+        if mailbox.outstanding > mailbox.capacity {
+            return Err(format!("mailbox {to} holds more than {} messages", mailbox.capacity));
+        }
+        self.at(at, Happening::Arrive { to, message });
+        Ok(())
+    }
+
+    fn handle(&mut self, actor: usize, message: Message) -> Result<(), String> {
+        let own_lane = matches!(
+            message,
+            Message::Run(
+                RunEvent::Submit { .. } | RunEvent::Cancel { .. } | RunEvent::Failed { .. } | RunEvent::Stop
+            )
+        );
+        if !own_lane {
+            self.mailboxes[actor].outstanding -= 1;
+        }
+        let last = self.stages.len() - 1;
+        match message {
+            Message::Progress => {
+                self.mailboxes[actor].progress_pending = false;
+                let value = self.devices[actor.min(last)].value(QueueKind::Download);
+                if actor > last {
+                    self.run_event(RunEvent::Progress { value })
+                } else {
+                    self.stage_event(actor, StageEvent::Progress { downloaded: value })
+                }
+            }
+            Message::Stage(event) => self.stage_event(actor, event),
+            Message::Run(event) => self.run_event(event),
+        }
+    }
+
+    fn stage_event(&mut self, stage: usize, event: StageEvent) -> Result<(), String> {
+        if self.stopped || self.devices[stage].lost {
+            return Ok(());
+        }
+        let mut actions = Vec::new();
+        self.stages[stage].step(self.now, event, &mut actions).map_err(|e| format!("stage {stage}: {e}"))?;
+        let run = self.stages.len();
+        for action in actions {
+            match action {
+                StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
+                    let job = Job::Upload { slot, micro_batch, chunk };
+                    self.submit(stage, Submitted { queue: QueueKind::Upload, job, waits, signal });
+                }
+                StageAction::Compute { slot, micro_batch, waits, signal } => {
+                    let job = Job::Compute { slot, micro_batch };
+                    self.submit(stage, Submitted { queue: QueueKind::Compute, job, waits, signal });
+                }
+                StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
+                    let job = Job::Download { slot, micro_batch, chunk };
+                    self.submit(stage, Submitted { queue: QueueKind::Download, job, waits, signal });
+                }
+                StageAction::Logits { slot, micro_batch, waits, signal } => {
+                    let job = Job::Logits { slot, micro_batch };
+                    self.submit(stage, Submitted { queue: QueueKind::Download, job, waits, signal });
+                }
+                StageAction::HandOff { micro_batch } => {
+                    self.send(stage, stage + 1, Message::Stage(StageEvent::HandOff { micro_batch }))?;
+                }
+                StageAction::Chunk(ready) => {
+                    self.send(stage, stage + 1, Message::Stage(StageEvent::Chunk(ready)))?;
+                }
+                StageAction::Free(free) => {
+                    self.send(stage, stage - 1, Message::Stage(StageEvent::Free(free)))?
+                }
+                StageAction::Return(returned) => {
+                    self.send(stage, run, Message::Run(RunEvent::Return(returned)))?;
+                }
+            }
+        }
+        self.start_all()
+    }
+
+    fn submit(&mut self, stage: usize, submitted: Submitted) {
+        self.devices[stage].submit(submitted);
+    }
+
+    /// Starts whatever can start now, on all devices: a point that passed may have been waited for anywhere.
+    fn start_all(&mut self) -> Result<(), String> {
+        for stage in 0..self.devices.len() {
+            for hardware in 0..QueueKind::ALL.len() {
+                let devices = &self.devices;
+                let passed = |p: ragtag_hal::Point| {
+                    devices[p.timeline.device.0 as usize].value(p.timeline.queue) >= p.value
+                };
+                let Some(next) = devices[stage].next(hardware, passed) else { continue };
+                let duration = devices[stage].duration(&next.job);
+                let more = duration * self.rng.random_range(0..=self.spec.jitter_percent) / 100;
+                let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
+                let outgoing = self.rings.get(stage);
+                self.devices[stage].start(hardware, stage == 0, incoming, outgoing)?;
+                let start_ns = self.now;
+                self.at(self.now + duration + more, Happening::Done { stage, hardware, start_ns });
+            }
+        }
+        Ok(())
+    }
+
+    fn done(&mut self, stage: usize, hardware: usize, start_ns: Nanoseconds) -> Result<(), String> {
+        if self.devices[stage].lost {
+            return Ok(());
+        }
+        let (before, from_here) = self.rings.split_at_mut(stage);
+        let submitted = self.devices[stage].end(hardware, before.last_mut(), from_here.first_mut())?;
+        let (queue, micro_batch) = (submitted.queue, submitted.job.micro_batch());
+        self.report.spans.push(SimSpan {
+            stage: stage as u32,
+            queue,
+            micro_batch,
+            start_ns,
+            end_ns: self.now,
+        });
+        if queue == QueueKind::Download {
+            let last = self.stages.len() - 1;
+            let listeners = if stage == last { vec![stage, last + 1] } else { vec![stage] };
+            for to in listeners {
+                if !std::mem::replace(&mut self.mailboxes[to].progress_pending, true) {
+                    let at = self.now + self.delay();
+                    self.deliver(to, at, Message::Progress)?;
+                }
+            }
+        }
+        self.start_all()
+    }
+
+    fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            self.report.run_events.push((self.now, event.clone()));
+            let mut actions = Vec::new();
+            self.run.step(self.now, event, &mut actions).map_err(|e| format!("coordinator: {e}"))?;
+            self.report.run_actions.extend(actions.iter().cloned());
+            for action in actions {
+                match action {
+                    RunAction::Enter { micro_batch } => {
+                        let run = self.stages.len();
+                        self.send(run, 0, Message::Stage(StageEvent::HandOff { micro_batch }))?;
+                    }
+                    RunAction::Collect { micro_batch } => events.push_back(RunEvent::Collected {
+                        micro_batch: micro_batch.id,
+                        sampled: self.sample(&micro_batch),
+                    }),
+                    RunAction::Emit { sequence, token } => {
+                        if self.report.outcomes.contains_key(&sequence) {
+                            return Err(format!("a token for {sequence}, which has ended"));
+                        }
+                        self.tokens.entry(sequence).or_default().push(token);
+                    }
+                    RunAction::Finish { sequence, finished } => {
+                        let tokens = self.tokens.remove(&sequence).unwrap_or_default();
+                        if finished.new_tokens as usize != tokens.len() {
+                            return Err(format!("{sequence} miscounts its tokens"));
+                        }
+                        self.end(sequence, Outcome::Finished { reason: finished.reason, tokens })?;
+                    }
+                    RunAction::Fail { sequence, error } => self.end(sequence, Outcome::Failed { error })?,
+                    RunAction::Stop => self.stopped = true,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&self, batch: &MicroBatch) -> Vec<Sampled> {
+        let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last);
+        let alive = wanted.filter(|i| !self.report.outcomes.contains_key(&i.sequence));
+        let sampled = alive.map(|i| Sampled {
+            sequence: i.sequence,
+            token: token_at(i.sequence.0, i.end_position(), self.spec.run.vocabulary),
+        });
+        sampled.collect()
+    }
+
+    fn end(&mut self, sequence: SequenceId, outcome: Outcome) -> Result<(), String> {
+        match self.report.outcomes.insert(sequence, outcome) {
+            None => Ok(()),
+            Some(before) => Err(format!("{sequence} ends again after {before:?}")),
+        }
+    }
+
+    /// Nothing is left to happen: what should be true now?
+    fn finish(self) -> Result<SimReport, SimFailure> {
+        let violation = |what: String| Err(SimFailure::Violation { at_ns: self.now, what });
+        let all = (0..self.spec.requests.len() as u64).map(SequenceId);
+        let unfinished: Vec<_> = all.filter(|s| !self.report.outcomes.contains_key(s)).collect();
+        if !unfinished.is_empty() {
+            return Err(SimFailure::Deadlock { at_ns: self.now, sequences: unfinished });
+        }
+        let counts = self.run.counts();
+        let run = &self.spec.run;
+        let home = (counts.waiting, counts.active, counts.in_flight) == (0, 0, 0)
+            && (counts.free_credits, counts.free_blocks) == (run.credits, run.kv_blocks);
+        if !home {
+            return violation(format!("the coordinator ends with {counts:?}"));
+        }
+        if !self.stopped
+            && let Some(stage) = self.stages.iter().position(|s| !s.is_idle())
+        {
+            return violation(format!("stage {stage} ends without all its credits"));
+        }
+        for (index, request) in self.spec.requests.iter().enumerate() {
+            let outcome = &self.report.outcomes[&SequenceId(index as u64)];
+            if let Err(what) = self.check(index as u64, request, outcome) {
+                return violation(format!("sequence {index}, {request:?}: {what}: {outcome:?}"));
+            }
+        }
+        Ok(self.report)
+    }
+
+    fn check(&self, sequence: u64, request: &SimRequest, outcome: &Outcome) -> Result<(), &'static str> {
+        let expected = expected(self.spec, sequence, request);
+        match (outcome, expected) {
+            (Outcome::Failed { error: Error::Refused(got) }, Err(wanted)) if *got == wanted => Ok(()),
+            (Outcome::Failed { error: Error::Stage { stage, device, .. } }, _) => {
+                let lost = self.devices.get(*stage as usize).is_some_and(|d| d.lost);
+                let named = *device == device_name(*stage as usize);
+                if lost && named { Ok(()) } else { Err("failed though that device did not") }
+            }
+            (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
+                let asked = request.cancel_ns.is_some();
+                if asked && all.starts_with(tokens) { Ok(()) } else { Err("cancelled wrongly") }
+            }
+            (Outcome::Finished { reason, tokens }, Ok((wanted, all))) => {
+                if *reason == wanted && *tokens == all { Ok(()) } else { Err("not what was to come") }
+            }
+            _ => Err("ended in the wrong way"),
+        }
+    }
+}
+
+fn device_name(stage: usize) -> String {
+    format!("made-up:{stage}")
+}
+
+/// How a request must end when nothing interferes.
+fn expected(
+    spec: &SimSpec,
+    sequence: u64,
+    request: &SimRequest,
+) -> Result<(FinishReason, Vec<u32>), Refusal> {
+    let (context, vocabulary) = (spec.run.context, spec.run.vocabulary);
+    let length = request.prompt_tokens;
+    if length == 0 {
+        return Err(Refusal::EmptyPrompt);
+    }
+    if length > context {
+        return Err(Refusal::PromptTooLong { tokens: length as usize, context });
+    }
+    let blocks = |positions: u32| match positions.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32) {
+        wanted if wanted > spec.run.kv_blocks => {
+            Err(Refusal::TooManyBlocks { wanted, total: spec.run.kv_blocks })
+        }
+        _ => Ok(()),
+    };
+    let Want::Generate { max_new_tokens, end_tokens } = &request.want else {
+        blocks(length)?;
+        return Ok((FinishReason::LogitsDone, Vec::new()));
+    };
+    let room = context + 1 - length;
+    let most = room.min(*max_new_tokens);
+    blocks(length + most.max(1) - 1)?;
+    let mut tokens = Vec::new();
+    for position in length..length + most {
+        let token = token_at(sequence, position, vocabulary);
+        if end_tokens.contains(&token) {
+            return Ok((FinishReason::EndToken(token), tokens));
+        }
+        tokens.push(token);
+    }
+    let reason = if *max_new_tokens > room { FinishReason::ContextFull } else { FinishReason::MaxTokens };
+    Ok((reason, tokens))
+}

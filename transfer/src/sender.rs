@@ -1,0 +1,167 @@
+//! The source's half of a transfer: cuts it into chunks and downloads each as soon as a ring slot is there for it.
+
+use crate::error::Error;
+use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
+use crate::points::Points;
+use crate::topology::Route;
+use ragtag_hal::Point;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// What the sender learns.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum SenderEvent {
+    /// Send this many bytes once the point has passed. Transfers go out in the order of these events.
+    Send {
+        /// Names the transfer; larger than any before.
+        transfer: TransferId,
+        /// How many bytes.
+        bytes: u64,
+        /// When they are all written.
+        after: Point,
+    },
+    /// The receiver gives a slot back.
+    Free(ChunkFree),
+}
+
+/// What the sender wants done, in this order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum SenderAction {
+    /// Submit a copy from the source into the ring.
+    Download {
+        /// Whose bytes.
+        transfer: TransferId,
+        /// Which bytes, and where to.
+        chunk: Chunk,
+        /// The bytes are written and the slot is free.
+        waits: Vec<Point>,
+        /// Signalled by the copy.
+        signal: Point,
+    },
+    /// Tell the receiver.
+    Ready(ChunkReady),
+    /// Every chunk has been submitted: once this point has passed, the source's buffer is free.
+    Sent {
+        /// Which transfer.
+        transfer: TransferId,
+        /// The last of its downloads.
+        at: Point,
+    },
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    transfer: TransferId,
+    bytes: u64,
+    sent: u64,
+    after: Point,
+}
+
+/// The stepper on the source device.
+#[derive(Debug)]
+pub struct Sender {
+    /// `None` on one device, where nothing moves.
+    ring: Option<Ring>,
+    newest: Option<TransferId>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    chunk_bytes: u64,
+    depth: u32,
+    points: Points,
+    /// Slots that the sender may write, with the point after which.
+    credits: VecDeque<(u32, Option<Point>)>,
+    queue: VecDeque<Outgoing>,
+}
+
+impl Sender {
+    /// A sender over `route` that signals `points` of the source's download queue.
+    ///
+    /// # Errors
+    /// If the route is not available or its ring is empty.
+    pub fn new(route: Route, points: Points) -> Result<Self, Error> {
+        let ring = match route {
+            Route::SameDevice => None,
+            Route::Peer | Route::Import => return Err(Error::Unavailable(route)),
+            Route::HostStaged { chunk_bytes, depth } if chunk_bytes == 0 || depth == 0 => {
+                return Err(Error::EmptyRing { chunk_bytes, depth });
+            }
+            Route::HostStaged { chunk_bytes, depth } => {
+                let credits = (0..depth).map(|slot| (slot, None)).collect();
+                Some(Ring { chunk_bytes, depth, points, credits, queue: VecDeque::new() })
+            }
+        };
+        Ok(Self { ring, newest: None })
+    }
+
+    /// Slots that the sender may write now.
+    pub fn credits(&self) -> u32 {
+        self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
+    }
+
+    /// Whether everything has been sent and every slot has come back.
+    pub fn is_idle(&self) -> bool {
+        self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)
+    }
+
+    /// Takes an event and appends what is to be done.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] for a slot given back twice or ids that do not ascend, [`Error::Empty`] for no bytes.
+    pub fn step(&mut self, event: SenderEvent, actions: &mut Vec<SenderAction>) -> Result<(), Error> {
+        match event {
+            SenderEvent::Send { transfer, bytes, after } => {
+                if bytes == 0 {
+                    return Err(Error::Empty(transfer));
+                }
+                if self.newest.is_some_and(|newest| transfer <= newest) {
+                    return Err(Error::protocol(format!("{transfer} sent out of order")));
+                }
+                self.newest = Some(transfer);
+                match &mut self.ring {
+                    None => actions.push(SenderAction::Sent { transfer, at: after }),
+                    Some(ring) => {
+                        ring.queue.push_back(Outgoing { transfer, bytes, sent: 0, after });
+                        ring.pump(actions);
+                    }
+                }
+            }
+            SenderEvent::Free(free) => match &mut self.ring {
+                None => return Err(Error::protocol("a ring slot given back on a route without a ring")),
+                Some(ring) => {
+                    if free.slot >= ring.depth || ring.credits.iter().any(|(slot, _)| *slot == free.slot) {
+                        return Err(Error::protocol(format!(
+                            "ring slot {} given back though not held",
+                            free.slot
+                        )));
+                    }
+                    ring.credits.push_back((free.slot, Some(free.after)));
+                    ring.pump(actions);
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+impl Ring {
+    fn pump(&mut self, actions: &mut Vec<SenderAction>) {
+        while let Some(outgoing) = self.queue.front_mut() {
+            let Some((slot, free)) = self.credits.pop_front() else { return };
+            let transfer = outgoing.transfer;
+            let bytes = self.chunk_bytes.min(outgoing.bytes - outgoing.sent);
+            let chunk = Chunk { slot, offset: outgoing.sent, bytes };
+            let waits = std::iter::once(outgoing.after).chain(free).collect();
+            let signal = self.points.allot();
+            outgoing.sent += bytes;
+            let last = outgoing.sent == outgoing.bytes;
+            actions.push(SenderAction::Download { transfer, chunk, waits, signal });
+            actions.push(SenderAction::Ready(ChunkReady { transfer, chunk, ready: signal }));
+            if last {
+                self.queue.pop_front();
+                actions.push(SenderAction::Sent { transfer, at: signal });
+            }
+        }
+    }
+}

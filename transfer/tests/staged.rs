@@ -1,0 +1,266 @@
+//! Both halves of a host-staged transfer against a model of the hardware: two in-order queues, a ring of bytes, and
+//! messages that arrive when a random scheduler says so. Bytes really move, so a chunk copied too early, twice, or out
+//! of a slot that was overwritten shows as wrong data.
+
+#![allow(missing_docs)]
+
+use proptest::prelude::*;
+use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_transfer::*;
+use std::collections::VecDeque;
+
+struct Copy {
+    transfer: usize,
+    chunk: Chunk,
+    waits: Vec<Point>,
+    signal: Point,
+}
+
+struct Model {
+    sender: Sender,
+    receiver: Receiver,
+    chunk_bytes: u64,
+    depth: u32,
+    sources: Vec<Vec<u8>>,
+    destinations: Vec<Vec<u8>>,
+    /// How often each byte was uploaded.
+    counts: Vec<Vec<u32>>,
+    ring: Vec<u8>,
+    downloads: VecDeque<Copy>,
+    uploads: VecDeque<Copy>,
+    forward: VecDeque<ReceiverEvent>,
+    back: VecDeque<ChunkFree>,
+    downloaded: u64,
+    uploaded: u64,
+    next_send: usize,
+    opened: usize,
+    sent: Vec<usize>,
+    received: Vec<usize>,
+    most_held: u32,
+}
+
+fn timeline(device: u16, queue: QueueKind) -> TimelineId {
+    TimelineId { device: DeviceId(device), queue }
+}
+
+impl Model {
+    fn new(route: Route, sizes: &[u64]) -> Self {
+        let Route::HostStaged { chunk_bytes, depth } = route else { panic!("a staged route") };
+        let bytes = |i: usize, n: u64| (0..n).map(|b| (b * 31 + i as u64 * 7 + 1) as u8).collect();
+        Self {
+            sender: Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap(),
+            receiver: Receiver::new(route, Points::new(timeline(1, QueueKind::Upload))).unwrap(),
+            chunk_bytes,
+            depth,
+            sources: sizes.iter().enumerate().map(|(i, &n)| bytes(i, n)).collect(),
+            destinations: sizes.iter().map(|&n| vec![0; n as usize]).collect(),
+            counts: sizes.iter().map(|&n| vec![0; n as usize]).collect(),
+            ring: vec![0; (chunk_bytes * u64::from(depth)) as usize],
+            downloads: VecDeque::new(),
+            uploads: VecDeque::new(),
+            forward: VecDeque::new(),
+            back: VecDeque::new(),
+            downloaded: 0,
+            uploaded: 0,
+            next_send: 0,
+            opened: 0,
+            sent: Vec::new(),
+            received: Vec::new(),
+            most_held: 0,
+        }
+    }
+
+    fn passed(&self, point: Point) -> bool {
+        match (point.timeline.device.0, point.timeline.queue) {
+            (0, QueueKind::Download) => self.downloaded >= point.value,
+            (1, QueueKind::Upload) => self.uploaded >= point.value,
+            (0, QueueKind::Compute) => true,
+            other => panic!("a point of {other:?}"),
+        }
+    }
+
+    fn sender_event(&mut self, event: SenderEvent) {
+        let mut actions = Vec::new();
+        self.sender.step(event, &mut actions).unwrap();
+        for action in actions {
+            match action {
+                SenderAction::Download { transfer, chunk, waits, signal } => {
+                    self.downloads.push_back(Copy { transfer: transfer.0 as usize, chunk, waits, signal });
+                }
+                SenderAction::Ready(ready) => self.forward.push_back(ReceiverEvent::Ready(ready)),
+                SenderAction::Sent { transfer, .. } => self.sent.push(transfer.0 as usize),
+            }
+        }
+        self.most_held = self.most_held.max(self.depth - self.sender.credits());
+    }
+
+    fn receiver_event(&mut self, event: ReceiverEvent) {
+        let mut actions = Vec::new();
+        self.receiver.step(event, &mut actions).unwrap();
+        for action in actions {
+            match action {
+                ReceiverAction::Upload { transfer, chunk, waits, signal } => {
+                    self.uploads.push_back(Copy { transfer: transfer.0 as usize, chunk, waits, signal });
+                }
+                ReceiverAction::Free(free) => self.back.push_back(free),
+                ReceiverAction::Received { transfer, .. } => self.received.push(transfer.0 as usize),
+            }
+        }
+    }
+
+    /// Does the `which`-th kind of thing if it can be done now.
+    fn act(&mut self, which: u8) -> bool {
+        match which {
+            0 if self.next_send < self.sources.len() => {
+                let i = self.next_send;
+                self.next_send += 1;
+                let (transfer, bytes) = (TransferId(i as u64), self.sources[i].len() as u64);
+                self.forward.push_back(ReceiverEvent::Expect { transfer, bytes });
+                let after = timeline(0, QueueKind::Compute).at(i as u64 + 1);
+                self.sender_event(SenderEvent::Send { transfer, bytes, after });
+            }
+            1 if self.receiver.expected() > self.opened - self.received.len() => {
+                self.opened += 1;
+                self.receiver_event(ReceiverEvent::Open);
+            }
+            2 if !self.forward.is_empty() => {
+                let event = self.forward.pop_front().unwrap();
+                self.receiver_event(event);
+            }
+            3 if !self.back.is_empty() => {
+                let free = self.back.pop_front().unwrap();
+                self.sender_event(SenderEvent::Free(free));
+            }
+            4 if self.downloads.front().is_some_and(|c| c.waits.iter().all(|&w| self.passed(w))) => {
+                let Copy { transfer, chunk, signal, .. } = self.downloads.pop_front().unwrap();
+                let at = (u64::from(chunk.slot) * self.chunk_bytes) as usize;
+                let from = &self.sources[transfer][chunk.offset as usize..][..chunk.bytes as usize];
+                self.ring[at..][..chunk.bytes as usize].copy_from_slice(from);
+                self.downloaded = signal.value;
+            }
+            5 if self.uploads.front().is_some_and(|c| c.waits.iter().all(|&w| self.passed(w))) => {
+                let Copy { transfer, chunk, signal, .. } = self.uploads.pop_front().unwrap();
+                let at = (u64::from(chunk.slot) * self.chunk_bytes) as usize;
+                for i in 0..chunk.bytes as usize {
+                    self.destinations[transfer][chunk.offset as usize + i] = self.ring[at + i];
+                    self.counts[transfer][chunk.offset as usize + i] += 1;
+                }
+                self.uploaded = signal.value;
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn run(&mut self, choices: &[u8]) {
+        let mut choices = choices.iter().cycle();
+        loop {
+            let first = *choices.next().unwrap();
+            let acted = (0..6).any(|i| self.act((first + i) % 6));
+            if !acted {
+                break;
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_byte_crosses_once_and_in_order(
+        sizes in prop::collection::vec(1u64..200, 1..12),
+        chunk_bytes in 1u64..70,
+        depth in 1u32..6,
+        choices in prop::collection::vec(0u8..6, 1..200),
+    ) {
+        let mut model = Model::new(Route::HostStaged { chunk_bytes, depth }, &sizes);
+        model.run(&choices);
+        let all: Vec<usize> = (0..sizes.len()).collect();
+        prop_assert_eq!(&model.sent, &all, "it ends, in order");
+        prop_assert_eq!(&model.received, &all);
+        prop_assert_eq!(&model.destinations, &model.sources);
+        prop_assert!(model.counts.iter().flatten().all(|&n| n == 1));
+        prop_assert!(model.most_held <= depth);
+        prop_assert_eq!(model.sender.credits(), depth, "every credit came home");
+        prop_assert!(model.sender.is_idle());
+    }
+}
+
+#[test]
+fn a_chunk_leaves_while_the_one_before_enters() {
+    let mut model = Model::new(Route::HostStaged { chunk_bytes: 10, depth: 2 }, &[40]);
+    assert!(model.act(0) && model.act(2) && model.act(1) && model.act(2) && model.act(2));
+    // Both slots are downloading; the first upload has been submitted before any of them has passed.
+    assert_eq!((model.downloads.len(), model.uploads.len()), (2, 2));
+    assert!(model.act(4) && model.act(5) && model.act(3));
+    // Chunk 2 goes into the slot that chunk 0 left, while chunk 1 has not entered the destination.
+    assert_eq!(model.downloads.len(), 2);
+    assert_eq!(model.downloads[1].chunk, Chunk { slot: 0, offset: 20, bytes: 10 });
+    assert!(model.downloads[1].waits.contains(&timeline(1, QueueKind::Upload).at(1)));
+}
+
+#[test]
+fn nothing_moves_on_one_device() {
+    let points = |queue| Points::new(timeline(0, queue));
+    let mut sender = Sender::new(Route::SameDevice, points(QueueKind::Download)).unwrap();
+    let mut receiver = Receiver::new(Route::SameDevice, points(QueueKind::Upload)).unwrap();
+    let (transfer, after) = (TransferId(3), timeline(0, QueueKind::Compute).at(9));
+    let mut sent = Vec::new();
+    sender.step(SenderEvent::Send { transfer, bytes: 100, after }, &mut sent).unwrap();
+    assert_eq!(sent, [SenderAction::Sent { transfer, at: after }]);
+    let mut received = Vec::new();
+    receiver.step(ReceiverEvent::Expect { transfer, bytes: 100 }, &mut received).unwrap();
+    receiver.step(ReceiverEvent::Open, &mut received).unwrap();
+    assert_eq!(received, [ReceiverAction::Received { transfer, at: None }]);
+}
+
+#[test]
+fn routes_of_later_and_empty_rings_are_refused() {
+    let points = || Points::new(timeline(0, QueueKind::Download));
+    assert_eq!(Sender::new(Route::Peer, points()).unwrap_err(), Error::Unavailable(Route::Peer));
+    assert_eq!(Receiver::new(Route::Import, points()).unwrap_err(), Error::Unavailable(Route::Import));
+    for (chunk_bytes, depth) in [(0, 4), (4, 0)] {
+        let route = Route::HostStaged { chunk_bytes, depth };
+        assert_eq!(Sender::new(route, points()).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
+        assert_eq!(Receiver::new(route, points()).unwrap_err(), Error::EmptyRing { chunk_bytes, depth });
+    }
+}
+
+#[test]
+fn broken_protocols_are_noticed() {
+    let route = Route::HostStaged { chunk_bytes: 10, depth: 2 };
+    let ready = timeline(0, QueueKind::Download).at(1);
+    let new_sender = || Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
+    let new_receiver = || Receiver::new(route, Points::new(timeline(1, QueueKind::Upload))).unwrap();
+    let protocol =
+        |result: Result<(), Error>| assert!(matches!(result, Err(Error::Protocol { .. })), "{result:?}");
+
+    let mut sender = new_sender();
+    protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 0, after: ready }), &mut Vec::new()));
+    protocol(sender.step(SenderEvent::Free(ChunkFree { slot: 7, after: ready }), &mut Vec::new()));
+    let send = |id, bytes| SenderEvent::Send { transfer: TransferId(id), bytes, after: ready };
+    assert_eq!(sender.step(send(1, 0), &mut Vec::new()), Err(Error::Empty(TransferId(1))));
+    sender.step(send(1, 5), &mut Vec::new()).unwrap();
+    protocol(sender.step(send(1, 5), &mut Vec::new()));
+
+    let expect = ReceiverEvent::Expect { transfer: TransferId(1), bytes: 15 };
+    let chunk = |offset, bytes, slot| {
+        ReceiverEvent::Ready(ChunkReady {
+            transfer: TransferId(1),
+            chunk: Chunk { slot, offset, bytes },
+            ready,
+        })
+    };
+    protocol(new_receiver().step(ReceiverEvent::Open, &mut Vec::new()));
+    let wrong = [chunk(5, 10, 0), chunk(0, 11, 0), chunk(0, 0, 0), chunk(0, 10, 2)];
+    for wrong in wrong {
+        let mut receiver = new_receiver();
+        receiver.step(expect, &mut Vec::new()).unwrap();
+        receiver.step(ReceiverEvent::Open, &mut Vec::new()).unwrap();
+        protocol(receiver.step(wrong, &mut Vec::new()));
+    }
+    let mut receiver = new_receiver();
+    for _ in 0..2 {
+        receiver.step(chunk(0, 10, 0), &mut Vec::new()).unwrap();
+    }
+    protocol(receiver.step(chunk(0, 10, 0), &mut Vec::new()));
+}
