@@ -2,7 +2,7 @@
 //!
 //! The one place of the root package with `unsafe`: mapping a file is only sound while nobody changes it.
 
-use ragtag_graph::source::{Source, SourceError};
+use ragtag_graph::{Source, SourceError};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
