@@ -5,9 +5,20 @@
 
 #![forbid(unsafe_code)]
 
+mod actor;
 pub mod capacity;
 pub mod core;
 mod error;
+mod mailbox;
+mod message;
+mod runtime;
 pub mod sim;
+mod trace;
 
+pub use actor::{StageReport, WeightChunk, WeightSource};
 pub use error::{Error, Refusal, Result};
+pub use runtime::{
+    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
+    StageSpec,
+};
+pub use trace::{Computed, Span, SpanKind, Trace};
