@@ -34,10 +34,6 @@ impl MappedFile {
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { name: path.display().to_string(), file, map })
     }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.map
-    }
 }
 
 impl Source for MappedFile {
