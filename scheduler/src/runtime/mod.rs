@@ -305,8 +305,8 @@ impl Loader {
                 }
             }
         }
-        drop(ready);
-        for result in loaded {
+        // One result of each, whether it loads or not.
+        for result in loaded.iter().take(threads.len()) {
             if let Err(error) = result {
                 self.abort.store(true, Ordering::Relaxed);
                 // The first to fail is to blame; those told to stop only say so.
