@@ -149,6 +149,7 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
         let rows = x.len() / k;
         for b in 0..k / COLUMN_BLOCK {
             for r in 0..R {
+                prefetch::<S, W>(s, groups[r], b);
                 let block = W::block(s, groups[r], b);
                 for quad in 0..COLUMN_BLOCK / 4 {
                     let values = W::quad(s, &block, quad);
