@@ -128,6 +128,7 @@ impl<'a> Head<'a> {
     /// # Safety
     /// As for [`HostCall::write`]: the group owns its rows of its heads.
     #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // as `HostCall::write`
     unsafe fn out(&self, query: &Query) -> &mut [f32] {
         // SAFETY: the caller's promise.
         unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }

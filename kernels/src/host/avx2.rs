@@ -20,8 +20,8 @@ macro_rules! operations {
     ($(fn $name:ident$(<const $shift:ident: u32>)?($self:ident$(, $argument:ident: $type:ty)*) $(-> $result:ty)? $body:block)*) => {$(
         #[inline(always)]
         fn $name$(<const $shift: u32>)?($self$(, $argument: $type)*) $(-> $result)? {
-            // SAFETY: `self` proves the features; memory is reached through references to arrays of the size accessed.
             #[allow(unused_unsafe)] // some only call others
+            // SAFETY: `self` proves the features; memory is reached through references to arrays of the size accessed.
             unsafe { $body }
         }
     )*};

@@ -21,6 +21,8 @@ pub(crate) trait Format: 'static {
     fn open(group: &[u8], columns: usize) -> Self::Group<'_>;
     /// Reads columns 32·`block` onwards.
     fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S>;
+    /// The bytes of a block that matter most to the memory's prefetching.
+    fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8];
     /// Columns 4·`quad` … 4·`quad` + 3 of a block.
     fn quad<S: Isa>(s: S, block: &Self::Block<'_, S>, quad: usize) -> [S::F; 4];
 }
@@ -96,6 +98,10 @@ macro_rules! plain {
                 plain_columns(group, columns)
             }
             #[inline(always)]
+            fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
+                group[block].as_flattened()
+            }
+            #[inline(always)]
             fn block<'a, S: Isa>(_: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
                 &group[block]
             }
@@ -115,7 +121,7 @@ plain! {
 }
 
 macro_rules! quantised {
-    ($($name:ident, $group:ty, $open:expr;)*) => {$(
+    ($($name:ident, $group:ty, $bytes:ident, $open:expr;)*) => {$(
         #[doc = concat!(stringify!($name), " blocks.")]
         #[allow(non_camel_case_types)] // the field writes them so
         pub(crate) struct $name;
@@ -128,6 +134,10 @@ macro_rules! quantised {
             #[inline(always)]
             fn open(group: &[u8], columns: usize) -> Self::Group<'_> {
                 $open(split(TensorType::$name, group, columns))
+            }
+            #[inline(always)]
+            fn bytes<'a>(group: Self::Group<'a>, block: usize) -> &'a [u8] {
+                &group.$bytes[block]
             }
             #[inline(always)]
             fn block<'a, S: Isa>(s: S, group: Self::Group<'a>, block: usize) -> Self::Block<'a, S> {
@@ -183,15 +193,15 @@ pub(crate) struct Q6KGroup<'a> {
 }
 
 quantised! {
-    Q8_0, Scaled<'a, 512>, Scaled::new;
-    Q4_0, Scaled<'a, 256>, Scaled::new;
-    Q4_K, Q4KGroup<'a>, |[quanta, subs, tops]: [_; 3]| {
+    Q8_0, Scaled<'a, 512>, quanta, Scaled::new;
+    Q4_0, Scaled<'a, 256>, quanta, Scaled::new;
+    Q4_K, Q4KGroup<'a>, quanta, |[quanta, subs, tops]: [_; 3]| {
         Q4KGroup { quanta: arrays(quanta), subs: arrays(subs), tops: arrays(tops) }
     };
-    Q6_K, Q6KGroup<'a>, |[lows, highs, subs, tops]: [_; 4]| {
+    Q6_K, Q6KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
         Q6KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
     };
-    TQ2_0, Scaled<'a, 128>, Scaled::new;
+    TQ2_0, Scaled<'a, 128>, quanta, Scaled::new;
 }
 
 /// Four vectors of nibbles as eight quads.

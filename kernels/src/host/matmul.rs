@@ -55,6 +55,18 @@ impl Output<'_> {
     }
 }
 
+/// How far ahead of the products weights are asked for: processors do not look beyond a page by themselves.
+const AHEAD_BYTES: usize = 2048;
+
+/// Asks for what follows a block. The groups of a matrix lie one after the other, so at the end of one group it is the
+/// beginning of a later one, and at worst some lines that nobody needs.
+#[inline(always)]
+fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
+    for line in W::bytes(group, block).as_chunks::<64>().0 {
+        s.prefetch(line.as_ptr().wrapping_add(AHEAD_BYTES));
+    }
+}
+
 /// The launch's weights, opened task by task.
 struct Tasks<'a> {
     weights: &'a [u8],
@@ -137,6 +149,7 @@ unsafe fn exact<S: Isa, W: Format, const R: usize>(
         let rows = x.len() / k;
         for b in 0..k / COLUMN_BLOCK {
             for r in 0..R {
+                prefetch::<S, W>(s, groups[r], b);
                 let block = W::block(s, groups[r], b);
                 for quad in 0..COLUMN_BLOCK / 4 {
                     let values = W::quad(s, &block, quad);
@@ -179,6 +192,7 @@ fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R],
     let mut totals = [s.zero(); R];
     for (b, x) in x.as_chunks::<COLUMN_BLOCK>().0.iter().enumerate() {
         for r in 0..R {
+            prefetch::<S, W>(s, groups[r], b);
             let block = W::block(s, groups[r], b);
             let mut sum = s.zero();
             for quad in 0..COLUMN_BLOCK / 4 {
@@ -302,6 +316,9 @@ unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
         }
         for b in 0..k / COLUMN_BLOCK {
             let mut quanta = [W::quanta(s, groups[0], b); R];
+            for group in groups {
+                prefetch::<S, W>(s, group, b);
+            }
             for r in 1..R {
                 quanta[r] = W::quanta(s, groups[r], b);
             }

@@ -2,6 +2,8 @@
 //!
 //! Unsafe code in this crate lives here: the instruction sets' intrinsics, and the views of a launch's bindings.
 
+#![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
+
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -2,6 +2,7 @@
 
 use crate::cases::{Case, cases};
 use crate::kernel::{Activations, Kernel};
+use crate::quantize::row_bytes;
 use crate::table::{Variant, variants};
 use ragtag_hal::{Feature, HostBinding, HostCall};
 
@@ -113,5 +114,51 @@ fn every_kernel_has_cases_and_they_can_fail() {
         assert!(cases.len() >= 3, "{kernel}");
         let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
         assert!(untouched <= 1, "{kernel}: {untouched} cases pass without a launch"); // the one without rows
+    }
+}
+
+/// The rows in use of a binding of so many words a row.
+fn rows_of(case: &Case, memory: &[Vec<u8>], (binding, width): (usize, usize)) -> Vec<Vec<u8>> {
+    let rows = u32::from_le_bytes(case.bindings[0].as_chunks().0[0]).min(case.constants[0]) as usize;
+    memory[binding].chunks_exact(width * 4).take(rows).map(<[u8]>::to_vec).collect()
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_rows_beside_it() {
+    for variant in runnable() {
+        for case in cases(variant.kernel, 5) {
+            let constant = |i: usize| case.constants[i] as usize;
+            // Binding and words of a row of the input, and of the output.
+            let (input, output) = match variant.kernel {
+                Kernel::MatMul(_, _) if constant(1) != 0 => continue, // counts logit rows
+                Kernel::MatMul(_, Activations::F32) => ((2, constant(3)), (3, constant(2))),
+                Kernel::MatMul(_, Activations::Int8) => ((2, row_bytes(constant(3)) / 4), (3, constant(2))),
+                Kernel::Attention(_) => ((1, constant(4) * constant(6)), (4, constant(4) * constant(6))),
+                _ => break,
+            };
+            let together = rows_of(&case, &launch(variant, &case, 1), output);
+            for (row, expected) in together.iter().enumerate() {
+                let mut alone = case.clone();
+                move_row_to_front(&mut alone, row, [input, output]);
+                let alone = rows_of(&alone, &launch(variant, &alone, 1), output);
+                assert!(alone == [expected.clone()], "{} {} row {row}", variant.name, case.label);
+            }
+        }
+    }
+}
+
+/// Makes row `row` the only one: its values, its position and its sequence.
+fn move_row_to_front(case: &mut Case, row: usize, bindings: [(usize, usize); 2]) {
+    for (binding, width) in bindings {
+        let bytes = width * 4;
+        case.bindings[binding].copy_within(row * bytes..(row + 1) * bytes, 0);
+    }
+    let capacity = case.constants[0] as usize;
+    case.bindings[0][..4].copy_from_slice(&1_u32.to_le_bytes());
+    for list in 0..3 {
+        let at = 16 + list * capacity * 4;
+        if case.bindings[0].len() >= at + capacity * 4 {
+            case.bindings[0].copy_within(at + row * 4..at + row * 4 + 4, at);
+        }
     }
 }
