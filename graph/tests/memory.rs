@@ -24,7 +24,7 @@ fn peak_bytes(file: Vec<u8>) -> usize {
 fn memory_follows_the_size_of_the_file() {
     let mut header = Writer::new();
     header.put("tokenizer.ggml.model", "llama");
-    header.put("tokenizer.ggml.tokens", &["<unk>", "a"][..]);
+    header.put("tokenizer.ggml.tokens", &["<unk>", "▁"][..]);
     header.put("tokenizer.ggml.scores", &[0f32, 0.0][..]);
     header.put("tokenizer.ggml.token_type", &[2i32, 1][..]);
     header.put("bytes", &[0u8, 1][..]);
