@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checks;
+mod synth;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -28,6 +29,8 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
+    /// Write a GGUF file with random weights, in any shape and tensor type.
+    SynthModel(synth::Args),
 }
 
 /// The root of the workspace.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
+        Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,6 +14,8 @@ mod value;
 mod writer;
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;
 
 pub use metadata::Metadata;

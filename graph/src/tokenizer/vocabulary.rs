@@ -56,8 +56,13 @@ pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError
             .map_err(|cause| wrong(format!("has a token {id} ({}) {cause}", Quoted(text))))?;
         tokens.push(Token { text, score, kind });
     }
-    if tokens.is_empty() {
-        return Err(wrong("is empty".to_owned()));
+    // Byte tokens would express `▁` as well, but come back as `▁` and not as the space that it stands for.
+    let space = SPACE.to_string();
+    if !tokens
+        .iter()
+        .any(|token| matches!(token.kind, Kind::Normal | Kind::UserDefined) && token.text == space)
+    {
+        return Err(wrong(format!("has no token for the space ({SPACE})")));
     }
     Ok(tokens)
 }
