@@ -18,8 +18,7 @@ pub mod split;
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 pub use error::{Error, Refusal, Result};
 pub use plan::{
-    InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanRoute, PlanStage, PredictedRun, PredictedStage,
-    StageMemory,
+    InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanStage, PredictedRun, PredictedStage, StageMemory,
 };
 pub use planner::{
     DoesNotFit, ModelFacts, Objective, PlanError, PlanLimits, PlannerInput, Shortage, Workload,
