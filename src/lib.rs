@@ -37,11 +37,11 @@ mod strict;
 mod trace;
 
 pub use devices::{DeviceOptions, Devices};
-pub use engine::{Engine, EngineOptions};
+pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
 pub use ragtag_scheduler::plan::Plan;
-pub use session::{Event, Generation, Prompt, Session, Summary, TokenStream};
+pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use strict::suspicious_weights;
-pub use trace::{Trace, overlap};
+pub use trace::{Overlap, Trace, overlap};

@@ -2,7 +2,7 @@
 //!
 //! The one place of the root package with `unsafe`: mapping a file is only sound while nobody changes it.
 
-use ragtag_graph::source::{Source, SourceError};
+use ragtag_graph::{Source, SourceError};
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
@@ -33,10 +33,6 @@ impl MappedFile {
         // that is rewritten in place yields other numbers, never other types.
         let map = unsafe { memmap2::Mmap::map(&file)? };
         Ok(Self { name: path.display().to_string(), file, map })
-    }
-
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.map
     }
 }
 

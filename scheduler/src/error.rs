@@ -45,6 +45,14 @@ pub enum Error {
     /// This request was not accepted.
     #[error(transparent)]
     Refused(#[from] Refusal),
+    /// No token could be chosen for this sequence. The pipeline goes on.
+    #[error("no token for position {position}: {cause}")]
+    Sampling {
+        /// Where in the sequence.
+        position: usize,
+        /// What the sampler said.
+        cause: String,
+    },
     /// A device failed; the run has ended.
     #[error("stage {stage} on {device}: {cause}")]
     Stage {

@@ -5,16 +5,22 @@
 
 #![forbid(unsafe_code)]
 
+mod actor;
 pub mod capacity;
 pub mod core;
 pub mod cost;
 mod error;
+mod mailbox;
+mod message;
 pub mod plan;
 pub mod planner;
+mod runtime;
 pub mod sampling;
 pub mod sim;
 pub mod split;
+mod trace;
 
+pub use actor::{StageReport, WeightSource};
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 pub use error::{Error, Refusal, Result};
 pub use plan::{
@@ -24,5 +30,10 @@ pub use planner::{
     DoesNotFit, ModelFacts, Objective, PlanError, PlanLimits, PlannerInput, Shortage, Workload,
     largest_context, plan,
 };
+pub use runtime::{
+    Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
+    StageSpec,
+};
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
-pub use split::{PartitionError, Span, Split, SplitError, SplitPart};
+pub use split::{PartitionError, Split, SplitError, SplitPart};
+pub use trace::{Computed, Span, SpanKind, Trace};

@@ -112,6 +112,7 @@ fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
             ..Sampling::default()
         },
         stop: args.stop.clone(),
+        ignore_end: false,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::report::Verdict;
 use ragtag_hal::{
-    BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Point, ProgramId, QueueKind, RegionId,
-    Submission, Timeline, Work,
+    BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
+    QueueKind, RegionId, Submission, Timeline, Work,
 };
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -145,6 +145,13 @@ impl Bench {
         self.device.register_region(id, Arc::clone(&region)).context("registering a region")?;
         self.regions.push(id);
         Ok((id, region))
+    }
+
+    /// A module; modules last as long as the device.
+    pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
+        let id = ModuleId(self.id());
+        self.device.create_module(id, module).context("creating a module")?;
+        Ok(id)
     }
 
     /// A program that lasts as long as the test.

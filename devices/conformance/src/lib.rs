@@ -13,6 +13,7 @@
 //! This crate must not know any backend by name.
 
 mod bench;
+mod kernels;
 mod memory;
 mod programs;
 mod queues;

@@ -2,7 +2,7 @@
 
 use crate::bench::Bench;
 use crate::report::{Absent, Outcome, Report, Summary, Verdict};
-use crate::{memory, programs, queues};
+use crate::{kernels, memory, programs, queues};
 use ragtag_devices::{Backends, Status};
 use ragtag_hal::{Adapter, Checked, DeviceId, Limits, Result};
 
@@ -26,6 +26,9 @@ pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
     let mut stand = Stand { open, bench: None, tests: Vec::new() };
     for test in memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS) {
         stand.run(test.name.into(), test.destroys, test.run);
+    }
+    for variant in ragtag_kernels::variants() {
+        stand.run(kernels::name(variant), false, |bench| kernels::run(bench, variant));
     }
     Report { adapter: adapter.clone(), tests: stand.tests }
 }

