@@ -7,11 +7,12 @@
 //!
 //! This module must not know plans, and no backend: a device is its figures.
 
-use crate::plan::{PlanRoute, StageMemory};
+use crate::plan::StageMemory;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::Activations;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
@@ -140,7 +141,7 @@ fn overhead_us(value: f64) -> bool {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkFacts {
     /// How an activation crosses.
-    pub route: PlanRoute,
+    pub route: Route,
     /// Time of the smallest crossing.
     pub latency_us: Figure,
     /// Rate of large crossings.
@@ -148,10 +149,10 @@ pub struct LinkFacts {
 }
 
 impl LinkFacts {
-    /// A host-staged link of assumed speed: four chunks of 256 KiB, 20 µs, 6 GB/s.
+    /// A host-staged link of assumed speed: the usual ring, 20 µs, 6 GB/s.
     pub const fn assumed() -> Self {
         Self {
-            route: PlanRoute::HostStaged { chunk_bytes: 256 << 10, depth: 4 },
+            route: Route::HOST_STAGED,
             latency_us: Figure::assumed(20.0),
             bandwidth_bytes_per_s: Figure::assumed(6e9),
         }

@@ -24,8 +24,7 @@ pub use actor::{StageReport, WeightSource};
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 pub use error::{Error, Refusal, Result};
 pub use plan::{
-    InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanRoute, PlanStage, PredictedRun, PredictedStage,
-    StageMemory,
+    InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanStage, PredictedRun, PredictedStage, StageMemory,
 };
 pub use planner::{
     DoesNotFit, ModelFacts, Objective, PlanError, PlanLimits, PlannerInput, Shortage, Workload,

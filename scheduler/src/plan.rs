@@ -4,6 +4,7 @@
 
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -38,7 +39,7 @@ pub struct Plan {
     /// The stages, in the order of the segments.
     pub stages: Vec<PlanStage>,
     /// How activations cross from each stage to the next: one less than there are stages.
-    pub routes: Vec<PlanRoute>,
+    pub routes: Vec<Route>,
     /// What the cost model expects of the whole.
     pub predicted: PredictedRun,
     /// Why it is this plan, in words.
@@ -109,28 +110,6 @@ pub struct PredictedRun {
     pub decode_tokens_per_s: f64,
     /// Tokens per second in prefill, with the pipeline full.
     pub prefill_tokens_per_s: f64,
-}
-
-/// How an activation crosses to the next stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", tag = "kind")]
-pub enum PlanRoute {
-    /// Through a ring of pinned host chunks.
-    HostStaged {
-        /// Bytes of one chunk.
-        chunk_bytes: u64,
-        /// Chunks in the ring.
-        depth: u32,
-    },
-}
-
-impl PlanRoute {
-    /// Bytes of the staging ring.
-    pub fn staging_bytes(&self) -> u64 {
-        match *self {
-            PlanRoute::HostStaged { chunk_bytes, depth } => chunk_bytes.saturating_mul(u64::from(depth)),
-        }
-    }
 }
 
 /// Why a plan cannot be used.
@@ -269,11 +248,11 @@ impl Plan {
                 wanted: "it must be at most the chunk",
             });
         }
-        for PlanRoute::HostStaged { chunk_bytes, depth } in &self.routes {
-            if *chunk_bytes == 0 || *depth == 0 {
-                let wanted = "a ring needs chunks of at least a byte, and at least one of them";
-                return Err(InvalidPlan::Figure { field: "routes", value: 0, wanted });
-            }
+        if self.routes.iter().any(|route| {
+            matches!(route, Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. })
+        }) {
+            let wanted = "a ring needs chunks of at least a byte, and at least one of them";
+            return Err(InvalidPlan::Figure { field: "routes", value: 0, wanted });
         }
         Ok(())
     }
@@ -316,7 +295,7 @@ mod tests {
             kv: KvType::F16,
             activations: Activations::Int8,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
-            routes: vec![PlanRoute::HostStaged { chunk_bytes: 65536, depth: 4 }],
+            routes: vec![Route::HostStaged { chunk_bytes: 65536, depth: 4 }],
             predicted: PredictedRun { decode_tokens_per_s: 123.4, prefill_tokens_per_s: 4567.8 },
             reasons: vec!["because".into()],
         }
@@ -399,7 +378,7 @@ mod tests {
         assert!(with(&|p| p.routes.clear()).contains("0 routes for 2 stages"));
         assert!(with(&|p| p.context = 0).contains("context is 0"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
-        let ring = PlanRoute::HostStaged { chunk_bytes: 1, depth: 0 };
+        let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
         assert!(with(&|p| p.routes[0] = ring).contains("a ring needs"));
     }
 

@@ -39,8 +39,8 @@ fn reasons(manifest: &Source) -> Vec<Violation> {
     let mut within = false;
     let mut above = "";
     for (number, line) in (1..).zip(manifest.text.lines().map(str::trim)) {
-        let dependency = if let Some(header) = line.strip_prefix('[').filter(|_| !line.starts_with("[[")) {
-            let header = header.trim_end_matches(']');
+        let dependency = if line.starts_with('[') {
+            let header = line.trim_matches(['[', ']']);
             within = header.ends_with("dependencies");
             // `[dependencies.name]`: the header is the dependency.
             header
@@ -103,6 +103,7 @@ mod tests {
             "[dependencies]\nrand.workspace = true\nserde = { workspace = true, optional = true }\n",
             "[dependencies]\nragtag-hal = { path = \"../hal\" }\n",
             "# Dice.\n[dependencies.rand]\nversion = \"1\"\n",
+            "[dev-dependencies]\n[[bench]]\nname = \"b\"\n",
             "[features]\ndefault = []\n[package]\nname = \"x\"\n",
             "[dependencies]\n# Dice.\nrand = { version = \"1\", features = [\n    \"a\",\n] }\n",
         ] {
