@@ -95,7 +95,8 @@ impl Devices {
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {
             let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
-            let missing = || Error::Usage(format!("device {label} of the plan is not among the selected ones"));
+            let missing =
+                || Error::Usage(format!("device {label} of the plan is not among the selected ones"));
             Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
@@ -110,7 +111,7 @@ fn facts(adapter: &Adapter) -> DeviceFacts {
         Some(memory) => {
             let source = match memory.source {
                 MemorySource::User => FigureSource::Assumed,
-                MemorySource::Api | MemorySource::System => FigureSource::Measured,
+                MemorySource::Api | MemorySource::System => FigureSource::Reported,
             };
             (memory.free_bytes.unwrap_or(memory.total_bytes), source)
         }

@@ -7,9 +7,8 @@ use crate::session::Session;
 use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
-use ragtag_scheduler::plan::{Plan, PlanRoute};
+use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::{Pipeline, PipelineOptions, StageSpec, WeightSource};
-use ragtag_transfer::Route;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -76,7 +75,7 @@ impl Engine {
             specs.push(stage_spec(model, compiled, Box::new(device)));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
-        run.routes = plan.routes.iter().map(route).collect();
+        run.routes.clone_from(&plan.routes);
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         let progress = Mutex::new(options.progress);
@@ -124,14 +123,9 @@ impl Engine {
 }
 
 fn stage_spec(model: &Model, compiled: CompiledStage, device: Box<dyn Device>) -> StageSpec {
-    let weights = FileWeights { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() };
+    let weights =
+        FileWeights { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() };
     StageSpec { device, compiled, weights: Box::new(weights) }
-}
-
-fn route(route: &PlanRoute) -> Route {
-    match *route {
-        PlanRoute::HostStaged { chunk_bytes, depth } => Route::HostStaged { chunk_bytes, depth },
-    }
 }
 
 /// Weights that come out of the model's files, packed for the device on the way.

@@ -51,8 +51,12 @@ impl Source for MappedFile {
         if now < mapped {
             return Err(SourceError::Shrank { name: self.name.clone(), had: mapped, has: now });
         }
-        let outside =
-            || SourceError::OutOfRange { name: self.name.clone(), start: range.start, end: range.end, bytes: mapped };
+        let outside = || SourceError::OutOfRange {
+            name: self.name.clone(),
+            start: range.start,
+            end: range.end,
+            bytes: mapped,
+        };
         let start = usize::try_from(range.start).map_err(|_| outside())?;
         let end = usize::try_from(range.end).map_err(|_| outside())?;
         self.map.get(start..end).ok_or_else(outside)

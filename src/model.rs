@@ -42,8 +42,11 @@ impl Model {
         let path = path.as_ref();
         let mut sources: Vec<Arc<dyn Source>> = Vec::new();
         for shard in shard_paths(path) {
-            let file = MappedFile::open(&shard)
-                .map_err(|cause| Error::File { action: "read", path: shard.clone(), cause })?;
+            let file = MappedFile::open(&shard).map_err(|cause| Error::File {
+                action: "read",
+                path: shard.clone(),
+                cause,
+            })?;
             sources.push(Arc::new(file));
         }
         Self::from_sources(file_name(path), sources)
@@ -121,7 +124,8 @@ impl Model {
         let tensors = self.inner.graph.weights().tensors();
         let mut hasher = blake3::Hasher::new();
         for (shard, source) in self.inner.sources.iter().enumerate() {
-            let header = tensors.iter().filter(|t| t.shard == shard).map(|t| t.offset).min().unwrap_or(source.bytes());
+            let header =
+                tensors.iter().filter(|t| t.shard == shard).map(|t| t.offset).min().unwrap_or(source.bytes());
             hasher.update(&source.bytes().to_le_bytes());
             hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
         }

@@ -189,7 +189,11 @@ impl Session {
     /// # Errors
     /// [`Error::Usage`] for sampling settings that make no sense, [`Error::Tokenizer`] if the prompt is text and cannot
     /// be encoded. What the pipeline refuses comes by the stream.
-    pub fn generate<'a>(&self, prompt: impl Into<Prompt<'a>>, generation: &Generation) -> Result<TokenStream> {
+    pub fn generate<'a>(
+        &self,
+        prompt: impl Into<Prompt<'a>>,
+        generation: &Generation,
+    ) -> Result<TokenStream> {
         let sampler = Sampler::new(generation.sampling).map_err(|e| Error::Usage(e.to_string()))?;
         let ids = match prompt.into() {
             Prompt::Tokens(ids) => ids.to_vec(),
@@ -241,7 +245,10 @@ impl Session {
     /// None today; what the pipeline refuses comes with the logits.
     pub fn start_logits(&self, ids: &[u32]) -> Result<LogitStream> {
         let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
-        Ok(LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } })
+        Ok(LogitStream {
+            replies,
+            running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false },
+        })
     }
 
     /// Room for every reply there can be, so that the pipeline never waits for its user.

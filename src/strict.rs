@@ -18,7 +18,8 @@ const BATCH_BLOCKS: usize = 4096;
 /// [`Error::Model`] if a tensor cannot be read.
 pub fn suspicious_weights(model: &Model) -> Result<Vec<String>> {
     let tensors = model.graph().weights().tensors();
-    let findings: Result<Vec<Option<String>>> = tensors.par_iter().map(|tensor| suspicion(model, tensor)).collect();
+    let findings: Result<Vec<Option<String>>> =
+        tensors.par_iter().map(|tensor| suspicion(model, tensor)).collect();
     Ok(findings?.into_iter().flatten().collect())
 }
 

@@ -28,7 +28,8 @@ impl Trace {
     pub fn to_chrome_json(&self) -> String {
         let mut events = Vec::new();
         for (stage, device) in self.devices.iter().enumerate() {
-            events.push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
+            events
+                .push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
             for queue in QueueKind::ALL {
                 let name = json!({ "name": queue.name() });
                 events.push(

@@ -31,8 +31,14 @@ impl<'a> Builder<'a> {
     }
 
     /// The tensor, held to the shape `[columns, rows]`, or `[columns]` for `rows` = 0.
-    pub(crate) fn tensor(&mut self, name: &str, columns: u32, rows: u32) -> Result<&'a TensorInfo, ModelError> {
-        let info = self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+    pub(crate) fn tensor(
+        &mut self,
+        name: &str,
+        columns: u32,
+        rows: u32,
+    ) -> Result<&'a TensorInfo, ModelError> {
+        let info =
+            self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
         let mut expected = vec![u64::from(columns)];
         expected.extend((rows > 0).then_some(u64::from(rows)));
         if info.shape != expected {
@@ -53,7 +59,12 @@ impl<'a> Builder<'a> {
         self.add(operator, rows, width, inputs)
     }
 
-    pub(crate) fn embed(&mut self, table: &str, width: u32, vocabulary: u32) -> Result<NodeIndex, ModelError> {
+    pub(crate) fn embed(
+        &mut self,
+        table: &str,
+        width: u32,
+        vocabulary: u32,
+    ) -> Result<NodeIndex, ModelError> {
         self.tensor(table, width, vocabulary)?;
         Ok(self.add(Operator::Embed { table: table.into() }, Rows::Tokens, width, &[]))
     }
@@ -63,7 +74,12 @@ impl<'a> Builder<'a> {
         self.add(Operator::Gather, Rows::Logits, width, &[x])
     }
 
-    pub(crate) fn rms_norm(&mut self, x: NodeIndex, weight: &str, epsilon: f32) -> Result<NodeIndex, ModelError> {
+    pub(crate) fn rms_norm(
+        &mut self,
+        x: NodeIndex,
+        weight: &str,
+        epsilon: f32,
+    ) -> Result<NodeIndex, ModelError> {
         self.tensor(weight, self.graph.node(x).width, 0)?;
         let operator = Operator::RmsNorm { weight: weight.into(), epsilon, output: Activations::F32 };
         Ok(self.like(operator, &[x]))

@@ -36,7 +36,8 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.flops_per_row_position = 4 * u64::from(h.heads) * u64::from(h.head_dimensions);
         }
         Operator::KvAppend { .. } => {
-            cost.kv_bytes_per_position = 2 * u64::from(h.kv_heads) * u64::from(h.head_dimensions) * lowering.kv.bytes();
+            cost.kv_bytes_per_position =
+                2 * u64::from(h.kv_heads) * u64::from(h.head_dimensions) * lowering.kv.bytes();
         }
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
         Operator::Rope { .. } => cost.flops_per_row = 3 * width,

@@ -39,7 +39,9 @@ pub enum ModelError {
         name: String,
     },
     /// A tensor that the architecture does not use; the model would be computed without it.
-    #[error("tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong")]
+    #[error(
+        "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
+    )]
     UnknownTensor {
         /// Its name.
         name: String,
@@ -111,7 +113,12 @@ impl Model {
         let mut graph = architecture.build(&hyperparameters, &file.weights)?;
         check_columns(&graph, &file.weights)?;
         passes::fuse_residuals(&mut graph);
-        Ok(Self { hyperparameters, metadata: Arc::new(file.metadata), weights: Arc::new(file.weights), graph })
+        Ok(Self {
+            hyperparameters,
+            metadata: Arc::new(file.metadata),
+            weights: Arc::new(file.weights),
+            graph,
+        })
     }
 
     /// The numbers that shape it.
@@ -188,9 +195,15 @@ fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelEr
     for node in graph.ordered() {
         let node = graph.node(node);
         let matrix = matches!(node.operator, Operator::MatMul { .. } | Operator::Embed { .. });
-        let Some(tensor) = node.operator.tensor().filter(|_| matrix).and_then(|name| weights.tensor(name)) else { continue };
+        let Some(tensor) = node.operator.tensor().filter(|_| matrix).and_then(|name| weights.tensor(name))
+        else {
+            continue;
+        };
         if !tensor.shape[0].is_multiple_of(32) {
-            let what = format!("tensor {} with rows of {} values (a multiple of 32 is needed)", tensor.name, tensor.shape[0]);
+            let what = format!(
+                "tensor {} with rows of {} values (a multiple of 32 is needed)",
+                tensor.name, tensor.shape[0]
+            );
             return Err(ModelError::Unsupported { what });
         }
         debug_assert!(node.rows == Rows::Tokens || node.segment > 0);

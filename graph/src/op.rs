@@ -94,9 +94,9 @@ impl Operator {
     /// The weight tensor that it reads.
     pub fn tensor(&self) -> Option<&str> {
         match self {
-            Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } | Operator::MatMul { weight: name, .. } => {
-                Some(name)
-            }
+            Operator::Embed { table: name }
+            | Operator::RmsNorm { weight: name, .. }
+            | Operator::MatMul { weight: name, .. } => Some(name),
             _ => None,
         }
     }
@@ -163,7 +163,11 @@ impl OperatorGraph {
 
     /// Makes `source` input number `input` of `target`, in place of what was.
     pub(crate) fn connect(&mut self, source: NodeIndex, target: NodeIndex, input: u8) {
-        let old = self.graph.edges_directed(target, Direction::Incoming).find(|e| e.weight().0 == input).map(|e| e.id());
+        let old = self
+            .graph
+            .edges_directed(target, Direction::Incoming)
+            .find(|e| e.weight().0 == input)
+            .map(|e| e.id());
         if let Some(old) = old {
             self.graph.remove_edge(old);
         }
@@ -172,16 +176,22 @@ impl OperatorGraph {
 
     /// The inputs of a node, in order.
     pub fn inputs(&self, index: NodeIndex) -> Vec<NodeIndex> {
-        let mut inputs: Vec<_> =
-            self.graph.edges_directed(index, Direction::Incoming).map(|e| (e.weight().0, e.source())).collect();
+        let mut inputs: Vec<_> = self
+            .graph
+            .edges_directed(index, Direction::Incoming)
+            .map(|e| (e.weight().0, e.source()))
+            .collect();
         inputs.sort_unstable();
         inputs.into_iter().map(|(_, source)| source).collect()
     }
 
     /// Who reads the output of a node, and as which input; in program order.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
-        let mut consumers: Vec<_> =
-            self.graph.edges_directed(index, Direction::Outgoing).map(|e| (e.target(), e.weight().0)).collect();
+        let mut consumers: Vec<_> = self
+            .graph
+            .edges_directed(index, Direction::Outgoing)
+            .map(|e| (e.target(), e.weight().0))
+            .collect();
         consumers.sort_unstable_by_key(|&(target, input)| (self.graph[target].order, input));
         consumers
     }
@@ -190,14 +200,17 @@ impl OperatorGraph {
     pub fn ordered(&self) -> Vec<NodeIndex> {
         let mut nodes: Vec<_> = self.graph.node_indices().collect();
         nodes.sort_unstable_by_key(|&n| self.graph[n].order);
-        debug_assert!(nodes.iter().all(|&n| self.inputs(n).iter().all(|&i| self.graph[i].order < self.graph[n].order)));
+        debug_assert!(
+            nodes.iter().all(|&n| self.inputs(n).iter().all(|&i| self.graph[i].order < self.graph[n].order))
+        );
         nodes
     }
 
     /// The graph in Graphviz's language, one cluster a segment.
     pub fn dot(&self, segment_names: &[String]) -> String {
         use fmt::Write;
-        let mut out = String::from("digraph model {\n  rankdir=TB;\n  node [shape=box, fontname=\"monospace\"];\n");
+        let mut out =
+            String::from("digraph model {\n  rankdir=TB;\n  node [shape=box, fontname=\"monospace\"];\n");
         let nodes = self.ordered();
         for (segment, name) in segment_names.iter().enumerate() {
             // Writing to a String cannot fail.

@@ -151,7 +151,8 @@ impl WeightBuffer {
         match &self.content {
             WeightContent::Matrix(resident) => {
                 let group_bytes = resident.group_bytes() as u64;
-                let groups = (chunk.offset / group_bytes) as usize..((chunk.offset + chunk.bytes) / group_bytes) as usize;
+                let groups = (chunk.offset / group_bytes) as usize
+                    ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
                 let (rows, row_bytes) = (resident.rows_of(groups.clone()), resident.file_row_bytes());
                 let file = weights.bytes(tensor()?)?;
                 let file = file.get(rows.start * row_bytes..rows.end * row_bytes).unwrap_or(&[]);
@@ -167,7 +168,8 @@ impl WeightBuffer {
 /// The values of a vector tensor.
 pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Vec<f32>, ModelError> {
     let bytes = weights.bytes(tensor)?;
-    let mut values = vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
+    let mut values =
+        vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
     dequantise(tensor.tensor_type, bytes, &mut values)?;
     Ok(values)
 }
@@ -232,7 +234,9 @@ impl CompiledStage {
     /// Bytes that one slot takes: parameters, activations, logits.
     pub fn slot_bytes(&self) -> u64 {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
-        params + u64::from(self.max_rows()) * self.row_bytes + u64::from(self.max_logit_rows()) * self.logit_row_bytes
+        params
+            + u64::from(self.max_rows()) * self.row_bytes
+            + u64::from(self.max_logit_rows()) * self.logit_row_bytes
     }
 
     /// Bytes that the stage takes with `slots` slots, staging apart.

@@ -41,7 +41,9 @@ pub(crate) enum Command {
     /// Measure perplexity on a text.
     Perplexity(PerplexityArgs),
     /// Print a completion script for a shell.
-    #[command(after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag")]
+    #[command(
+        after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"
+    )]
     Completions {
         /// The shell.
         shell: clap_complete::Shell,

@@ -37,7 +37,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let tests = tests(args);
     let longest = tests.iter().map(|t| t.positions()).max().unwrap_or(2);
     if longest > model.hyperparameters().context {
-        note(&format!("note: {longest} tokens are beyond the model's context of {}", model.hyperparameters().context));
+        note(&format!(
+            "note: {longest} tokens are beyond the model's context of {}",
+            model.hyperparameters().context
+        ));
     }
     let needs = Needs { sequences: args.parallel, all_logits: false, context: Some(longest) };
     let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
@@ -147,7 +150,8 @@ fn once(model: &Model, session: &Session, test: Test, parallel: u32) -> Result<f
     super::block_on(async {
         let mut streams = Vec::new();
         for sequence in 0..parallel {
-            let ids: Vec<u32> = (0..prompt_tokens).map(|i| (i * 31 + sequence * 97 + 7) % vocabulary).collect();
+            let ids: Vec<u32> =
+                (0..prompt_tokens).map(|i| (i * 31 + sequence * 97 + 7) % vocabulary).collect();
             streams.push(session.generate(Prompt::Tokens(&ids), &generation)?);
         }
         for mut stream in streams {

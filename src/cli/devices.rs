@@ -61,7 +61,9 @@ fn memory(adapter: &Adapter) -> (String, String) {
 fn missing(report: &Report) -> Vec<String> {
     let line = |backend: &ragtag_devices::BackendReport| match &backend.status {
         Status::Found { .. } => None,
-        Status::NotCompiled => Some(format!("{}: not in this build (feature `{}`)", backend.name, backend.name)),
+        Status::NotCompiled => {
+            Some(format!("{}: not in this build (feature `{}`)", backend.name, backend.name))
+        }
         Status::Unavailable(unavailable) => Some(format!("{}: {unavailable}", backend.name)),
     };
     report.backends.iter().filter_map(line).collect()

@@ -47,7 +47,8 @@ fn types(model: &Model) -> BTreeMap<&'static str, (usize, u64)> {
 fn print_summary(model: &Model) {
     let h = model.hyperparameters();
     let mut table = table(&["model", model.name()]);
-    let types: Vec<_> = types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
+    let types: Vec<_> =
+        types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let heads = format!("{} of {} values, {} for keys and values", h.heads, h.head_dimensions, h.kv_heads);
     let rope = format!("base {}, {} of {} values", h.rope_base, h.rope_dimensions, h.head_dimensions);
     let vocabulary = match model.tokenizer() {
@@ -80,7 +81,8 @@ fn print_segments(segments: &[Segment]) {
     for (index, segment) in segments.iter().enumerate() {
         let same = |a: &Segment, b: &Segment| {
             a.kind == b.kind
-                && (a.read_bytes, a.flops_per_row, resident_bytes(a)) == (b.read_bytes, b.flops_per_row, resident_bytes(b))
+                && (a.read_bytes, a.flops_per_row, resident_bytes(a))
+                    == (b.read_bytes, b.flops_per_row, resident_bytes(b))
         };
         if segments.get(index + 1).is_some_and(|next| same(segment, next)) {
             continue;
@@ -110,7 +112,12 @@ fn print_tensors(model: &Model) {
     let mut table = table(&["tensor", "type", ">shape", ">bytes"]);
     for tensor in model.graph().weights().tensors() {
         let shape: Vec<_> = tensor.shape.iter().map(u64::to_string).collect();
-        let row = [tensor.name.clone(), tensor.tensor_type.name().into(), shape.join(" × "), tensor.bytes.to_string()];
+        let row = [
+            tensor.name.clone(),
+            tensor.tensor_type.name().into(),
+            shape.join(" × "),
+            tensor.bytes.to_string(),
+        ];
         table.add_row(row);
     }
     print(&format!("{table}\n"));

@@ -16,11 +16,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let needs = Needs { sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
     let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&plan));
-    let options = EngineOptions {
-        trace: records.wants_trace(),
-        all_logits: true,
-        progress: Some(progress::loading()),
-    };
+    let options =
+        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = Engine::start(&model, &devices, &plan, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     write_file(&args.output, &npy::encode(&logits, model.hyperparameters().vocabulary as usize))?;

@@ -28,11 +28,8 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let needs = Needs { sequences: 2, all_logits: true, context: Some(context) };
     let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&plan));
-    let options = EngineOptions {
-        trace: records.wants_trace(),
-        all_logits: true,
-        progress: Some(progress::loading()),
-    };
+    let options =
+        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = Engine::start(&model, &devices, &plan, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     if args.json {
@@ -55,8 +52,11 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     if context < 4 {
         return Err(Error::Usage("--ctx must be at least 4 for perplexity".into()));
     }
-    let text = std::fs::read_to_string(&args.file)
-        .map_err(|cause| Error::File { action: "read", path: args.file.clone(), cause })?;
+    let text = std::fs::read_to_string(&args.file).map_err(|cause| Error::File {
+        action: "read",
+        path: args.file.clone(),
+        cause,
+    })?;
     let tokenizer = model.tokenizer()?;
     let ids = tokenizer
         .encode(&text, true)
@@ -65,7 +65,10 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     let mut pieces: Vec<Vec<u32>> = ids.chunks_exact(context).take(most).map(<[u32]>::to_vec).collect();
     if pieces.is_empty() {
         let path = args.file.display();
-        return Err(Error::Usage(format!("{path} has {} tokens, fewer than one piece of {context}", ids.len())));
+        return Err(Error::Usage(format!(
+            "{path} has {} tokens, fewer than one piece of {context}",
+            ids.len()
+        )));
     }
     for piece in &mut pieces {
         piece[0] = tokenizer.bos().unwrap_or(piece[0]);

@@ -76,8 +76,11 @@ fn like_file(
     devices: &Devices,
     args: &PlacementArgs,
 ) -> Result<Planner> {
-    let json = std::fs::read_to_string(path)
-        .map_err(|cause| Error::File { action: "read", path: path.into(), cause })?;
+    let json = std::fs::read_to_string(path).map_err(|cause| Error::File {
+        action: "read",
+        path: path.into(),
+        cause,
+    })?;
     let invalid = |cause| Error::PlanFile { path: path.into(), cause };
     let plan = Plan::from_json(&json).map_err(invalid)?;
     let labels = devices.labels();

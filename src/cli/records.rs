@@ -66,7 +66,9 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
     let path: Vec<_> = engine
         .stages()
         .iter()
-        .map(|stage| format!("{}({}-{})", stage.adapter.label(), stage.segments.start, stage.segments.end - 1))
+        .map(|stage| {
+            format!("{}({}-{})", stage.adapter.label(), stage.segments.start, stage.segments.end - 1)
+        })
         .collect();
     Ok(json!({
         "ragtag_receipt": 1,

@@ -27,7 +27,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         }
     }
     let progress = progress::loading();
-    let options = EngineOptions { trace: records.wants_trace(), progress: Some(progress), ..EngineOptions::default() };
+    let options =
+        EngineOptions { trace: records.wants_trace(), progress: Some(progress), ..EngineOptions::default() };
     let engine = Engine::start(&model, &devices, &plan, options)?;
 
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
@@ -55,7 +56,13 @@ struct Outcome {
 }
 
 /// Generates, printing as it goes if `echo` says so. Ctrl-C ends the sequence, not the program.
-async fn generate(engine: &Engine, prompt: &str, ids: &[u32], generation: &Generation, echo: bool) -> Result<Outcome> {
+async fn generate(
+    engine: &Engine,
+    prompt: &str,
+    ids: &[u32],
+    generation: &Generation,
+    echo: bool,
+) -> Result<Outcome> {
     if echo {
         print(prompt);
     }
@@ -99,7 +106,8 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
 }
 
 fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
-    let drawn = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64 % 1_000_000_007);
+    let drawn =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64 % 1_000_000_007);
     Generation {
         max_tokens,
         sampling: Sampling {
@@ -130,4 +138,3 @@ fn figures(summary: &Summary, seed: u64) -> String {
 fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::TokenizerError) -> Error {
     Error::Tokenizer { name: model.name().into(), cause }
 }
-

@@ -1,7 +1,7 @@
 //! The numbers that shape a model, read from its metadata and checked before anything is computed from them.
 
-use crate::model::ModelError;
 use crate::gguf::Metadata;
+use crate::model::ModelError;
 use crate::weights::Weights;
 use serde::Serialize;
 
@@ -52,7 +52,8 @@ impl Hyperparameters {
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
-        let count = |part: &str| -> Result<u32, ModelError> { in_range(&key(part), metadata.get(&key(part))?) };
+        let count =
+            |part: &str| -> Result<u32, ModelError> { in_range(&key(part), metadata.get(&key(part))?) };
         let optional = |part: &str, default: u32| -> Result<u32, ModelError> {
             metadata.find(&key(part))?.map_or(Ok(default), |value| in_range(&key(part), value))
         };
@@ -91,7 +92,8 @@ impl Hyperparameters {
             return bad("attention.head_count_kv", why);
         }
         if self.rope_dimensions > self.head_dimensions || !self.rope_dimensions.is_multiple_of(2) {
-            let why = format!("{} of {} dimensions cannot rotate", self.rope_dimensions, self.head_dimensions);
+            let why =
+                format!("{} of {} dimensions cannot rotate", self.rope_dimensions, self.head_dimensions);
             return bad("rope.dimension_count", why);
         }
         if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
@@ -123,7 +125,10 @@ impl Hyperparameters {
 fn in_range(key: &str, value: u32) -> Result<u32, ModelError> {
     match value {
         1..=LARGEST => Ok(value),
-        _ => Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not in 1 … {LARGEST}") }),
+        _ => Err(ModelError::Hyperparameter {
+            key: key.into(),
+            why: format!("{value} is not in 1 … {LARGEST}"),
+        }),
     }
 }
 

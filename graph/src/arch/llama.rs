@@ -8,6 +8,10 @@ use crate::op::RopePairing;
 pub(super) static LLAMA: Architecture = Architecture {
     name: "llama",
     build: |h, b| {
-        transformer::build(h, b, &transformer::Options { pairing: RopePairing::Interleaved, sub_norms: false })
+        transformer::build(
+            h,
+            b,
+            &transformer::Options { pairing: RopePairing::Interleaved, sub_norms: false },
+        )
     },
 };

@@ -83,7 +83,13 @@ impl Emitter<'_> {
             Operator::Attention { layer } => {
                 let scale = 1.0 / (h.head_dimensions as f32).sqrt();
                 let mut constants = self.cache_constants();
-                constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks(), scale.to_bits()]);
+                constants.extend([
+                    h.heads,
+                    h.kv_heads,
+                    h.head_dimensions,
+                    self.lowering.cache_blocks(),
+                    scale.to_bits(),
+                ]);
                 let [keys, values] = cache(*layer);
                 let arguments = vec![inputs[0], keys, values, self.output(index)];
                 (Kernel::Attention(self.lowering.kv), arguments, constants)

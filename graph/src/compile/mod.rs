@@ -62,7 +62,8 @@ pub fn compile(
         let params = params_shape(lowering, rows);
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
-        let mut emitter = Emitter { model, graph: &graph, caps, lowering, params, storage, weights: &weights, variants };
+        let mut emitter =
+            Emitter { model, graph: &graph, caps, lowering, params, storage, weights: &weights, variants };
         let steps = emitter.steps(segments.clone())?;
         variants = emitter.variants;
         programs.push(Program { params, steps });

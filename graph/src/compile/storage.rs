@@ -33,7 +33,8 @@ impl Storage {
         segments: Range<usize>,
         params: &ParamsShape,
     ) -> Result<Self, ModelError> {
-        let nodes: Vec<_> = graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)).collect();
+        let nodes: Vec<_> =
+            graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)).collect();
         let position: BTreeMap<_, _> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
         let mut storage = Self { places: BTreeMap::new(), scratch_bytes: 0 };
         let mut live: Vec<Live> = Vec::new();
@@ -86,7 +87,10 @@ fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex)
     if graph.consumers(input).into_iter().all(|(reader, _)| graph.node(reader).order <= order) {
         return Ok(());
     }
-    let what = format!("a graph that reads the input of {} after it was overwritten", graph.node(writer).operator.name());
+    let what = format!(
+        "a graph that reads the input of {} after it was overwritten",
+        graph.node(writer).operator.name()
+    );
     Err(ModelError::Unsupported { what })
 }
 
@@ -124,7 +128,12 @@ mod tests {
     use ragtag_kernels::Activations;
 
     /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
-    fn check_owners(model: &crate::Model, activations: Activations, segments: Range<usize>, rows: u32) -> u64 {
+    fn check_owners(
+        model: &crate::Model,
+        activations: Activations,
+        segments: Range<usize>,
+        rows: u32,
+    ) -> u64 {
         let graph = model.graph(activations);
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
@@ -135,7 +144,8 @@ mod tests {
                 let (place, offset) = storage.of(input);
                 if place == Place::Scratch {
                     let range = offset..offset + output_bytes(graph.node(input), &params);
-                    let owner = owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
+                    let owner =
+                        owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
                     assert_eq!(owner, Some(&(range, input)), "{:?} reads lost bytes", graph.node(node));
                 }
             }
@@ -159,7 +169,8 @@ mod tests {
             for activations in [Activations::F32, Activations::Int8] {
                 for rows in [1, 3, 64] {
                     let all = check_owners(&model, activations, 0..14, rows);
-                    let largest = (0..14).map(|s| check_owners(&model, activations, s..s + 1, rows)).max().unwrap();
+                    let largest =
+                        (0..14).map(|s| check_owners(&model, activations, s..s + 1, rows)).max().unwrap();
                     assert_eq!(all, largest, "a stage needs the scratch of its largest segment");
                 }
             }
