@@ -3,7 +3,7 @@
 //! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm] [types…]`, for example `-- gemv Q8_0 F16`.
 #![allow(clippy::print_stdout)] // a report is what it is for
 
-use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
+use ragtag_hal::{Caps, Feature, Features, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::{
     Activations, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
 };
@@ -40,10 +40,25 @@ impl Memory {
     }
 }
 
+/// What this machine has.
+fn features() -> Features {
+    #[cfg(target_arch = "x86_64")]
+    let found = [
+        (Feature::Avx2, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (Feature::Avx512Vnni, is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let found = [(Feature::NeonDot, std::arch::is_aarch64_feature_detected!("dotprod"))];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let found: [(Feature, bool); 0] = [];
+    found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
+}
+
+/// A host with these features; the variable `ISA` (`avx2`, `none`) leaves all but one out.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
-        features: Default::default(),
+        features: features(),
         queues: QueueLayout::Separate,
         foreign_points: true,
         records_programs: false,
@@ -52,18 +67,6 @@ fn caps() -> Caps {
         binding_alignment_bytes: 64,
         parallel_units: 1,
     };
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
-            caps.features.insert(Feature::Avx2);
-        }
-        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw") {
-            caps.features.insert(Feature::Avx512Vnni);
-        }
-    }
     if let Ok(only) = std::env::var("ISA") {
         caps.features.retain(|f| format!("{f:?}").eq_ignore_ascii_case(&only));
     }
