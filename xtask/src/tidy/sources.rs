@@ -16,6 +16,9 @@ const UNSAFE: &[&str] = &[
     // The CPU backend hands kernels their bindings.
     "devices/cpu/src/script.rs",
     "devices/cpu/src/tests.rs",
+    // Benches that launch kernels by hand.
+    "devices/cpu/benches/",
+    "kernels/benches/",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/host/",
     // The map of model files.
