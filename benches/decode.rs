@@ -58,11 +58,8 @@ fn main() -> ragtag::Result<()> {
 
 fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
     let model = Model::open(path)?;
-    let options = DeviceOptions {
-        requested: Some("cpu".into()),
-        cpu_threads: Some(threads),
-        ..Default::default()
-    };
+    let options =
+        DeviceOptions { requested: Some("cpu".into()), cpu_threads: Some(threads), ..Default::default() };
     let devices = Devices::probe(&options)?;
     let planner = Planner::new(&model).devices(&devices).context(64).kv(KvType::F16);
     let plan = planner.activations(Activations::Int8).plan()?;

@@ -63,11 +63,10 @@ async fn generate(
     generation: &Generation,
     echo: bool,
 ) -> Result<Outcome> {
-    if echo {
-        print(prompt);
-    }
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
+    // The prompt is shown when the pipeline has taken it.
+    let mut untold = echo.then_some(prompt);
     loop {
         let event = tokio::select! {
             event = stream.next_event() => event,
@@ -76,7 +75,11 @@ async fn generate(
                 continue;
             }
         };
-        match event? {
+        let event = event?;
+        if let Some(prompt) = untold.take() {
+            print(prompt);
+        }
+        match event {
             Event::Token { id, text: piece } => {
                 tokens.extend(id);
                 if echo {
