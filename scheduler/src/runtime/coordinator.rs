@@ -3,7 +3,7 @@
 use crate::actor::culprit;
 use crate::core::{LogitRows, MicroBatch, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent};
 use crate::error::{Error, Result};
-use crate::mailbox::{Mailbox, Notice};
+use crate::mailbox::{self, Mailbox, Notice};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
@@ -92,10 +92,12 @@ impl Coordinator {
             let letter = match self.poll() {
                 Some(letter) => letter,
                 None => {
+                    // In this order: a return lies on the quiet lane before its point passes, so if the point was seen
+                    // here, so is the return; if it was not, the notice wakes us.
                     self.notice.arm();
                     self.catch_up();
                     self.publish();
-                    match self.receive() {
+                    match self.poll().or_else(|| self.receive()) {
                         Some(letter) => letter,
                         None => return,
                     }
@@ -107,10 +109,7 @@ impl Coordinator {
                     let error = self.attribute(error);
                     self.handle(RunEvent::Failed { error });
                 }
-                Letter::Stage(RunMessage::Return(returned)) => {
-                    self.handle(RunEvent::Return(returned));
-                    self.catch_up();
-                }
+                Letter::Stage(RunMessage::Return(returned)) => self.handle(RunEvent::Return(returned)),
                 Letter::Stage(RunMessage::Downloaded) => self.catch_up(),
                 Letter::Request(RequestMessage::Cancel { sequence }) => {
                     self.handle(RunEvent::Cancel { sequence })
@@ -124,18 +123,15 @@ impl Coordinator {
     }
 
     fn poll(&self) -> Option<Letter> {
-        let (stages, urgent) = self.inbox.lanes();
-        if let Ok(urgent) = urgent.try_recv() {
-            return Some(Letter::Urgent(urgent));
+        match self.inbox.poll() {
+            Some(mailbox::Letter::Urgent(urgent)) => Some(Letter::Urgent(urgent)),
+            Some(mailbox::Letter::Normal(message)) => Some(Letter::Stage(message)),
+            None => self.requests.try_recv().ok().map(Letter::Request),
         }
-        if let Ok(message) = stages.try_recv() {
-            return Some(Letter::Stage(message));
-        }
-        self.requests.try_recv().ok().map(Letter::Request)
     }
 
     fn receive(&self) -> Option<Letter> {
-        let (stages, urgent) = self.inbox.lanes();
+        let (stages, urgent) = self.inbox.waking_lanes();
         select_biased! {
             recv(urgent) -> message => message.ok().map(Letter::Urgent),
             recv(stages) -> message => message.ok().map(Letter::Stage),
@@ -218,7 +214,7 @@ impl Coordinator {
                     sampled.push(Sampled { sequence: item.sequence, token });
                 }
             }
-            let decode = item.first_position as usize + 1 == client.history.len() && item.tokens.len() == 1;
+            let decode = item.first_position >= client.prompt_tokens;
             prompt_tokens += if decode { 0 } else { item.tokens.len() as u64 };
         }
         let mut stats = self.stats();
