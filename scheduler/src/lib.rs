@@ -15,7 +15,7 @@ mod runtime;
 pub mod sim;
 mod trace;
 
-pub use actor::{StageReport, WeightChunk, WeightSource};
+pub use actor::{StageReport, WEIGHT_STAGING_BYTES, WeightChunk, WeightSource};
 pub use error::{Error, Refusal, Result};
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,

@@ -182,7 +182,7 @@ fn slow_devices_say_the_same() {
 /// and being told is run many times.
 #[test]
 fn nobody_oversleeps_on_devices_that_finish_at_once() {
-    for (stages, sequences, slots) in [(1, 1, 4), (2, 1, 1), (2, 5, 2), (3, 8, 1)] {
+    for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
         let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
         let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
         options.slots = slots;
@@ -194,9 +194,11 @@ fn nobody_oversleeps_on_devices_that_finish_at_once() {
             end_tokens: Vec::new(),
             sampler: Box::new(support::null::Zero),
         };
-        let requests: Vec<_> = (0..sequences).map(|_| submit(&pipeline, &[0], job())).collect();
-        for (_, replies) in requests {
-            assert_eq!(finished(&all(&replies)).new_tokens, 3000);
+        for _ in 0..times {
+            let requests: Vec<_> = (0..sequences).map(|_| submit(&pipeline, &[0], job())).collect();
+            for (_, replies) in requests {
+                assert_eq!(finished(&all(&replies)).new_tokens, 3000);
+            }
         }
     }
 }

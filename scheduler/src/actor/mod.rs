@@ -7,7 +7,7 @@ mod gate;
 pub(crate) mod memory;
 mod weights;
 
-pub use weights::{WeightChunk, WeightSource};
+pub use weights::{WEIGHT_STAGING_BYTES, WeightChunk, WeightSource};
 
 use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
@@ -229,15 +229,10 @@ impl Actor {
     fn work(&mut self) -> Result<()> {
         loop {
             let letter = match self.mailbox.poll() {
-                Some(letter) => letter,
-                None => {
-                    self.before_sleep()?;
-                    match self.mailbox.poll().or_else(|| self.mailbox.receive()) {
-                        Some(letter) => letter,
-                        None => return Ok(()),
-                    }
-                }
+                Some(letter) => Some(letter),
+                None => self.before_sleep()?.or_else(|| self.mailbox.receive()),
             };
+            let Some(letter) = letter else { return Ok(()) };
             match letter {
                 Letter::Urgent(StageUrgent::Stop) => return Ok(()),
                 Letter::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
@@ -257,9 +252,9 @@ impl Actor {
         }
     }
 
-    /// Asks for the notices that are needed, and looks once more at what they are about. (Ring slots are on the quiet
-    /// lane, which is looked at after this.)
-    fn before_sleep(&mut self) -> Result<()> {
+    /// Asks for the notices that are needed, and looks once more at what they are about: whatever happened before the
+    /// asking is found here, whatever happens after it wakes us.
+    fn before_sleep(&mut self) -> Result<Option<Letter<StageMessage, StageUrgent>>> {
         if self.core.wants_slot() {
             self.download_notice.arm();
             self.catch_up()?;
@@ -271,7 +266,8 @@ impl Actor {
         if let Some(next) = self.next.as_ref().filter(|_| self.core.wants_ring_slot()) {
             next.ring_notice.arm();
         }
-        Ok(())
+        // Ring slots come on the quiet lane.
+        Ok(self.mailbox.poll())
     }
 
     fn retry(&mut self) -> Result<()> {

@@ -15,6 +15,8 @@ use std::time::Duration;
 const CHUNK_BYTES: u64 = 8 << 20;
 /// Chunks in each half of the staging memory; as many threads fill them.
 const HALF: usize = 4;
+/// Most host memory that a stage takes while it loads; given back before it runs.
+pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
 /// How soon loading notices that it is not wanted any more.
 const PATIENCE: Duration = Duration::from_millis(50);
 

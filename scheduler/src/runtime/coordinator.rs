@@ -89,20 +89,8 @@ impl Coordinator {
 
     fn work(&mut self) {
         loop {
-            let letter = match self.poll() {
-                Some(letter) => letter,
-                None => {
-                    // In this order: a return lies on the quiet lane before its point passes, so if the point was seen
-                    // here, so is the return; if it was not, the notice wakes us.
-                    self.notice.arm();
-                    self.catch_up();
-                    self.publish();
-                    match self.poll().or_else(|| self.receive()) {
-                        Some(letter) => letter,
-                        None => return,
-                    }
-                }
-            };
+            let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.receive());
+            let Some(letter) = next else { return };
             match letter {
                 Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
                 Letter::Urgent(RunUrgent::Failed(error)) => {
@@ -120,6 +108,15 @@ impl Coordinator {
                 }
             }
         }
+    }
+
+    /// Asks to be woken by progress, and looks once more. In this order: a return lies on the quiet lane before its point
+    /// passes, so if the point is seen here, so is the return; if it is not, the notice wakes us.
+    fn before_sleep(&mut self) -> Option<Letter> {
+        self.notice.arm();
+        self.catch_up();
+        self.publish();
+        self.poll()
     }
 
     fn poll(&self) -> Option<Letter> {
@@ -251,5 +248,62 @@ impl Coordinator {
 
     fn stats(&self) -> MutexGuard<'_, PipelineStats> {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity::Lanes;
+    use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
+    use crate::mailbox::mailbox;
+    use crossbeam_channel::bounded;
+    use ragtag_hal::{QueueKind, TimelineId};
+
+    /// The last stage gets a return in, and its point passes, right after the coordinator found nothing to do.
+    #[test]
+    fn a_return_is_not_overslept() {
+        let run = RunShape {
+            stages: 1,
+            credits: 1,
+            context: 16,
+            vocabulary: 4,
+            chunk_rows: 4,
+            max_rows: 4,
+            max_logit_rows: 1,
+            max_sequences: 1,
+            kv_blocks: 1,
+        };
+        let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
+        let (address, inbox) = mailbox(Lanes::of_run(1));
+        let (stage, _stage_inbox) = mailbox(Lanes::of_stage(1, 0, 0));
+        let (_requests, requests) = bounded(1);
+        let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
+        let last = Timeline::new(id);
+        let mut coordinator = Coordinator {
+            core: RunCore::new(layout.run.clone()).unwrap(),
+            inbox,
+            requests,
+            stages: vec![stage],
+            devices: vec![(DeviceId(0), "made-up:0".into())],
+            last: Arc::clone(&last),
+            notice: Notice::default(),
+            logits: Logits::new(&layout).unwrap(),
+            clients: HashMap::new(),
+            stats: Arc::default(),
+            progress: 0,
+        };
+        let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
+        let prompt = Prompt { tokens: [1, 2].into(), want };
+        coordinator.handle(RunEvent::Submit { sequence: SequenceId(0), prompt });
+        assert!(coordinator.poll().is_none());
+        let returned = Return { micro_batch: MicroBatchId(0), ready: id.at(1) };
+        address.send_quietly(RunMessage::Return(returned)).unwrap();
+        last.advance(1);
+        let Some(Letter::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
+            panic!("overslept");
+        };
+        coordinator.handle(RunEvent::Return(returned));
+        assert_eq!(coordinator.core.counts().active, 0);
     }
 }
