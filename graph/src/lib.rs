@@ -5,8 +5,30 @@
 
 #![forbid(unsafe_code)]
 
+mod arch;
+mod builder;
+mod compile;
+mod cost;
+pub mod error;
+pub mod gguf;
+pub mod model;
+pub mod op;
+mod passes;
 pub mod program;
 pub mod segment;
+pub mod source;
+#[cfg(test)]
+mod test_models;
+pub mod tokenizer;
+pub mod weights;
 
-pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer};
-pub use segment::{Segment, SegmentKind};
+pub use arch::{ARCHITECTURES, Architecture, Hyperparameters};
+pub use compile::{CompileError, buckets, compile};
+pub use error::{FormatError, SourceError, TokenizerError};
+pub use gguf::{Metadata, ModelFile};
+pub use model::{Lowering, Model, ModelError};
+pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
+pub use segment::{Segment, SegmentKind, SegmentTensor};
+pub use source::{MemorySource, Source};
+pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::{TensorInfo, Weights};

@@ -1,9 +1,14 @@
 //! Compiled stages: for a run of segments on one device, the buffers it needs and, for each bucket of rows, the
 //! dispatches over them. Plain data: a device actor turns places into buffer ids and records the steps.
 
+use crate::model::{Model, ModelError};
+use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
+use ragtag_kernels::blocks::{SizeError, dequantise};
+use ragtag_kernels::layout::{LayoutError, Resident};
 use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Which buffer of a stage a step's binding lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,13 +64,132 @@ pub struct Program {
     pub steps: Vec<Step>,
 }
 
+/// What a weight buffer holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WeightContent {
+    /// The matrix of this name, in its resident layout.
+    Matrix(Resident),
+    /// The vector of this name, as f32 values.
+    Vector {
+        /// Number of values.
+        values: u64,
+    },
+    /// Values that were computed when the model was lowered.
+    Generated(Arc<[f32]>),
+}
+
+impl WeightContent {
+    /// The matrix of this name.
+    pub(crate) fn matrix(model: &Model, name: &str) -> Result<Self, ModelError> {
+        let tensor = model.tensor(name)?;
+        let resident = Resident::new(tensor.tensor_type, tensor.rows(), tensor.columns())
+            .map_err(|e| ModelError::Unsupported { what: format!("tensor {name}: {e}") })?;
+        Ok(WeightContent::Matrix(resident))
+    }
+
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            WeightContent::Matrix(resident) => resident.bytes(),
+            WeightContent::Vector { values } => values * 4,
+            WeightContent::Generated(values) => values.len() as u64 * 4,
+        }
+    }
+}
+
 /// A weight buffer and where its content comes from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
     /// The tensor's name, or what the generated content is.
     pub name: String,
-    /// Size on the device.
+    /// What it holds.
+    pub content: WeightContent,
+    /// The first segment that needs it.
+    pub segment: usize,
+}
+
+/// A piece of a weight buffer that is produced at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightChunk {
+    /// First byte in the buffer.
+    pub offset: u64,
+    /// Number of bytes.
     pub bytes: u64,
+}
+
+impl WeightBuffer {
+    /// Bytes on the device.
+    pub fn bytes(&self) -> u64 {
+        self.content.bytes()
+    }
+
+    /// Cuts the buffer into pieces of at most `max_bytes`, or of the smallest size that its layout allows.
+    pub fn chunks(&self, max_bytes: u64) -> Vec<WeightChunk> {
+        let unit = match &self.content {
+            WeightContent::Matrix(resident) => resident.group_bytes() as u64,
+            _ => self.bytes(),
+        };
+        let step = (max_bytes / unit.max(1)).max(1) * unit;
+        let mut offset = 0;
+        let mut chunks = Vec::new();
+        while offset < self.bytes() {
+            let bytes = step.min(self.bytes() - offset);
+            chunks.push(WeightChunk { offset, bytes });
+            offset += bytes;
+        }
+        chunks
+    }
+
+    /// Writes one of [`WeightBuffer::chunks`] into `out`, which has its length.
+    ///
+    /// # Errors
+    /// If the file cannot be read any more.
+    pub fn fill(&self, weights: &Weights, chunk: &WeightChunk, out: &mut [u8]) -> Result<(), ModelError> {
+        let tensor = || {
+            weights.tensor(&self.name).ok_or_else(|| ModelError::MissingTensor { name: self.name.clone() })
+        };
+        match &self.content {
+            WeightContent::Matrix(resident) => {
+                let group_bytes = resident.group_bytes() as u64;
+                let groups = (chunk.offset / group_bytes) as usize
+                    ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
+                let (rows, row_bytes) = (resident.rows_of(groups.clone()), resident.file_row_bytes());
+                let file = weights.bytes(tensor()?)?;
+                let file = file.get(rows.start * row_bytes..rows.end * row_bytes).unwrap_or(&[]);
+                resident.pack(groups, file, out)?;
+            }
+            WeightContent::Vector { .. } => write_values(&vector_values(tensor()?, weights)?, chunk, out),
+            WeightContent::Generated(values) => write_values(values, chunk, out),
+        }
+        Ok(())
+    }
+}
+
+/// The values of a vector tensor.
+pub(crate) fn vector_values(tensor: &TensorInfo, weights: &Weights) -> Result<Vec<f32>, ModelError> {
+    let bytes = weights.bytes(tensor)?;
+    let mut values =
+        vec![0.0; bytes.len() / tensor.tensor_type.block_bytes() * tensor.tensor_type.block_values()];
+    dequantise(tensor.tensor_type, bytes, &mut values)?;
+    Ok(values)
+}
+
+impl From<SizeError> for ModelError {
+    fn from(error: SizeError) -> Self {
+        ModelError::Unsupported { what: error.to_string() }
+    }
+}
+
+impl From<LayoutError> for ModelError {
+    fn from(error: LayoutError) -> Self {
+        ModelError::Unsupported { what: error.to_string() }
+    }
+}
+
+fn write_values(values: &[f32], chunk: &WeightChunk, out: &mut [u8]) {
+    for (bytes, value) in out.chunks_exact_mut(4).zip(&values[(chunk.offset / 4) as usize..]) {
+        bytes.copy_from_slice(&value.to_le_bytes());
+    }
 }
 
 /// A stage, compiled for a device.
@@ -79,6 +203,8 @@ pub struct CompiledStage {
     pub weights: Vec<WeightBuffer>,
     /// Sizes of the key and value buffers.
     pub kv_bytes: Vec<u64>,
+    /// Names of the kernel variants behind the module's entries, for receipts.
+    pub variants: Vec<String>,
     /// Size of the scratch buffer; 0 if none is needed.
     pub scratch_bytes: u64,
     /// Bytes of one row of activations, as they cross to the next stage.
@@ -108,12 +234,14 @@ impl CompiledStage {
     /// Bytes that one slot takes: parameters, activations, logits.
     pub fn slot_bytes(&self) -> u64 {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
-        params + u64::from(self.max_rows()) * self.row_bytes + u64::from(self.max_logit_rows()) * self.logit_row_bytes
+        params
+            + u64::from(self.max_rows()) * self.row_bytes
+            + u64::from(self.max_logit_rows()) * self.logit_row_bytes
     }
 
     /// Bytes that the stage takes with `slots` slots, staging apart.
     pub fn device_bytes(&self, slots: u64) -> u64 {
-        let weights: u64 = self.weights.iter().map(|w| w.bytes).sum();
+        let weights: u64 = self.weights.iter().map(WeightBuffer::bytes).sum();
         weights + self.kv_bytes.iter().sum::<u64>() + self.scratch_bytes + slots * self.slot_bytes()
     }
 }

@@ -1,5 +1,8 @@
 //! Segments: the smallest units of placement, with what they cost in memory, arithmetic and traffic.
 
+use crate::compile;
+use crate::cost::node_cost;
+use crate::model::{Lowering, Model, ModelError};
 use serde::Serialize;
 
 /// What a segment is.
@@ -45,4 +48,44 @@ pub struct SegmentTensor {
     pub name: String,
     /// Its bytes in the resident layout.
     pub resident_bytes: u64,
+}
+
+/// The segments of a model, in order.
+pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
+    let graph = model.graph(lowering.activations);
+    let count = model.segment_count();
+    let mut segments: Vec<Segment> = (0..count)
+        .map(|s| Segment {
+            kind: match s {
+                0 => SegmentKind::Embedding,
+                s if s + 1 == count => SegmentKind::Head,
+                _ => SegmentKind::Block,
+            },
+            name: model.segment_name(s),
+            tensors: Vec::new(),
+            flops_per_row: 0,
+            flops_per_row_position: 0,
+            read_bytes: 0,
+            read_bytes_per_row: 0,
+            kv_bytes_per_position: 0,
+            scratch_bytes: 0,
+        })
+        .collect();
+    for node in graph.ordered() {
+        let node = graph.node(node);
+        let (segment, cost) = (&mut segments[node.segment], node_cost(model, node, lowering)?);
+        segment.flops_per_row += cost.flops_per_row;
+        segment.flops_per_row_position += cost.flops_per_row_position;
+        segment.read_bytes += cost.read_bytes;
+        segment.read_bytes_per_row += cost.read_bytes_per_row;
+        segment.kv_bytes_per_position += cost.kv_bytes_per_position;
+    }
+    for (index, segment) in segments.iter_mut().enumerate() {
+        segment.scratch_bytes = compile::scratch_bytes(model, &graph, index..index + 1, lowering)?;
+        segment.tensors = compile::weight_buffers(model, &graph, index..index + 1)?
+            .into_iter()
+            .map(|w| SegmentTensor { resident_bytes: w.bytes(), name: w.name })
+            .collect();
+    }
+    Ok(segments)
 }

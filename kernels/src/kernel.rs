@@ -80,6 +80,35 @@ pub enum Kernel {
     Add,
 }
 
+impl Kernel {
+    /// Every kernel that has variants. Products with int8 activations exist for types with integer quanta only.
+    pub fn all() -> Vec<Kernel> {
+        let mut all = vec![Kernel::Gather, Kernel::Quantize, Kernel::Rope, Kernel::Add];
+        for activations in [Activations::F32, Activations::Int8] {
+            all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
+            let takes = |t: &TensorType| crate::matmul::activations_for(*t, activations) == activations;
+            all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
+        }
+        for kv_type in [KvType::F32, KvType::F16] {
+            all.extend([Kernel::KvAppend(kv_type), Kernel::Attention(kv_type)]);
+        }
+        all.extend(TensorType::ALL.map(Kernel::Embed));
+        all
+    }
+
+    /// How close its variants come to float64, given their inputs. Storing keys and values as f16 rounds them.
+    pub fn class(self) -> NumericsClass {
+        match self {
+            Kernel::RmsNorm(Activations::Int8)
+            | Kernel::Quantize
+            | Kernel::MatMul(_, Activations::Int8)
+            | Kernel::KvAppend(KvType::F16)
+            | Kernel::SiluMul(Activations::Int8) => NumericsClass::Fast,
+            _ => NumericsClass::Exact,
+        }
+    }
+}
+
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let activations = |a: &Activations| match a {

@@ -3,9 +3,29 @@
 //!
 //! This crate must not know any model, plan or backend; it does no I/O and starts no thread.
 
+mod abi;
+pub mod add;
+pub mod attention;
 pub mod blocks;
+pub mod cases;
+pub mod embed;
+pub mod gather;
+mod host;
 mod kernel;
+pub mod kv_append;
+pub mod layout;
+pub mod matmul;
 pub mod params;
+pub mod quantize;
+pub mod rms_norm;
+pub mod rope;
+pub mod silu_mul;
+mod table;
 
 pub use blocks::TensorType;
+pub use cases::{Case, cases};
 pub use kernel::{Activations, Kernel, KvType, NumericsClass};
+pub use layout::{LayoutError, Resident};
+pub use matmul::activations_for;
+pub use quantize::row_bytes;
+pub use table::{Variant, select, variants};

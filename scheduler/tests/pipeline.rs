@@ -4,6 +4,7 @@
 
 mod support;
 
+use ragtag_graph::WeightChunk;
 use ragtag_hal::{Error as DeviceError, QueueKind};
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
@@ -438,7 +439,7 @@ fn a_device_that_is_too_small_is_named() {
 fn large_weights_arrive_whole_and_loading_is_told() {
     let mut setup = Setup::new(2);
     setup.model.layers = 2;
-    setup.model.weight_bytes = (9 << 20) + 5;
+    setup.model.weight_bytes = (9 << 20) + 4;
     let (send, told) = channel();
     let pipeline = Pipeline::start(setup.specs(), &setup.options, move |p| send.send(p).unwrap()).unwrap();
     let told: Vec<_> = told.try_iter().collect();

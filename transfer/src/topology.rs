@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// How an activation crosses an edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Route {
     /// Both stages are on one device: nothing moves.
     SameDevice,

@@ -1,2 +1,56 @@
-//! Developer tasks.
-fn main() {}
+//! Developer tasks: `cargo xtask test` runs all tests, `cargo xtask tidy` holds the tree to the project's rules.
+//!
+//! Users never need this program; no crate of Ragtag may depend on it.
+
+// A program for terminals: it prints.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod checks;
+mod synth;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Developer tasks of Ragtag.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// All tests: formatting, lints, tidy, the workspace's tests, documentation.
+    Test,
+    /// Hold the tree to the project's rules: who imports whom, where `unsafe` may stand, how long a file may be, …
+    Tidy,
+    /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
+    Ci,
+    /// Write a GGUF file with random weights, in any shape and tensor type.
+    SynthModel(synth::Args),
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_path_buf()
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Test => checks::test(&root()),
+        Task::Tidy => tidy::run(&root()),
+        Task::Ci => checks::ci(&root()),
+        Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

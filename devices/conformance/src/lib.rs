@@ -1,1 +1,24 @@
-//! Placeholder.
+//! The conformance suite: what every device owes, tried out on every adapter.
+//!
+//! Each test is written once against the hardware layer. It passes, fails with a reason, or is skipped with a reason;
+//! absent hardware is a visible skip. Tests and the command `ragtag selftest` use this crate, nothing else does.
+//!
+//! | tests | subject |
+//! | --- | --- |
+//! | `memory/…` | buffers, fills, copies, uploads, downloads, running out of memory |
+//! | `queues/…` | order, points across queues, points of other devices, poisoned timelines |
+//! | `programs/…` | record, replay, record anew |
+//! | `kernel/…` | every kernel variant against its reference, at its numerics class |
+//!
+//! This crate must not know any backend by name.
+
+mod bench;
+mod kernels;
+mod memory;
+mod programs;
+mod queues;
+mod report;
+mod suite;
+
+pub use report::{Absent, Outcome, Report, Summary, Verdict};
+pub use suite::{run, run_all};

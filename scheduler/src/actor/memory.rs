@@ -80,8 +80,11 @@ impl StageMemory {
     ) -> ragtag_hal::Result<Self> {
         device.create_module(MODULE, &compiled.module)?;
         let mut allocator = Allocator { device, next: 0 };
-        let weights =
-            compiled.weights.iter().map(|w| allocator.buffer(w.bytes)).collect::<ragtag_hal::Result<_>>()?;
+        let weights = compiled
+            .weights
+            .iter()
+            .map(|w| allocator.buffer(w.bytes()))
+            .collect::<ragtag_hal::Result<_>>()?;
         let kv = compiled
             .kv_bytes
             .iter()

@@ -7,7 +7,7 @@ mod gate;
 pub(crate) mod memory;
 mod weights;
 
-pub use weights::{WEIGHT_STAGING_BYTES, WeightChunk, WeightSource};
+pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};

@@ -135,7 +135,7 @@ impl Layout {
             max_sequences: smallest(|s| s.sequences),
             kv_blocks: options.kv_blocks,
         };
-        let weight_bytes = compiled().flat_map(|c| &c.weights).map(|w| w.bytes).sum();
+        let weight_bytes = compiled().flat_map(|c| &c.weights).map(|w| w.bytes()).sum();
         Ok(Self { run, weight_bytes, logit_row_bytes: last.logit_row_bytes, logits_part_bytes })
     }
 }

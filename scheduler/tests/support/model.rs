@@ -1,9 +1,9 @@
 //! The made-up model: its stages, weights, kernels and what it should say.
 
-use ragtag_graph::{CompiledStage, Place, Program, Slice, Step, WeightBuffer};
+use ragtag_graph::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
 use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_scheduler::{WeightChunk, WeightSource};
+use ragtag_scheduler::WeightSource;
 use std::ops::Range;
 
 /// Bytes of a row of activations: one hash, and some bytes that make it longer.
@@ -71,8 +71,11 @@ impl Model {
     pub fn compile(&self, segments: Range<usize>) -> CompiledStage {
         let layers: Vec<usize> = segments.clone().filter(|&s| s > 0 && s <= self.layers).collect();
         let last = segments.end == self.segments();
-        let weights =
-            layers.iter().map(|l| WeightBuffer { name: format!("layer {l}"), bytes: self.weight_bytes });
+        let weights = layers.iter().map(|l| WeightBuffer {
+            name: format!("layer {l}"),
+            content: WeightContent::Vector { values: self.weight_bytes / 4 },
+            segment: *l,
+        });
         CompiledStage {
             segments: segments.clone(),
             module: Module {
@@ -82,6 +85,7 @@ impl Model {
             },
             weights: weights.collect(),
             kv_bytes: layers.iter().map(|_| self.kv_bytes()).collect(),
+            variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: ROW_BYTES,
             logit_row_bytes: if last { u64::from(self.vocabulary) * 4 } else { 0 },

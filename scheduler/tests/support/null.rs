@@ -2,11 +2,11 @@
 
 #![allow(missing_docs)]
 
-use ragtag_graph::{CompiledStage, Program, WeightBuffer};
+use ragtag_graph::{CompiledStage, Program, WeightBuffer, WeightChunk};
 use ragtag_hal::*;
 use ragtag_kernels::params::ParamsShape;
 use ragtag_scheduler::core::Sample;
-use ragtag_scheduler::{StageSpec, WeightChunk, WeightSource};
+use ragtag_scheduler::{StageSpec, WeightSource};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -153,6 +153,7 @@ pub fn stage(index: usize, stages: usize) -> StageSpec {
             },
             weights: Vec::<WeightBuffer>::new(),
             kv_bytes: Vec::new(),
+            variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: 8192,
             logit_row_bytes: if index + 1 == stages { 1024 } else { 0 },

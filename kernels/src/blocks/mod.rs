@@ -2,6 +2,11 @@
 //!
 //! Source of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
+mod dequantise;
+
+pub(crate) use dequantise::q4_k_scale;
+pub use dequantise::{SizeError, dequantise};
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

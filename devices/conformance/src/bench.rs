@@ -1,0 +1,248 @@
+//! A device with what tests need around it: ids and points allotted in turn, data moved in and out, a limit on waiting.
+
+use crate::report::Verdict;
+use ragtag_hal::{
+    BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
+    QueueKind, RegionId, Submission, Timeline, Work,
+};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// How long any one point may take. Far more than any test needs, so that only a hang runs into it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A result with the reason of a failure in words.
+pub(crate) type Attempt<T> = Result<T, String>;
+
+/// Says what was attempted when something failed.
+pub(crate) trait Context<T> {
+    fn context(self, what: &str) -> Attempt<T>;
+}
+
+impl<T> Context<T> for ragtag_hal::Result<T> {
+    fn context(self, what: &str) -> Attempt<T> {
+        self.map_err(|error| format!("{what}: {error}"))
+    }
+}
+
+/// Fails a test unless two values are equal.
+pub(crate) fn expect_equal<T: PartialEq + std::fmt::Debug>(got: T, wanted: T, what: &str) -> Attempt<()> {
+    if got == wanted { Ok(()) } else { Err(format!("{what}: got {got:?}, wanted {wanted:?}")) }
+}
+
+/// Fails a test unless bytes are as wanted, and says where they first differ.
+pub(crate) fn expect_bytes(got: &[u8], wanted: &[u8], what: &str) -> Attempt<()> {
+    expect_equal(got.len(), wanted.len(), what)?;
+    match got.iter().zip(wanted).position(|(got, wanted)| got != wanted) {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "{what}: byte {at} of {} is {:#04x} instead of {:#04x}",
+            wanted.len(),
+            got[at],
+            wanted[at]
+        )),
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        // xorshift64
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 24) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+/// A device on which tests run.
+pub(crate) struct Bench {
+    // Dropped before the companion is joined: that is what ends it.
+    device: Checked,
+    next_id: u32,
+    signalled: [u64; 3],
+    buffers: Vec<BufferId>,
+    regions: Vec<RegionId>,
+    programs: Vec<ProgramId>,
+    _companion: Option<Companion>,
+}
+
+/// The thread that waits for hardware, where the device needs one.
+struct Companion(Option<JoinHandle<()>>);
+
+impl Drop for Companion {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // Its failure is on the timelines already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Bench {
+    pub(crate) fn new(mut device: Checked) -> Self {
+        let companion = device
+            .waiter()
+            .map(|mut waiter| Companion(Some(thread::spawn(move || while waiter.wait() == Ok(true) {}))));
+        Self {
+            device,
+            next_id: 0,
+            signalled: [0; 3],
+            buffers: Vec::new(),
+            regions: Vec::new(),
+            programs: Vec::new(),
+            _companion: companion,
+        }
+    }
+
+    pub(crate) fn device(&mut self) -> &mut Checked {
+        &mut self.device
+    }
+
+    pub(crate) fn caps(&self) -> &Caps {
+        &self.device.adapter().caps
+    }
+
+    /// Destroys what the last test made.
+    pub(crate) fn clear(&mut self) -> Attempt<()> {
+        for id in std::mem::take(&mut self.programs) {
+            self.device.destroy_program(id).context("destroying a program")?;
+        }
+        for id in std::mem::take(&mut self.buffers) {
+            self.device.destroy_buffer(id).context("destroying a buffer")?;
+        }
+        for id in std::mem::take(&mut self.regions) {
+            self.device.unregister_region(id).context("unregistering a region")?;
+        }
+        Ok(())
+    }
+
+    fn id(&mut self) -> u32 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    /// A buffer that lasts as long as the test.
+    pub(crate) fn buffer(&mut self, bytes: u64) -> Attempt<BufferRange> {
+        let buffer = self.try_buffer(bytes).context(&format!("a buffer of {bytes} bytes"))?;
+        Ok(BufferRange { buffer, offset: 0, bytes })
+    }
+
+    pub(crate) fn try_buffer(&mut self, bytes: u64) -> ragtag_hal::Result<BufferId> {
+        let id = BufferId(self.id());
+        self.device.create_buffer(id, bytes)?;
+        self.buffers.push(id);
+        Ok(id)
+    }
+
+    /// A region that lasts as long as the test.
+    pub(crate) fn region(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
+        let region = Arc::new(HostRegion::new(bytes).context("a host region")?);
+        let id = RegionId(self.id());
+        self.device.register_region(id, Arc::clone(&region)).context("registering a region")?;
+        self.regions.push(id);
+        Ok((id, region))
+    }
+
+    /// A module; modules last as long as the device.
+    pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
+        let id = ModuleId(self.id());
+        self.device.create_module(id, module).context("creating a module")?;
+        Ok(id)
+    }
+
+    /// A program that lasts as long as the test.
+    pub(crate) fn record(&mut self, commands: Vec<Command>) -> Attempt<ProgramId> {
+        let id = ProgramId(self.id());
+        self.device.record(id, commands).context("recording")?;
+        self.programs.push(id);
+        Ok(id)
+    }
+
+    /// Enqueues work that signals the next point of its queue.
+    pub(crate) fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Attempt<Point> {
+        let value = &mut self.signalled[queue.index()];
+        *value += 1;
+        let signal = self.device.timeline(queue).id().at(*value);
+        let submission = Submission { queue, work, waits: waits.to_vec(), signal };
+        self.device.submit(submission).context("a submission")?;
+        Ok(signal)
+    }
+
+    pub(crate) fn commands(
+        &mut self,
+        queue: QueueKind,
+        commands: Vec<Command>,
+        waits: &[Point],
+    ) -> Attempt<Point> {
+        self.submit(queue, Work::Commands(commands), waits)
+    }
+
+    /// Runs commands on the compute queue and waits for them.
+    pub(crate) fn compute(&mut self, commands: Vec<Command>) -> Attempt<()> {
+        let point = self.commands(QueueKind::Compute, commands, &[])?;
+        self.wait(point)
+    }
+
+    pub(crate) fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        self.device.timeline(queue)
+    }
+
+    /// Waits for an own point.
+    pub(crate) fn wait(&self, point: Point) -> Attempt<()> {
+        match self.outcome(point)? {
+            None => Ok(()),
+            Some(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Waits until an own point has passed or failed.
+    pub(crate) fn outcome(&self, point: Point) -> Attempt<Option<ragtag_hal::Error>> {
+        match self.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+            Ok(true) => Ok(None),
+            Ok(false) => Err(format!("{point} has not passed after {} s", PATIENCE.as_secs())),
+            Err(error) => Ok(Some(error)),
+        }
+    }
+
+    /// Writes bytes to a range of the same length, through the upload queue.
+    pub(crate) fn put(&mut self, to: BufferRange, bytes: &[u8]) -> Attempt<()> {
+        let (id, region) = self.region(bytes.len())?;
+        region.write(0..bytes.len()).context("a lease")?.copy_from_slice(bytes);
+        let point =
+            self.commands(QueueKind::Upload, vec![Command::Upload { region: id, offset: 0, to }], &[])?;
+        self.wait(point)
+    }
+
+    /// Reads a range, through the download queue.
+    pub(crate) fn get(&mut self, from: BufferRange) -> Attempt<Vec<u8>> {
+        let bytes = from.bytes as usize;
+        let (id, region) = self.region(bytes)?;
+        // What is not written by the download must not look right by chance.
+        region.write(0..bytes).context("a lease")?.fill(0xe7);
+        let point =
+            self.commands(QueueKind::Download, vec![Command::Download { from, region: id, offset: 0 }], &[])?;
+        self.wait(point)?;
+        Ok(region.read(0..bytes).context("a lease")?.to_vec())
+    }
+
+    /// A buffer with these bytes.
+    pub(crate) fn filled(&mut self, bytes: &[u8]) -> Attempt<BufferRange> {
+        let buffer = self.buffer(bytes.len() as u64)?;
+        self.put(buffer, bytes)?;
+        Ok(buffer)
+    }
+}
+
+/// Part of a range.
+pub(crate) fn part(of: BufferRange, offset: u64, bytes: u64) -> BufferRange {
+    BufferRange { buffer: of.buffer, offset: of.offset + offset, bytes }
+}
+
+/// The verdict of a device that cannot wait for points of other devices.
+pub(crate) fn without_foreign_points() -> Verdict {
+    Verdict::skipped("the device cannot wait for points of other devices; its actor holds such submissions")
+}

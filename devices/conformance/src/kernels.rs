@@ -1,0 +1,103 @@
+//! Kernel variants against their references.
+//!
+//! Each binding lies between guards in a buffer of its own, so that a write outside of it is found; and each case runs
+//! twice, once as a command and once as a recorded program, which must agree bit for bit.
+
+use crate::bench::{Attempt, Bench, expect_bytes, part};
+use crate::report::Verdict;
+use crate::suite::Outcomes;
+use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, ModuleSource, QueueKind, Work};
+use ragtag_kernels::{Case, Variant, cases};
+
+/// The seed of all cases: the same numbers on every machine.
+const SEED: u64 = 1;
+/// What guards are made of: neither zero, nor NaN, nor what outputs are poisoned with.
+const GUARD: u8 = 0xa5;
+/// Least bytes of a guard.
+const GUARD_BYTES: u64 = 64;
+
+/// The name of a variant's test.
+pub(crate) fn name(variant: &Variant) -> String {
+    format!("kernel/{}/{}", variant.kernel, variant.name)
+}
+
+/// All cases of a variant.
+pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
+    if !bench.caps().languages.contains(&variant.language) {
+        return Ok(Verdict::skipped(format!("the device does not take {:?} kernels", variant.language)));
+    }
+    if let Some(missing) = variant.requires.iter().find(|&feature| !bench.caps().features.contains(feature)) {
+        return Ok(Verdict::skipped(format!("the device lacks {missing:?}")));
+    }
+    let source = ModuleSource::Host(vec![variant.function]);
+    let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
+    let mut worst: f64 = 0.0;
+    for case in cases(variant.kernel, SEED) {
+        worst = worst.max(run_case(bench, variant, module, &case)?);
+        bench.clear()?;
+    }
+    Ok(Verdict::Passed { relative_error: Some(worst) })
+}
+
+fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case) -> Attempt<f64> {
+    let mut guarded = Vec::new();
+    for bytes in &case.bindings {
+        guarded.push(Guarded::new(bench, bytes.len() as u64)?);
+    }
+    let ranges = guarded.iter().map(|guarded| guarded.inner);
+    let bindings =
+        ranges.zip(variant.abi.bindings).map(|(range, &access)| Binding { range, access }).collect();
+    let grid = (variant.grid)(&case.constants);
+    let dispatch = Dispatch { module, entry: 0, bindings, constants: case.constants.clone(), grid };
+    let program = bench.record(vec![Command::Dispatch(dispatch.clone())])?;
+    let mut results = Vec::new();
+    for work in [Work::Commands(vec![Command::Dispatch(dispatch)]), Work::Program(program)] {
+        for (guarded, bytes) in guarded.iter().zip(&case.bindings) {
+            guarded.put(bench, bytes)?;
+        }
+        let point = bench.submit(QueueKind::Compute, work, &[])?;
+        bench.wait(point).map_err(|why| format!("{}: {why}", case.label))?;
+        let after =
+            guarded.iter().map(|guarded| guarded.get(bench, &case.label)).collect::<Attempt<Vec<_>>>()?;
+        results.push(after);
+    }
+    if results[0] != results[1] {
+        return Err(format!("{}: a program gives other bits than the same command", case.label));
+    }
+    case.check(&results[0])
+}
+
+/// A binding with guards on both sides.
+struct Guarded {
+    whole: BufferRange,
+    inner: BufferRange,
+}
+
+impl Guarded {
+    fn new(bench: &mut Bench, bytes: u64) -> Attempt<Self> {
+        // Bindings must start at multiples of this.
+        let before = bench.caps().binding_alignment_bytes.max(GUARD_BYTES);
+        let whole = bench.buffer(before + bytes + GUARD_BYTES)?;
+        Ok(Self { whole, inner: part(whole, before, bytes) })
+    }
+
+    fn edges(&self) -> (usize, usize) {
+        (self.inner.offset as usize, (self.inner.offset + self.inner.bytes) as usize)
+    }
+
+    fn put(&self, bench: &mut Bench, bytes: &[u8]) -> Attempt<()> {
+        let mut all = vec![GUARD; self.whole.bytes as usize];
+        let (start, end) = self.edges();
+        all[start..end].copy_from_slice(bytes);
+        bench.put(self.whole, &all)
+    }
+
+    fn get(&self, bench: &mut Bench, label: &str) -> Attempt<Vec<u8>> {
+        let all = bench.get(self.whole)?;
+        let (start, end) = self.edges();
+        let what = format!("{label}: the guard of a binding");
+        expect_bytes(&all[..start], &vec![GUARD; start], &what)?;
+        expect_bytes(&all[end..], &vec![GUARD; all.len() - end], &what)?;
+        Ok(all[start..end].to_vec())
+    }
+}

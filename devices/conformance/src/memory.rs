@@ -1,0 +1,157 @@
+//! Buffers and copies.
+
+use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, part, pattern};
+use crate::report::Verdict;
+use crate::suite::{Outcomes, Test};
+use ragtag_hal::{Command, Device, Error, QueueKind};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test { name: "memory/round-trip", run: round_trip, destroys: false },
+    Test { name: "memory/fill", run: fill, destroys: false },
+    Test { name: "memory/copy", run: copy, destroys: false },
+    Test { name: "memory/parts", run: parts, destroys: false },
+    Test { name: "memory/reuse", run: reuse, destroys: false },
+    Test { name: "memory/heaps", run: heaps, destroys: false },
+    Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
+];
+
+/// What goes up comes down, in sizes below and above every page and staging size.
+fn round_trip(bench: &mut Bench) -> Outcomes {
+    for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
+        let data = pattern(bytes, seed as u64);
+        let buffer = bench.filled(&data)?;
+        expect_bytes(&bench.get(buffer)?, &data, &format!("{bytes} bytes up and down"))?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// A fill writes its word over its range and leaves the rest alone.
+fn fill(bench: &mut Bench) -> Outcomes {
+    let mut data = pattern(1000, 1);
+    let buffer = bench.filled(&data)?;
+    for (offset, bytes, word) in [(0, 4, 0xdead_beef), (8, 500, 0x7fc0_0001), (996, 4, 1), (600, 64, 0)] {
+        bench.compute(vec![Command::Fill { to: part(buffer, offset as u64, bytes as u64), word }])?;
+        data[offset..offset + bytes]
+            .chunks_exact_mut(4)
+            .for_each(|at| at.copy_from_slice(&u32::to_le_bytes(word)));
+        expect_bytes(&bench.get(buffer)?, &data, &format!("a fill of {bytes} bytes at {offset}"))?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Copies between buffers and within one, at odd offsets and lengths, move their range and nothing else.
+fn copy(bench: &mut Bench) -> Outcomes {
+    let (source, mut target) = (pattern(9000, 2), pattern(9000, 3));
+    let (from, to) = (bench.filled(&source)?, bench.filled(&target)?);
+    for (out, at, bytes) in
+        [(0, 0, 9000), (1, 0, 1), (3, 4, 4096), (0, 7, 1001), (4097, 13, 4099), (8999, 8999, 1)]
+    {
+        let ranges = (part(from, out as u64, bytes as u64), part(to, at as u64, bytes as u64));
+        bench.put(to, &pattern(9000, 3))?;
+        target.copy_from_slice(&pattern(9000, 3));
+        bench.compute(vec![Command::Copy { from: ranges.0, to: ranges.1 }])?;
+        target[at..at + bytes].copy_from_slice(&source[out..out + bytes]);
+        expect_bytes(&bench.get(to)?, &target, &format!("a copy of {bytes} bytes from {out} to {at}"))?;
+        expect_bytes(&bench.get(from)?, &source, "what was copied from")?;
+    }
+    bench.compute(vec![Command::Copy { from: part(to, 1, 100), to: part(to, 101, 100) }])?;
+    target.copy_within(1..101, 101);
+    expect_bytes(&bench.get(to)?, &target, "a copy within a buffer")?;
+    Ok(Verdict::PASSED)
+}
+
+/// Parts of regions go to parts of buffers and back, on every queue that takes such copies.
+fn parts(bench: &mut Bench) -> Outcomes {
+    let mut data = pattern(5000, 4);
+    let buffer = bench.filled(&data)?;
+    let (id, region) = bench.region(6000)?;
+    let source = pattern(6000, 5);
+    for (up, down) in [(QueueKind::Upload, QueueKind::Download), (QueueKind::Compute, QueueKind::Compute)] {
+        for (offset, at, bytes) in [(0, 1, 1), (17, 3, 999), (5999, 4999, 1), (1000, 0, 5000)] {
+            region.write(0..6000).context("a lease")?.copy_from_slice(&source);
+            let range = part(buffer, at as u64, bytes as u64);
+            let upload = Command::Upload { region: id, offset: offset as u64, to: range };
+            let uploaded = bench.commands(up, vec![upload], &[])?;
+            // Back to the other end of the region, one byte further or less.
+            let back = 6000 - bytes - usize::from(offset == 0);
+            let download = Command::Download { from: range, region: id, offset: back as u64 };
+            let downloaded = bench.commands(down, vec![download], &[uploaded])?;
+            bench.wait(downloaded)?;
+            data[at..at + bytes].copy_from_slice(&source[offset..offset + bytes]);
+            let mut wanted = source.clone();
+            wanted[back..back + bytes].copy_from_slice(&source[offset..offset + bytes]);
+            let what = format!("{bytes} bytes at {offset} by way of {at} to {back}");
+            expect_bytes(&region.read(0..6000).context("a lease")?, &wanted, &what)?;
+            expect_bytes(&bench.get(buffer)?, &data, &what)?;
+        }
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// An id can be used again, for a buffer of another size.
+fn reuse(bench: &mut Bench) -> Outcomes {
+    let first = bench.filled(&pattern(1 << 18, 6))?;
+    let other = bench.filled(&pattern(100, 7))?;
+    for bytes in [100, 2 << 20, 1] {
+        let device = bench.device();
+        device.destroy_buffer(first.buffer).context("destroying")?;
+        device.create_buffer(first.buffer, bytes as u64).context("creating again")?;
+        let buffer = part(first, 0, bytes as u64);
+        let data = pattern(bytes, 8);
+        bench.put(buffer, &data)?;
+        expect_bytes(&bench.get(buffer)?, &data, "a buffer under an id used before")?;
+        expect_bytes(&bench.get(other)?, &pattern(100, 7), "a buffer that was left alone")?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// The device says how large its heaps are, and nothing impossible.
+fn heaps(bench: &mut Bench) -> Outcomes {
+    let heaps = bench.device().memory().context("asking for the heaps")?;
+    expect_equal(heaps.is_empty(), false, "no heaps")?;
+    for heap in heaps {
+        if heap.total_bytes == 0 || heap.free_bytes.is_some_and(|free| free > heap.total_bytes) {
+            return Err(format!("an impossible heap: {heap:?}"));
+        }
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Asking for more than there is fails with the sizes, and a smaller request works afterwards.
+fn out_of_memory(bench: &mut Bench) -> Outcomes {
+    let smaller = 1 << 20;
+    let free = bench.device().memory().context("asking for the heaps")?[0].free_bytes;
+    let largest = bench.caps().max_allocation_bytes;
+    let (wanted, error) = match free {
+        Some(free) if free < largest => {
+            let wanted = free.saturating_add(free / 4).saturating_add(smaller).min(largest);
+            (wanted, bench.try_buffer(wanted).err())
+        }
+        _ => exhaust(bench, largest)?,
+    };
+    match error {
+        Some(Error::OutOfMemory { wanted: said, free }) => {
+            expect_equal(said, wanted, "the bytes wanted")?;
+            if free.is_some_and(|free| free >= wanted) {
+                return Err(format!("{wanted} bytes are refused although {free:?} are free"));
+            }
+        }
+        Some(other) => return Err(format!("{wanted} bytes are refused with {other:?}")),
+        None => return Err(format!("{wanted} bytes are given where {free:?} are free")),
+    }
+    bench.clear()?;
+    let data = pattern(smaller as usize, 9);
+    let buffer = bench.filled(&data)?;
+    expect_bytes(&bench.get(buffer)?, &data, "a buffer after running out of memory")?;
+    Ok(Verdict::PASSED)
+}
+
+/// Allocates blocks of the largest size until there is no more. For devices that do not say what is free.
+fn exhaust(bench: &mut Bench, bytes: u64) -> Attempt<(u64, Option<Error>)> {
+    for _ in 0..1024 {
+        if let Err(error) = bench.try_buffer(bytes) {
+            return Ok((bytes, Some(error)));
+        }
+    }
+    Ok((bytes, None))
+}

@@ -1,0 +1,81 @@
+//! Recorded programs.
+
+use crate::bench::{Bench, Context, expect_bytes, part, pattern};
+use crate::report::Verdict;
+use crate::suite::{Outcomes, Test};
+use ragtag_hal::{Command, Device, QueueKind, Work};
+
+pub(crate) const TESTS: &[Test] = &[
+    Test { name: "programs/replay", run: replay, destroys: false },
+    Test { name: "programs/record-anew", run: record_anew, destroys: false },
+    Test { name: "programs/side-by-side", run: side_by_side, destroys: false },
+];
+
+const BYTES: usize = 8192;
+
+/// A program runs again and again, each time on what its region holds then.
+fn replay(bench: &mut Bench) -> Outcomes {
+    let (input, output) = (bench.buffer(BYTES as u64)?, bench.buffer(2 * BYTES as u64)?);
+    let (id, region) = bench.region(BYTES)?;
+    let half = BYTES as u64;
+    let program = bench.record(vec![
+        Command::Fill { to: output, word: 0x5555_5555 },
+        Command::Upload { region: id, offset: 0, to: input },
+        Command::Copy { from: part(input, 1, half - 1), to: part(output, 0, half - 1) },
+        Command::Copy { from: part(output, 0, 100), to: part(output, half, 100) },
+    ])?;
+    for round in 0..5 {
+        let data = pattern(BYTES, 200 + round);
+        region.write(0..BYTES).context("a lease")?.copy_from_slice(&data);
+        let point = bench.submit(QueueKind::Compute, Work::Program(program), &[])?;
+        bench.wait(point)?;
+        let mut wanted = vec![0x55; 2 * BYTES];
+        wanted[..BYTES - 1].copy_from_slice(&data[1..]);
+        wanted[BYTES..BYTES + 100].copy_from_slice(&data[1..101]);
+        expect_bytes(&bench.get(output)?, &wanted, &format!("run {round} of a program"))?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// An id that is recorded anew means the new commands.
+fn record_anew(bench: &mut Bench) -> Outcomes {
+    let buffer = bench.buffer(BYTES as u64)?;
+    let program = bench.record(vec![Command::Fill { to: buffer, word: 1 }])?;
+    for word in [1u32, 2, 3] {
+        if word > 1 {
+            let commands = vec![Command::Fill { to: buffer, word }];
+            bench.device().record(program, commands).context("recording anew")?;
+        }
+        let point = bench.submit(QueueKind::Compute, Work::Program(program), &[])?;
+        bench.wait(point)?;
+        expect_bytes(
+            &bench.get(buffer)?,
+            &word.to_le_bytes().repeat(BYTES / 4),
+            &format!("recording {word}"),
+        )?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Several programs and plain commands are under way at once, in the order in which points put them.
+fn side_by_side(bench: &mut Bench) -> Outcomes {
+    let buffer = bench.buffer(BYTES as u64)?;
+    let sum = bench.buffer(4 * 16)?;
+    let mut programs = Vec::new();
+    for at in 0..16u64 {
+        programs.push(bench.record(vec![
+            Command::Fill { to: buffer, word: at as u32 },
+            Command::Copy { from: part(buffer, BYTES as u64 - 4, 4), to: part(sum, at * 4, 4) },
+        ])?);
+    }
+    let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: sum, word: 99 }], &[])?;
+    for program in programs.into_iter().rev() {
+        let run = bench.submit(QueueKind::Compute, Work::Program(program), &[last])?;
+        last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 77 }], &[run])?;
+    }
+    bench.wait(last)?;
+    let wanted: Vec<u8> = (0..16u32).flat_map(u32::to_le_bytes).collect();
+    expect_bytes(&bench.get(sum)?, &wanted, "what sixteen programs wrote")?;
+    expect_bytes(&bench.get(buffer)?, &77u32.to_le_bytes().repeat(BYTES / 4), "what was written last")?;
+    Ok(Verdict::PASSED)
+}

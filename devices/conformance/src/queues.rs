@@ -1,0 +1,177 @@
+//! Queues, timelines and points.
+
+use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, pattern, without_foreign_points};
+use crate::report::Verdict;
+use crate::suite::{Outcomes, Test};
+use ragtag_hal::{Command, Device, DeviceId, Error, QueueKind, Timeline, TimelineId, Timing};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test { name: "queues/commands-in-order", run: commands_in_order, destroys: false },
+    Test { name: "queues/empty-submission", run: empty_submission, destroys: false },
+    Test { name: "queues/points-across-queues", run: points_across_queues, destroys: false },
+    Test { name: "queues/many-in-flight", run: many_in_flight, destroys: false },
+    Test { name: "queues/timings", run: timings, destroys: false },
+    Test { name: "queues/foreign-point", run: foreign_point, destroys: false },
+    Test { name: "queues/poison", run: poison, destroys: true },
+];
+
+/// A device that does not exist. Its timelines are moved by tests.
+const ABROAD: DeviceId = DeviceId(u16::MAX);
+/// Long enough for a device that does not wait to show it.
+const SUSPENSE: Duration = Duration::from_millis(20);
+
+/// Commands of one submission take effect in order.
+fn commands_in_order(bench: &mut Bench) -> Outcomes {
+    let (a, b) = (bench.buffer(40_000)?, bench.buffer(40_000)?);
+    let mut commands = Vec::new();
+    for word in 0..50 {
+        commands.push(Command::Fill { to: a, word });
+        commands.push(Command::Copy { from: a, to: b });
+        commands.push(Command::Fill { to: a, word: 1000 + word });
+    }
+    bench.compute(commands)?;
+    expect_bytes(&bench.get(a)?, &1049u32.to_le_bytes().repeat(10_000), "the buffer that was filled last")?;
+    expect_bytes(&bench.get(b)?, &49u32.to_le_bytes().repeat(10_000), "the buffer that was copied to last")?;
+    Ok(Verdict::PASSED)
+}
+
+/// A submission without commands waits and signals.
+fn empty_submission(bench: &mut Bench) -> Outcomes {
+    for queue in QueueKind::ALL {
+        let first = bench.commands(queue, vec![], &[])?;
+        let others = QueueKind::ALL.into_iter().filter(|&other| other != queue);
+        let mut last = first;
+        for other in others {
+            last = bench.commands(other, vec![], &[first, last])?;
+        }
+        bench.wait(last)?;
+        expect_equal(bench.timeline(queue).value() >= first.value, true, "a point waited for has passed")?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Data goes up, across and down on three queues that only points order, again and again through the same memory.
+fn points_across_queues(bench: &mut Bench) -> Outcomes {
+    const BYTES: usize = 100_000;
+    let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
+    let (up, source) = bench.region(BYTES)?;
+    let (down, target) = bench.region(BYTES)?;
+    for round in 0..10u64 {
+        let data = pattern(BYTES, 100 + round);
+        source.write(0..BYTES).context("a lease")?.copy_from_slice(&data);
+        let uploaded =
+            bench.commands(QueueKind::Upload, vec![Command::Upload { region: up, offset: 0, to: a }], &[])?;
+        let copied =
+            bench.commands(QueueKind::Compute, vec![Command::Copy { from: a, to: b }], &[uploaded])?;
+        let download = Command::Download { from: b, region: down, offset: 0 };
+        let downloaded = bench.commands(QueueKind::Download, vec![download], &[copied])?;
+        bench.wait(downloaded)?;
+        expect_bytes(&target.read(0..BYTES).context("a lease")?, &data, &format!("round {round}"))?;
+    }
+    Ok(Verdict::PASSED)
+}
+
+/// Many submissions are under way at once; each waits for the one before on another queue.
+fn many_in_flight(bench: &mut Bench) -> Outcomes {
+    let buffer = bench.buffer(4096)?;
+    let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
+    for word in 1..=200 {
+        let between = bench.commands(QueueKind::Upload, vec![], &[last])?;
+        last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word }], &[between])?;
+    }
+    bench.wait(last)?;
+    expect_bytes(&bench.get(buffer)?, &200u32.to_le_bytes().repeat(1024), "after 200 fills")?;
+    Ok(Verdict::PASSED)
+}
+
+/// Timings, where there are any, are of submissions that were made, and end after they start.
+fn timings(bench: &mut Bench) -> Outcomes {
+    let buffer = bench.buffer(4096)?;
+    let mut timings: Vec<Timing> = Vec::new();
+    bench.device().take_timings(&mut timings);
+    timings.clear();
+    let before_ns = Timing::now_ns();
+    let point = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 7 }], &[])?;
+    bench.wait(point)?;
+    bench.device().take_timings(&mut timings);
+    let after_ns = Timing::now_ns();
+    match timings.as_slice() {
+        [] => Ok(Verdict::skipped("the device measures no timings")),
+        [t] if t.point == point
+            && before_ns <= t.start_ns
+            && t.start_ns <= t.end_ns
+            && t.end_ns <= after_ns =>
+        {
+            Ok(Verdict::PASSED)
+        }
+        other => Err(format!("timings of {point}, made from {before_ns} to {after_ns} ns: {other:?}")),
+    }
+}
+
+/// Imports a timeline of another device. `None` if the device cannot, which it then must say.
+fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Option<Arc<Timeline>>> {
+    let abroad = Timeline::new(TimelineId { device: ABROAD, queue });
+    match (bench.device().import_timeline(Arc::clone(&abroad)), bench.caps().foreign_points) {
+        (Ok(()), true) => Ok(Some(abroad)),
+        (Err(Error::Unsupported { .. }), false) => Ok(None),
+        (result, claimed) => Err(format!("foreign points: claimed {claimed}, importing gives {result:?}")),
+    }
+}
+
+/// Work that waits for a point of another device starts when another thread lets it pass, and not before.
+fn foreign_point(bench: &mut Bench) -> Outcomes {
+    let Some(abroad) = import(bench, QueueKind::Upload)? else { return Ok(without_foreign_points()) };
+    let data = pattern(4096, 11);
+    let buffer = bench.filled(&data)?;
+    let (id, region) = bench.region(4096)?;
+    for (round, queue) in QueueKind::ALL.into_iter().enumerate() {
+        let value = (round as u64 + 1) * 10;
+        let command = match queue {
+            QueueKind::Compute => Command::Fill { to: buffer, word: 0x0101_0101 },
+            QueueKind::Upload => Command::Upload { region: id, offset: 0, to: buffer },
+            QueueKind::Download => Command::Download { from: buffer, region: id, offset: 0 },
+        };
+        let held = bench.commands(queue, vec![command], &[abroad.id().at(value)])?;
+        let after = bench.commands(queue, vec![], &[held])?;
+        abroad.advance(value - 1);
+        thread::sleep(SUSPENSE);
+        if bench.timeline(queue).value() >= held.value {
+            return Err(format!("the {} queue did not wait for a point of another device", queue.name()));
+        }
+        let other = Arc::clone(&abroad);
+        let advancing = thread::spawn(move || other.advance(value + 3));
+        let outcome = bench.wait(after);
+        advancing.join().map_err(|_| "the thread that advances panicked")?;
+        outcome?;
+    }
+    // The region was zero: the fill, then the upload over it, then the download of that.
+    expect_bytes(&bench.get(buffer)?, &[0; 4096], "after the waits")?;
+    expect_bytes(&region.read(0..4096).context("a lease")?, &[0; 4096], "the region after the waits")?;
+    Ok(Verdict::PASSED)
+}
+
+/// A point that fails takes along all that waits for it, with its cause, and nothing that has passed.
+fn poison(bench: &mut Bench) -> Outcomes {
+    let Some(abroad) = import(bench, QueueKind::Download)? else { return Ok(without_foreign_points()) };
+    let buffer = bench.filled(&[5; 64])?;
+    let passed = bench.commands(QueueKind::Compute, vec![], &[])?;
+    bench.wait(passed)?;
+    let fill = vec![Command::Fill { to: buffer, word: u32::MAX }];
+    let held = bench.commands(QueueKind::Compute, fill, &[abroad.id().at(1)])?;
+    let next = bench.commands(QueueKind::Compute, vec![], &[])?;
+    let across = bench.commands(QueueKind::Upload, vec![], &[held])?;
+    let cause = Error::Lost { cause: "a device that failed for a test".into() };
+    abroad.fail(cause.clone());
+    for point in [held, next, across] {
+        match bench.outcome(point)? {
+            Some(error) if *error.root() == cause => {}
+            other => return Err(format!("{point} should have failed with {cause:?}, not {other:?}")),
+        }
+    }
+    expect_equal(bench.outcome(passed)?, None, "what passed before")?;
+    expect_bytes(&bench.get(buffer)?, &[5; 64], "work that waited for a failed point")?;
+    Ok(Verdict::PASSED)
+}

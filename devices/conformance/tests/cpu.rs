@@ -1,0 +1,252 @@
+//! The suite on CPU devices: one thread and several, every instruction set that can be had, and devices with a fault
+//! built in, which the suite has to find.
+
+use ragtag_conformance::{Report, Verdict, run, run_all};
+use ragtag_cpu::{CpuBackend, CpuConfig};
+use ragtag_devices::{Backends, Config};
+use ragtag_hal::{
+    Adapter, Backend, BufferId, Checked, Command, Device, DeviceId, Feature, Features, HostRegion, Limits,
+    Memory, Module, ModuleId, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing, Waiter,
+    Work,
+};
+use std::sync::Arc;
+
+/// The suite on `cpu:0` of a backend, with something put above the device.
+fn report(
+    threads: u32,
+    features: Option<Features>,
+    above: impl Fn(Box<dyn Device>) -> Box<dyn Device>,
+) -> Report {
+    let backend = CpuBackend::new(CpuConfig { devices: 1, threads: Some(threads), features });
+    let adapter = backend.probe().unwrap().swap_remove(0);
+    let open = || {
+        let mut devices = backend.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
+        Ok(Checked::new(above(devices.swap_remove(0))))
+    };
+    run(&adapter, open)
+}
+
+#[track_caller]
+fn assert_passes(report: &Report) {
+    let failures: Vec<_> = report.failures().collect();
+    assert!(failures.is_empty(), "{}: {failures:#?}", report.adapter.driver);
+    let passed = report.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count();
+    assert!(passed > 10, "only {passed} tests passed");
+}
+
+/// Whether a variant of this name was tried on some kernel, and none was skipped.
+fn tried(report: &Report, variant: &str) -> bool {
+    let mut tests = report.tests.iter().filter(|test| test.name.ends_with(variant)).peekable();
+    tests.peek().is_some() && tests.all(|test| matches!(test.verdict, Verdict::Passed { .. }))
+}
+
+#[test]
+fn one_thread() {
+    assert_passes(&report(1, None, |device| device));
+}
+
+#[test]
+fn two_threads() {
+    assert_passes(&report(2, None, |device| device));
+}
+
+#[test]
+fn more_threads_than_cores() {
+    assert_passes(&report(5, None, |device| device));
+}
+
+#[test]
+fn avx2_alone() {
+    let report = report(2, Some(Features::from([Feature::Avx2])), |device| device);
+    assert_passes(&report);
+    assert!(tried(&report, "/portable") && !tried(&report, "/avx512-vnni"));
+    assert_eq!(tried(&report, "/avx2"), report.adapter.caps.features.contains(&Feature::Avx2));
+}
+
+#[test]
+fn portable_code_alone() {
+    let report = report(2, Some(Features::new()), |device| device);
+    assert_passes(&report);
+    assert!(tried(&report, "/portable") && !tried(&report, "/avx2"));
+}
+
+#[test]
+fn every_adapter_of_the_table_is_tried() {
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None });
+    let summary = run_all(&backends);
+    let labels: Vec<_> = summary.reports.iter().map(|report| report.adapter.label()).collect();
+    assert!(labels.ends_with(&["cpu:0".into(), "cpu:1".into()]), "{labels:?}");
+    summary.reports.iter().for_each(assert_passes);
+    let json = serde_json::to_string(&summary).unwrap();
+    let back: ragtag_conformance::Summary = serde_json::from_str(&json).unwrap();
+    let outline = |summary: &ragtag_conformance::Summary| -> Vec<_> {
+        summary.reports.iter().map(|report| (report.adapter.clone(), report.tests.len())).collect()
+    };
+    assert_eq!(outline(&back), outline(&summary));
+    let none = run_all(&Backends::new(&Config { cpu_devices: 0, ..Config::default() }));
+    assert!(
+        none.absent.iter().any(|absent| absent.backend == "cpu" && absent.cause.contains("no CPU devices"))
+    );
+}
+
+/// What is wrong with a device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fault {
+    /// Copies leave out their last byte.
+    ShortCopies,
+    /// Downloads start one byte late, where there are two.
+    ShiftedDownloads,
+    /// Dispatches leave out their last group.
+    MissingGroups,
+    /// Submissions do not wait.
+    IgnoredWaits,
+    /// A program keeps its first recording.
+    StalePrograms,
+    /// Commands run in reverse.
+    ReversedCommands,
+    /// Buffers are smaller than they claim when memory is short.
+    EndlessMemory,
+}
+
+/// A device with a fault above a good one.
+struct Faulty {
+    inner: Box<dyn Device>,
+    fault: Fault,
+    recorded: Vec<ProgramId>,
+}
+
+impl Faulty {
+    fn spoil(&self, commands: &mut [Command]) {
+        if self.fault == Fault::ReversedCommands {
+            commands.reverse();
+        }
+        for command in commands {
+            match (self.fault, command) {
+                (Fault::ShortCopies, Command::Copy { from, to }) if from.bytes > 1 => {
+                    from.bytes -= 1;
+                    to.bytes -= 1;
+                }
+                (Fault::ShiftedDownloads, Command::Download { from, .. })
+                    if from.bytes > 1 && from.offset == 0 =>
+                {
+                    from.offset += 1;
+                    from.bytes -= 1;
+                }
+                (Fault::MissingGroups, Command::Dispatch(dispatch)) => {
+                    dispatch.grid[0] = dispatch.grid[0].saturating_sub(1);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Device for Faulty {
+    fn id(&self) -> DeviceId {
+        self.inner.id()
+    }
+    fn adapter(&self) -> &Adapter {
+        self.inner.adapter()
+    }
+    fn memory(&self) -> Result<Vec<Memory>> {
+        self.inner.memory()
+    }
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        self.inner.timeline(queue)
+    }
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        self.inner.waiter()
+    }
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        self.inner.import_timeline(timeline)
+    }
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        match self.inner.create_buffer(id, bytes) {
+            Err(_) if self.fault == Fault::EndlessMemory => self.inner.create_buffer(id, 4096),
+            result => result,
+        }
+    }
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
+        self.inner.destroy_buffer(id)
+    }
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
+        self.inner.create_module(id, module)
+    }
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
+        self.inner.register_region(id, region)
+    }
+    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
+        self.inner.unregister_region(id)
+    }
+    fn record(&mut self, id: ProgramId, mut commands: Vec<Command>) -> Result<()> {
+        if self.fault == Fault::StalePrograms && self.recorded.contains(&id) {
+            return Ok(());
+        }
+        self.recorded.push(id);
+        self.spoil(&mut commands);
+        self.inner.record(id, commands)
+    }
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
+        self.inner.destroy_program(id)
+    }
+    fn submit(&mut self, mut submission: Submission) -> Result<()> {
+        if let Work::Commands(commands) = &mut submission.work {
+            self.spoil(commands);
+        }
+        if self.fault == Fault::IgnoredWaits {
+            submission.waits.clear();
+        }
+        self.inner.submit(submission)
+    }
+    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        self.inner.take_timings(timings);
+    }
+}
+
+/// The suite finds a fault in the tests that are about it.
+#[track_caller]
+fn finds(fault: Fault, tests: &[&str]) {
+    let report = report(2, None, |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }));
+    let failed: Vec<_> = report.failures().map(|test| test.name.as_str()).collect();
+    for test in tests {
+        assert!(
+            failed.iter().any(|name| name.starts_with(test)),
+            "{fault:?}: {test} did not fail, only {failed:?}"
+        );
+    }
+}
+
+#[test]
+fn spoilt_copies_are_found() {
+    finds(Fault::ShortCopies, &["memory/copy", "programs/replay"]);
+    finds(Fault::ShiftedDownloads, &["memory/round-trip"]);
+}
+
+#[test]
+fn missing_groups_are_found() {
+    finds(Fault::MissingGroups, &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/kv-append/"]);
+}
+
+#[test]
+fn missing_order_is_found() {
+    finds(Fault::IgnoredWaits, &["queues/foreign-point", "queues/poison"]);
+    finds(Fault::ReversedCommands, &["queues/commands-in-order"]);
+}
+
+#[test]
+fn stale_programs_are_found() {
+    finds(Fault::StalePrograms, &["programs/record-anew"]);
+}
+
+#[test]
+fn memory_that_is_not_there_is_found() {
+    finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
+}
+
+#[test]
+fn a_device_that_does_not_open_fails_every_test() {
+    let adapter = CpuBackend::new(CpuConfig::default()).probe().unwrap().swap_remove(0);
+    let report = run(&adapter, || Err(ragtag_hal::Error::Lost { cause: "unplugged".into() }));
+    assert!(!report.tests.is_empty());
+    assert_eq!(report.failures().count(), report.tests.len());
+}

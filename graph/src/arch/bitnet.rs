@@ -1,0 +1,12 @@
+//! BitNet b1.58: ternary weights, norms before the attention's output and the FFN's down projection, and rotary
+//! embedding by halves.
+
+use super::{Architecture, transformer};
+use crate::op::RopePairing;
+
+pub(super) static BITNET: Architecture = Architecture {
+    name: "bitnet",
+    build: |h, b| {
+        transformer::build(h, b, &transformer::Options { pairing: RopePairing::Halves, sub_norms: true })
+    },
+};

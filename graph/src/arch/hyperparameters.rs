@@ -1,0 +1,161 @@
+//! The numbers that shape a model, read from its metadata and checked before anything is computed from them.
+
+use crate::gguf::Metadata;
+use crate::model::ModelError;
+use crate::weights::Weights;
+use serde::Serialize;
+
+/// Largest count that any hyperparameter may have; keeps every product below within 64 bits.
+const LARGEST: u32 = 1 << 24;
+
+/// The numbers that shape a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Hyperparameters {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// `general.name`, if the file has one.
+    pub name: Option<String>,
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Longest sequence that it was trained for.
+    pub context: u32,
+    /// Values in a row between blocks.
+    pub width: u32,
+    /// Hidden values of the feed-forward half.
+    pub feed_forward: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values in a head.
+    pub head_dimensions: u32,
+    /// Values of a head that rotate.
+    pub rope_dimensions: u32,
+    /// Base of the rotary frequencies.
+    pub rope_base: f32,
+    /// Divides positions (linear scaling).
+    pub rope_scale: f32,
+    /// Whether `rope_freqs.weight` divides the frequencies.
+    pub has_rope_factors: bool,
+    /// Added to the mean square in norms.
+    pub epsilon: f32,
+    /// Size of the vocabulary.
+    pub vocabulary: u32,
+}
+
+impl Hyperparameters {
+    /// Reads and checks them.
+    ///
+    /// # Errors
+    /// [`ModelError::Metadata`] for keys that are missing or of another type, [`ModelError::Hyperparameter`] for values
+    /// that no model can have, [`ModelError::Unsupported`] for features that would be silently ignored.
+    pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
+        let architecture = metadata.get::<&str>("general.architecture")?.to_string();
+        let key = |part: &str| format!("{architecture}.{part}");
+        let count =
+            |part: &str| -> Result<u32, ModelError> { in_range(&key(part), metadata.get(&key(part))?) };
+        let optional = |part: &str, default: u32| -> Result<u32, ModelError> {
+            metadata.find(&key(part))?.map_or(Ok(default), |value| in_range(&key(part), value))
+        };
+        let float = |part: &str, default: f32| -> Result<f32, ModelError> {
+            metadata.find(&key(part))?.map_or(Ok(default), |value| positive(&key(part), value))
+        };
+        let (width, heads) = (count("embedding_length")?, count("attention.head_count")?);
+        let kv_heads = optional("attention.head_count_kv", heads)?;
+        let head_dimensions = optional("attention.key_length", (width / heads).max(1))?;
+        let epsilon_key = key("attention.layer_norm_rms_epsilon");
+        let found = Self {
+            name: metadata.find::<&str>("general.name")?.map(str::to_string),
+            layers: count("block_count")?,
+            context: count("context_length")?,
+            feed_forward: count("feed_forward_length")?,
+            rope_dimensions: optional("rope.dimension_count", head_dimensions)?,
+            rope_base: float("rope.freq_base", 10000.0)?,
+            rope_scale: rope_scale(metadata, &architecture, &float)?,
+            has_rope_factors: weights.tensor("rope_freqs.weight").is_some(),
+            epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
+            vocabulary: vocabulary(weights)?,
+            architecture: architecture.clone(),
+            width,
+            heads,
+            kv_heads,
+            head_dimensions,
+        };
+        found.check(metadata)?;
+        Ok(found)
+    }
+
+    fn check(&self, metadata: &Metadata) -> Result<(), ModelError> {
+        let bad = |what: &str, why: String| Err(ModelError::Hyperparameter { key: what.into(), why });
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let why = format!("{} heads cannot share {} key-value heads", self.heads, self.kv_heads);
+            return bad("attention.head_count_kv", why);
+        }
+        if self.rope_dimensions > self.head_dimensions || !self.rope_dimensions.is_multiple_of(2) {
+            let why =
+                format!("{} of {} dimensions cannot rotate", self.rope_dimensions, self.head_dimensions);
+            return bad("rope.dimension_count", why);
+        }
+        if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
+            return bad("attention.key_length", format!("{} heads of {}", self.heads, self.head_dimensions));
+        }
+        let value_key = format!("{}.attention.value_length", self.architecture);
+        if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
+            return Err(ModelError::Unsupported { what: format!("{value_key} other than the key length") });
+        }
+        let expert_key = format!("{}.expert_count", self.architecture);
+        if metadata.find::<u32>(&expert_key)?.is_some_and(|experts| experts > 0) {
+            return Err(ModelError::Unsupported { what: format!("a mixture of experts ({expert_key})") });
+        }
+        Ok(())
+    }
+
+    /// The rotary frequencies, in radians for each position: one for each rotating pair. `factors` divide them.
+    pub fn inverse_frequencies(&self, factors: Option<&[f32]>) -> Vec<f32> {
+        let pairs = self.rope_dimensions / 2;
+        let frequency = |pair: u32| {
+            let exponent = -2.0 * f64::from(pair) / f64::from(self.rope_dimensions);
+            let factor = factors.map_or(1.0, |f| f64::from(f[pair as usize]));
+            (f64::from(self.rope_base).powf(exponent) / f64::from(self.rope_scale) / factor) as f32
+        };
+        (0..pairs).map(frequency).collect()
+    }
+}
+
+fn in_range(key: &str, value: u32) -> Result<u32, ModelError> {
+    match value {
+        1..=LARGEST => Ok(value),
+        _ => Err(ModelError::Hyperparameter {
+            key: key.into(),
+            why: format!("{value} is not in 1 … {LARGEST}"),
+        }),
+    }
+}
+
+fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(value);
+    }
+    Err(ModelError::Hyperparameter { key: key.into(), why: format!("{value} is not finite and positive") })
+}
+
+/// The divisor of positions: 1 without scaling, the factor with linear scaling; other kinds are refused.
+fn rope_scale(
+    metadata: &Metadata,
+    architecture: &str,
+    float: &dyn Fn(&str, f32) -> Result<f32, ModelError>,
+) -> Result<f32, ModelError> {
+    let key = format!("{architecture}.rope.scaling.type");
+    match metadata.find::<&str>(&key)?.unwrap_or("linear") {
+        "none" => Ok(1.0),
+        "linear" => float("rope.scaling.factor", 1.0),
+        other => Err(ModelError::Unsupported { what: format!("rotary scaling of type {other:?} ({key})") }),
+    }
+}
+
+fn vocabulary(weights: &Weights) -> Result<u32, ModelError> {
+    let name = "token_embd.weight";
+    let table = weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
+    let rows = u32::try_from(table.shape.get(1).copied().unwrap_or(0)).unwrap_or(0);
+    in_range("rows of token_embd.weight", rows)
+}

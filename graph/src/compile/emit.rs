@@ -1,0 +1,158 @@
+//! Writes the dispatches of a program: for each node its kernel's arguments and constants, as the kernel's ABI has them.
+
+use super::{CompileError, ROPE_FREQUENCIES, kv_layers, output_bytes, storage::Storage};
+use crate::model::{Lowering, Model};
+use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::program::{Place, Slice, Step, WeightBuffer};
+use petgraph::stable_graph::NodeIndex;
+use ragtag_hal::Caps;
+use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
+use ragtag_kernels::{Kernel, Variant};
+use std::ops::Range;
+
+/// A binding before its access is known: place, first byte, number of bytes.
+type Argument = (Place, u64, u64);
+
+pub(super) struct Emitter<'a> {
+    pub(super) model: &'a Model,
+    pub(super) graph: &'a OperatorGraph,
+    pub(super) caps: &'a Caps,
+    pub(super) lowering: &'a Lowering,
+    pub(super) params: ParamsShape,
+    pub(super) storage: Storage,
+    pub(super) weights: &'a [WeightBuffer],
+    pub(super) variants: Vec<&'static Variant>,
+}
+
+impl Emitter<'_> {
+    pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<Step>, CompileError> {
+        let layers = kv_layers(self.graph, &segments);
+        let nodes = self.graph.ordered();
+        let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
+        inside.map(|node| self.step(node, &layers)).collect()
+    }
+
+    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Step, CompileError> {
+        let node = self.graph.node(index);
+        let h = self.model.hyperparameters();
+        let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
+        let (rows, count) = self.rows(node);
+        let p = self.params;
+        let cache = |layer: u32| {
+            let first = 2 * layers.iter().position(|&l| l == layer).unwrap_or(0);
+            let bytes = self.lowering.kv.bytes()
+                * u64::from(self.lowering.cache_blocks())
+                * ragtag_kernels::params::BLOCK_TOKENS as u64
+                * u64::from(h.kv_heads * h.head_dimensions);
+            [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
+        };
+        let (kernel, arguments, constants) = match &node.operator {
+            Operator::Embed { table } => {
+                let weight = self.model.tensor(table)?;
+                let constants = vec![rows, weight.rows() as u32, node.width];
+                (Kernel::Embed(weight.tensor_type), vec![self.weight(table), self.output(index)], constants)
+            }
+            Operator::Gather => {
+                (Kernel::Gather, vec![inputs[0], self.output(index)], vec![p.rows, p.logit_rows, node.width])
+            }
+            Operator::RmsNorm { weight, epsilon, output } => {
+                let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
+                (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
+            }
+            Operator::Quantize => {
+                (Kernel::Quantize, vec![inputs[0], self.output(index)], vec![rows, count, node.width])
+            }
+            Operator::MatMul { weight, activations } => {
+                let tensor = self.model.tensor(weight)?;
+                let accumulate = u32::from(inputs.len() == 2);
+                let constants = vec![rows, count, node.width, tensor.columns() as u32, accumulate];
+                let arguments = vec![self.weight(weight), inputs[0], self.output(index)];
+                (Kernel::MatMul(tensor.tensor_type, *activations), arguments, constants)
+            }
+            Operator::Rope { heads, pairing } => {
+                let halves = u32::from(*pairing == RopePairing::Halves);
+                let constants = vec![rows, *heads, h.head_dimensions, h.rope_dimensions, halves];
+                (Kernel::Rope, vec![self.weight(ROPE_FREQUENCIES), self.output(index)], constants)
+            }
+            Operator::KvAppend { layer } => {
+                let mut constants = self.cache_constants();
+                constants.extend([h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
+                let arguments = [inputs[0], inputs[1]].into_iter().chain(cache(*layer)).collect();
+                (Kernel::KvAppend(self.lowering.kv), arguments, constants)
+            }
+            Operator::Attention { layer } => {
+                let scale = 1.0 / (h.head_dimensions as f32).sqrt();
+                let mut constants = self.cache_constants();
+                constants.extend([
+                    h.heads,
+                    h.kv_heads,
+                    h.head_dimensions,
+                    self.lowering.cache_blocks(),
+                    scale.to_bits(),
+                ]);
+                let [keys, values] = cache(*layer);
+                let arguments = vec![inputs[0], keys, values, self.output(index)];
+                (Kernel::Attention(self.lowering.kv), arguments, constants)
+            }
+            Operator::SiluMul { output } => {
+                let arguments = vec![inputs[0], inputs[1], self.output(index)];
+                (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width])
+            }
+            Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
+        };
+        let segment = node.segment;
+        self.dispatch(segment, kernel, arguments, constants)
+    }
+
+    fn dispatch(
+        &mut self,
+        segment: usize,
+        kernel: Kernel,
+        arguments: Vec<Argument>,
+        constants: Vec<u32>,
+    ) -> Result<Step, CompileError> {
+        let variant = ragtag_kernels::select(kernel, self.caps).ok_or(CompileError::Kernel { kernel })?;
+        let entry = match self.variants.iter().position(|v| std::ptr::eq(*v, variant)) {
+            Some(entry) => entry,
+            None => {
+                self.variants.push(variant);
+                self.variants.len() - 1
+            }
+        };
+        let params = (Place::Params, 0, self.params.bytes());
+        let slices = std::iter::once(params)
+            .chain(arguments)
+            .zip(variant.abi.bindings)
+            .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
+            .collect();
+        let grid = (variant.grid)(&constants);
+        Ok(Step { segment, entry: entry as u32, slices, constants, grid })
+    }
+
+    /// Capacity of a node's rows, and the parameter word that counts them.
+    fn rows(&self, node: &Node) -> (u32, u32) {
+        match node.rows {
+            Rows::Tokens => (self.params.rows, ROWS),
+            Rows::Logits => (self.params.logit_rows, LOGIT_ROWS),
+        }
+    }
+
+    fn cache_constants(&self) -> Vec<u32> {
+        let p = self.params;
+        vec![p.rows, p.sequences, p.table_blocks, p.logit_rows]
+    }
+
+    fn output(&self, node: NodeIndex) -> Argument {
+        if self.graph.node(node).width == 0 {
+            // The cache as an input only orders; its buffers are named by layer.
+            return (Place::Params, 0, 0);
+        }
+        let (place, offset) = self.storage.of(node);
+        (place, offset, output_bytes(self.graph.node(node), &self.params))
+    }
+
+    fn weight(&self, name: &str) -> Argument {
+        let index = self.weights.iter().position(|w| w.name == name).unwrap_or(0);
+        (Place::Weight(index), 0, self.weights[index].bytes())
+    }
+}

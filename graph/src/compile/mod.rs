@@ -1,0 +1,225 @@
+//! Compiles a run of segments for a device: picks kernel variants by its capabilities, places every tensor, and writes
+//! the dispatches for each bucket of rows.
+//!
+//! Buckets are the powers of two up to the chunk, and the chunk. A micro-batch runs in the smallest bucket that holds
+//! its rows; kernels read the true count from the parameter block, so padding is neither computed nor written. A bucket
+//! takes no device memory of its own: scratch is sized for the largest.
+
+mod emit;
+mod storage;
+
+use crate::model::{Lowering, Model, ModelError};
+use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
+use emit::Emitter;
+use ragtag_hal::{Caps, Module, ModuleSource};
+use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use ragtag_kernels::{Activations, Kernel, Variant};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use storage::Storage;
+
+/// Why segments do not compile for a device.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The model itself.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// No variant of a kernel runs on the device.
+    #[error("the device has no variant of kernel {kernel}")]
+    Kernel {
+        /// The kernel.
+        kernel: Kernel,
+    },
+    /// A buffer larger than the device allows.
+    #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
+    TooLarge {
+        /// The buffer.
+        what: String,
+        /// Its size.
+        bytes: u64,
+        /// The device's limit.
+        limit: u64,
+    },
+}
+
+/// Compiles `segments` of `model`.
+///
+/// # Errors
+/// [`CompileError`] names the kernel or the buffer that the device lacks room for.
+pub fn compile(
+    model: &Model,
+    segments: Range<usize>,
+    lowering: &Lowering,
+    caps: &Caps,
+) -> Result<CompiledStage, CompileError> {
+    let graph = model.graph(lowering.activations);
+    let weights = weight_buffers(model, &graph, segments.clone())?;
+    let mut variants: Vec<&'static Variant> = Vec::new();
+    let mut programs = Vec::new();
+    let mut scratch_bytes = 0;
+    for rows in buckets(lowering.chunk) {
+        let params = params_shape(lowering, rows);
+        let storage = Storage::plan(&graph, segments.clone(), &params)?;
+        scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
+        let mut emitter =
+            Emitter { model, graph: &graph, caps, lowering, params, storage, weights: &weights, variants };
+        let steps = emitter.steps(segments.clone())?;
+        variants = emitter.variants;
+        programs.push(Program { params, steps });
+    }
+    let h = model.hyperparameters();
+    let last = segments.end == model.segment_count();
+    let stage = CompiledStage {
+        module: Module {
+            name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
+            entries: variants.iter().map(|v| v.abi).collect(),
+            source: ModuleSource::Host(variants.iter().map(|v| v.function).collect()),
+        },
+        variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
+        kv_bytes: kv_bytes(model, &graph, &segments, lowering),
+        scratch_bytes,
+        row_bytes: u64::from(h.width) * 4,
+        logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
+        programs,
+        weights,
+        segments,
+    };
+    check_limits(&stage, caps)?;
+    Ok(stage)
+}
+
+/// Scratch that segments take at the largest micro-batch.
+pub(crate) fn scratch_bytes(
+    model: &Model,
+    graph: &OperatorGraph,
+    segments: Range<usize>,
+    lowering: &Lowering,
+) -> Result<u64, ModelError> {
+    debug_assert!(segments.end <= model.segment_count());
+    let params = params_shape(lowering, lowering.chunk);
+    Ok(Storage::plan(graph, segments, &params)?.scratch_bytes)
+}
+
+/// The buckets of rows for micro-batches of up to `chunk` rows.
+pub fn buckets(chunk: u32) -> Vec<u32> {
+    let mut buckets: Vec<u32> = (0..32).map(|bit| 1 << bit).take_while(|&rows| rows < chunk).collect();
+    buckets.push(chunk);
+    buckets
+}
+
+fn params_shape(lowering: &Lowering, rows: u32) -> ParamsShape {
+    ParamsShape {
+        rows,
+        logit_rows: lowering.logit_rows.min(rows),
+        sequences: lowering.sequences.min(rows),
+        table_blocks: lowering.table_blocks(),
+    }
+}
+
+/// Every weight that the segments need, once.
+pub(crate) fn weight_buffers(
+    model: &Model,
+    graph: &OperatorGraph,
+    segments: Range<usize>,
+) -> Result<Vec<WeightBuffer>, ModelError> {
+    let mut buffers: Vec<WeightBuffer> = Vec::new();
+    let mut seen = BTreeSet::new();
+    for index in graph.ordered() {
+        let Node { operator, segment, .. } = graph.node(index);
+        if !segments.contains(segment) {
+            continue;
+        }
+        let (name, content) = match operator {
+            Operator::Embed { table: name } | Operator::MatMul { weight: name, .. } => {
+                (name.clone(), WeightContent::matrix(model, name)?)
+            }
+            Operator::RmsNorm { weight, .. } => {
+                let values = model.tensor(weight)?.columns();
+                (weight.clone(), WeightContent::Vector { values })
+            }
+            Operator::Rope { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
+            _ => continue,
+        };
+        if seen.insert(name.clone()) {
+            buffers.push(WeightBuffer { name, content, segment: *segment });
+        }
+    }
+    Ok(buffers)
+}
+
+/// Name of the generated buffer of rotary frequencies.
+pub(crate) const ROPE_FREQUENCIES: &str = "rotary frequencies";
+
+fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
+    let h = model.hyperparameters();
+    let factors = match h.has_rope_factors {
+        true => Some(vector_values(model.tensor("rope_freqs.weight")?, model.weights())?),
+        false => None,
+    };
+    if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
+        let why = format!("{bad} is not finite and positive");
+        return Err(ModelError::Hyperparameter { key: "rope_freqs.weight".into(), why });
+    }
+    Ok(WeightContent::Generated(h.inverse_frequencies(factors.as_deref()).into()))
+}
+
+/// Sizes of the key and value buffers: two for each block, in order.
+fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lowering: &Lowering) -> Vec<u64> {
+    let h = model.hyperparameters();
+    let bytes = u64::from(lowering.cache_blocks())
+        * BLOCK_TOKENS as u64
+        * u64::from(h.kv_heads)
+        * u64::from(h.head_dimensions)
+        * lowering.kv.bytes();
+    kv_layers(graph, segments).iter().flat_map(|_| [bytes, bytes]).collect()
+}
+
+/// The layers whose caches the segments hold, in order.
+fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
+    let layer = |node: &Node| match node.operator {
+        Operator::KvAppend { layer } if segments.contains(&node.segment) => Some(layer),
+        _ => None,
+    };
+    graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()
+}
+
+fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> {
+    let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
+    let weights = stage.weights.iter().map(|w| (w.name.clone(), w.bytes()));
+    let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer".to_string(), bytes));
+    let logits = u64::from(stage.max_logit_rows()) * stage.logit_row_bytes;
+    let others = [("scratch".to_string(), stage.scratch_bytes), ("the logits".to_string(), logits)];
+    match weights.chain(kv).chain(others).find(|&(_, bytes)| bytes > limit) {
+        Some((what, bytes)) => Err(CompileError::TooLarge { what, bytes, limit }),
+        None => Ok(()),
+    }
+}
+
+/// Rows and bytes of a node's output.
+pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
+    let rows = match node.rows {
+        Rows::Tokens => params.rows,
+        Rows::Logits => params.logit_rows,
+    };
+    u64::from(rows) * output_row_bytes(node)
+}
+
+fn output_row_bytes(node: &Node) -> u64 {
+    match node.operator {
+        Operator::Quantize
+        | Operator::RmsNorm { output: Activations::Int8, .. }
+        | Operator::SiluMul { output: Activations::Int8 } => {
+            ragtag_kernels::quantize::row_bytes(node.width as usize) as u64
+        }
+        _ => u64::from(node.width) * 4,
+    }
+}
+
+/// All steps of a program, for tests and summaries.
+impl Program {
+    /// The steps of one segment.
+    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &Step> {
+        self.steps.iter().filter(move |s| s.segment == segment)
+    }
+}

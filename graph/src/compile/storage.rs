@@ -1,0 +1,179 @@
+//! Where every tensor of a stage lives: the residual rows in the slot's activation buffer, logits in theirs, and all
+//! else in scratch that is shared by liveness.
+
+use super::output_bytes;
+use crate::model::ModelError;
+use crate::op::{Operator, OperatorGraph};
+use crate::program::Place;
+use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::params::ParamsShape;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Scratch tensors start at multiples of this: enough for every API's binding offsets and for SIMD loads.
+const ALIGNMENT_BYTES: u64 = 256;
+
+/// Place and first byte of each node's output.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Storage {
+    places: BTreeMap<NodeIndex, (Place, u64)>,
+    pub(super) scratch_bytes: u64,
+}
+
+struct Live {
+    offset: u64,
+    bytes: u64,
+    /// Last reader, as a position in program order.
+    until: usize,
+}
+
+impl Storage {
+    pub(super) fn plan(
+        graph: &OperatorGraph,
+        segments: Range<usize>,
+        params: &ParamsShape,
+    ) -> Result<Self, ModelError> {
+        let nodes: Vec<_> =
+            graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)).collect();
+        let position: BTreeMap<_, _> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
+        let mut storage = Self { places: BTreeMap::new(), scratch_bytes: 0 };
+        let mut live: Vec<Live> = Vec::new();
+        for (now, &node) in nodes.iter().enumerate() {
+            for input in graph.inputs(node) {
+                // What comes from an earlier stage arrived in the slot's rows.
+                storage.places.entry(input).or_insert((Place::Activation, 0));
+            }
+            let (place, offset) = match overwritten_input(graph, node) {
+                Some(input) => {
+                    check_last_reader(graph, input, node)?;
+                    storage.places[&input]
+                }
+                None if matches!(graph.node(node).operator, Operator::Embed { .. }) => (Place::Activation, 0),
+                None if graph.consumers(node).is_empty() => (Place::Logits, 0),
+                None if graph.node(node).width == 0 => continue,
+                None => {
+                    live.retain(|l| l.until >= now);
+                    let bytes = output_bytes(graph.node(node), params).next_multiple_of(ALIGNMENT_BYTES);
+                    let until = last_reader(graph, node, &position);
+                    let offset = first_fit(&mut live, bytes, until);
+                    storage.scratch_bytes = storage.scratch_bytes.max(offset + bytes);
+                    (Place::Scratch, offset)
+                }
+            };
+            storage.places.insert(node, (place, offset));
+        }
+        Ok(storage)
+    }
+
+    /// Where a node's output lives.
+    pub(super) fn of(&self, node: NodeIndex) -> (Place, u64) {
+        self.places[&node]
+    }
+}
+
+/// The input whose bytes the node's output takes over.
+fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
+    let inputs = graph.inputs(node);
+    match graph.node(node).operator {
+        Operator::Add | Operator::Rope { .. } => inputs.first().copied(),
+        Operator::MatMul { .. } => inputs.get(1).copied(),
+        _ => None,
+    }
+}
+
+/// Nobody may read an input after it was overwritten.
+fn check_last_reader(graph: &OperatorGraph, input: NodeIndex, writer: NodeIndex) -> Result<(), ModelError> {
+    let order = graph.node(writer).order;
+    if graph.consumers(input).into_iter().all(|(reader, _)| graph.node(reader).order <= order) {
+        return Ok(());
+    }
+    let what = format!(
+        "a graph that reads the input of {} after it was overwritten",
+        graph.node(writer).operator.name()
+    );
+    Err(ModelError::Unsupported { what })
+}
+
+/// The position after which a node's bytes are free: the last reader of it or of what takes its bytes over.
+fn last_reader(graph: &OperatorGraph, node: NodeIndex, position: &BTreeMap<NodeIndex, usize>) -> usize {
+    let readers = graph.consumers(node).into_iter().map(|(reader, _)| {
+        let here = position.get(&reader).copied().unwrap_or(usize::MAX);
+        match overwritten_input(graph, reader) {
+            Some(input) if input == node => last_reader(graph, reader, position).max(here),
+            _ => here,
+        }
+    });
+    readers.max().unwrap_or(position[&node])
+}
+
+/// The lowest gap between live tensors that holds `bytes`.
+fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
+    let mut offset = 0;
+    let mut at = 0;
+    for (i, tensor) in live.iter().enumerate() {
+        if tensor.offset >= offset + bytes {
+            break;
+        }
+        offset = offset.max(tensor.offset + tensor.bytes);
+        at = i + 1;
+    }
+    live.insert(at, Live { offset, bytes, until });
+    offset
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_models;
+    use ragtag_kernels::Activations;
+
+    /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
+    fn check_owners(
+        model: &crate::Model,
+        activations: Activations,
+        segments: Range<usize>,
+        rows: u32,
+    ) -> u64 {
+        let graph = model.graph(activations);
+        let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
+        let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
+        // Each byte range of scratch and the node whose value is in it.
+        let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
+        for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
+            for input in graph.inputs(node).into_iter().filter(|&i| graph.node(i).width > 0) {
+                let (place, offset) = storage.of(input);
+                if place == Place::Scratch {
+                    let range = offset..offset + output_bytes(graph.node(input), &params);
+                    let owner =
+                        owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
+                    assert_eq!(owner, Some(&(range, input)), "{:?} reads lost bytes", graph.node(node));
+                }
+            }
+            if graph.node(node).width == 0 {
+                continue;
+            }
+            let (place, offset) = storage.of(node);
+            if place == Place::Scratch {
+                let range = offset..offset + output_bytes(graph.node(node), &params);
+                assert!(range.end <= storage.scratch_bytes);
+                owners.retain(|(held, _)| !(held.start < range.end && range.start < held.end));
+                owners.push((range, node));
+            }
+        }
+        storage.scratch_bytes
+    }
+
+    #[test]
+    fn live_tensors_never_share_bytes() {
+        for model in [test_models::bitnet(), test_models::llama()] {
+            for activations in [Activations::F32, Activations::Int8] {
+                for rows in [1, 3, 64] {
+                    let all = check_owners(&model, activations, 0..14, rows);
+                    let largest =
+                        (0..14).map(|s| check_owners(&model, activations, s..s + 1, rows)).max().unwrap();
+                    assert_eq!(all, largest, "a stage needs the scratch of its largest segment");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! What a node costs: floating-point operations and bytes, for each row, micro-batch and position.
+
+use crate::model::{Lowering, Model, ModelError};
+use crate::op::{Node, Operator};
+use crate::program::WeightContent;
+
+/// Costs of one node, in the terms of [`crate::Segment`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NodeCost {
+    pub(crate) flops_per_row: u64,
+    pub(crate) flops_per_row_position: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) read_bytes_per_row: u64,
+    pub(crate) kv_bytes_per_position: u64,
+}
+
+pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Result<NodeCost, ModelError> {
+    let h = model.hyperparameters();
+    let width = u64::from(node.width);
+    let mut cost = NodeCost::default();
+    match &node.operator {
+        Operator::Embed { table } => {
+            let table = model.tensor(table)?;
+            cost.read_bytes_per_row = table.bytes / table.shape[1].max(1);
+        }
+        Operator::MatMul { weight, .. } => {
+            let columns = model.tensor(weight)?.shape[0];
+            cost.flops_per_row = 2 * columns * width;
+            cost.read_bytes = WeightContent::matrix(model, weight)?.bytes();
+        }
+        Operator::RmsNorm { .. } => {
+            cost.flops_per_row = 4 * width;
+            cost.read_bytes = 4 * width;
+        }
+        Operator::Attention { .. } => {
+            cost.flops_per_row_position = 4 * u64::from(h.heads) * u64::from(h.head_dimensions);
+        }
+        Operator::KvAppend { .. } => {
+            cost.kv_bytes_per_position =
+                2 * u64::from(h.kv_heads) * u64::from(h.head_dimensions) * lowering.kv.bytes();
+        }
+        Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
+        Operator::Rope { .. } => cost.flops_per_row = 3 * width,
+        Operator::Quantize => cost.flops_per_row = 2 * width,
+        Operator::Add => cost.flops_per_row = width,
+        Operator::Gather => {}
+    }
+    Ok(cost)
+}

@@ -1,0 +1,207 @@
+//! One GGUF file up to its tensor data: version, metadata, tensor infos.
+
+use super::metadata::{Entry, Metadata};
+use super::reader::Reader;
+use super::types::{ValueType, tensor_type_name};
+use crate::error::{FormatError, Quoted};
+use crate::source::Source;
+use crate::weights::TensorInfo;
+use ragtag_kernels::TensorType;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Alignment of tensor data where the file names none.
+pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
+/// Dimensions that a tensor may have.
+const MOST_DIMENSIONS: u32 = 4;
+/// Bytes that the specification allows for the name of a tensor.
+const MOST_NAME_BYTES: usize = 64;
+
+/// What a file says before its data.
+pub(super) struct Header {
+    pub(super) metadata: Metadata,
+    pub(super) tensors: Vec<TensorInfo>,
+}
+
+/// Reads and checks the header of one file, which is the `shard`-th of its model.
+pub(super) fn parse(source: &Arc<dyn Source>, shard: usize) -> Result<Header, FormatError> {
+    let mut reader = Reader::new(source.name(), 0, source.range(0..source.bytes())?);
+    magic_and_version(&mut reader)?;
+    let tensor_count = reader.u64(format_args!("the number of tensors"))?;
+    let metadata_count = reader.u64(format_args!("the number of metadata entries"))?;
+    let metadata = Metadata::new(source.clone(), metadata_entries(&mut reader, metadata_count)?);
+    let alignment = alignment(&metadata)?;
+
+    let mut tensors: Vec<TensorInfo> = Vec::new();
+    // Both loops read more than twenty bytes a turn: whatever the counts claim, they end with the file.
+    for number in 0..tensor_count {
+        tensors.push(tensor_info(&mut reader, number, tensor_count, alignment, shard)?);
+    }
+    place(&mut tensors, &reader, alignment, source.bytes())?;
+    Ok(Header { metadata, tensors })
+}
+
+fn magic_and_version(reader: &mut Reader<'_>) -> Result<(), FormatError> {
+    const MAGIC: &[u8] = b"GGUF";
+    let file = reader.file();
+    let mut peek = reader.clone();
+    let magic = match peek.take(4, format_args!("the magic number")) {
+        Ok(magic) => magic,
+        // A prefix of the magic number is a cut file, anything else is none of ours.
+        Err(cut) => {
+            let mut found = Vec::new();
+            while let Ok(byte) = reader.take(1, format_args!("")) {
+                found.extend_from_slice(byte);
+            }
+            return Err(if MAGIC.starts_with(&found) {
+                cut
+            } else {
+                FormatError::NotGguf { file: file.into(), found }
+            });
+        }
+    };
+    if magic != MAGIC {
+        return Err(FormatError::NotGguf { file: file.into(), found: magic.to_vec() });
+    }
+    *reader = peek;
+    match reader.u32(format_args!("the version"))? {
+        2 | 3 => Ok(()),
+        // The magic number is four bytes in either order, the version is the first number.
+        version if version.swap_bytes() <= 0xffff && version > 0xffff => {
+            Err(FormatError::BigEndian { file: file.into() })
+        }
+        version => Err(FormatError::Version { file: file.into(), version }),
+    }
+}
+
+fn metadata_entries(reader: &mut Reader<'_>, count: u64) -> Result<BTreeMap<String, Entry>, FormatError> {
+    let mut entries = BTreeMap::new();
+    for number in 0..count {
+        let at = reader.at();
+        let key = reader.string(format_args!("the key of metadata entry {number} of {count}"))?;
+        let kind = reader.value_type(format_args!("the value type of metadata {}", Quoted(key)))?;
+        let start = reader.at();
+        reader.value(kind, key)?;
+        if entries.insert(key.to_owned(), Entry { kind, range: start..reader.at() }).is_some() {
+            let what = format_args!("the key of metadata entry {number}");
+            return Err(reader.invalid(at, what, format!("{} occurs twice", Quoted(key))));
+        }
+    }
+    Ok(entries)
+}
+
+/// The specification wants a multiple of 8; everyone who writes or reads the format, a power of two.
+fn alignment(metadata: &Metadata) -> Result<u64, FormatError> {
+    let alignment = metadata.find::<u32>("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
+    if alignment < 8 || !alignment.is_power_of_two() {
+        return Err(FormatError::WrongType {
+            file: metadata.file().to_owned(),
+            key: "general.alignment".to_owned(),
+            expected: "a power of two of at least 8",
+            found: format!("{} {alignment}", ValueType::U32.name()),
+        });
+    }
+    Ok(alignment.into())
+}
+
+/// One tensor info. Its offset still counts from the start of the data.
+fn tensor_info(
+    reader: &mut Reader<'_>,
+    number: u64,
+    count: u64,
+    alignment: u64,
+    shard: usize,
+) -> Result<TensorInfo, FormatError> {
+    let at = reader.at();
+    let name = reader.string(format_args!("the name of tensor {number} of {count}"))?;
+    if name.is_empty() || name.len() > MOST_NAME_BYTES {
+        let cause = format!("has {} bytes, where 1 to {MOST_NAME_BYTES} are allowed", name.len());
+        return Err(reader.invalid(at, format_args!("the name of tensor {number}"), cause));
+    }
+    let shown = Quoted(name);
+    let shape = shape(reader, &shown)?;
+
+    let type_id = reader.u32(format_args!("the type of tensor {shown}"))?;
+    let tensor_type =
+        TensorType::from_gguf_id(type_id).ok_or_else(|| FormatError::UnsupportedTensorType {
+            file: reader.file().to_owned(),
+            tensor: shown.to_string(),
+            found: tensor_type_name(type_id).map_or_else(|| format!("number {type_id}"), str::to_owned),
+        })?;
+    let bytes = stored_bytes(tensor_type, &shape)
+        .map_err(|cause| reader.invalid(at, format_args!("the shape {shape:?} of tensor {shown}"), cause))?;
+
+    let at = reader.at();
+    let offset = reader.u64(format_args!("the offset of tensor {shown}"))?;
+    if !offset.is_multiple_of(alignment) {
+        let cause = format!("{offset} is not a multiple of the alignment, {alignment}");
+        return Err(reader.invalid(at, format_args!("the offset of tensor {shown}"), cause));
+    }
+    Ok(TensorInfo { name: name.to_owned(), tensor_type, shape, shard, offset, bytes })
+}
+
+fn shape(reader: &mut Reader<'_>, tensor: &Quoted<'_>) -> Result<Vec<u64>, FormatError> {
+    let at = reader.at();
+    let dimensions = reader.u32(format_args!("the number of dimensions of tensor {tensor}"))?;
+    if !(1..=MOST_DIMENSIONS).contains(&dimensions) {
+        let cause = format!("{dimensions} is not 1 to {MOST_DIMENSIONS}");
+        return Err(reader.invalid(at, format_args!("the number of dimensions of tensor {tensor}"), cause));
+    }
+    let mut shape = Vec::new();
+    for dimension in 0..dimensions {
+        let at = reader.at();
+        let extent = reader.u64(format_args!("dimension {dimension} of tensor {tensor}"))?;
+        if extent == 0 {
+            return Err(reader.invalid(
+                at,
+                format_args!("dimension {dimension} of tensor {tensor}"),
+                "is zero",
+            ));
+        }
+        shape.push(extent);
+    }
+    Ok(shape)
+}
+
+/// Bytes of a tensor, or why it cannot exist. Rows are stored one after another, each in whole blocks.
+fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
+    let columns = shape.first().copied().unwrap_or(0);
+    if !columns.is_multiple_of(tensor_type.block_values() as u64) {
+        return Err(format!(
+            "rows of {columns} values are not whole blocks of {} ({tensor_type})",
+            tensor_type.block_values()
+        ));
+    }
+    shape
+        .iter()
+        .try_fold(1u64, |values, extent| values.checked_mul(*extent))
+        .and_then(|values| tensor_type.bytes(values))
+        .ok_or_else(|| "is larger than any file".to_owned())
+}
+
+/// Turns offsets into those from the start of the file, and checks that all data is there.
+fn place(
+    tensors: &mut [TensorInfo],
+    reader: &Reader<'_>,
+    alignment: u64,
+    bytes: u64,
+) -> Result<(), FormatError> {
+    for tensor in tensors {
+        let at =
+            reader.at().checked_next_multiple_of(alignment).and_then(|data| data.checked_add(tensor.offset));
+        let fits = at.and_then(|at| at.checked_add(tensor.bytes)).is_some_and(|end| end <= bytes);
+        match at {
+            Some(at) if fits => tensor.offset = at,
+            _ => {
+                return Err(FormatError::Truncated {
+                    file: reader.file().to_owned(),
+                    what: format!("the data of tensor {}", Quoted(&tensor.name)),
+                    at: at.unwrap_or(u64::MAX),
+                    wanted: tensor.bytes,
+                    bytes,
+                });
+            }
+        }
+    }
+    Ok(())
+}

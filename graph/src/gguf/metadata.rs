@@ -1,0 +1,90 @@
+//! The metadata of a model file: keys, and values that are read from the file when they are asked for.
+//!
+//! Nothing is copied but the keys, so that a vocabulary of a megabyte stays in the map.
+
+use super::reader::Reader;
+use super::types::ValueType;
+use super::value::{Array, FromValue, List, Value};
+use crate::error::{FormatError, Quoted};
+use crate::source::Source;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Type and place of a value.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) kind: ValueType,
+    pub(super) range: Range<u64>,
+}
+
+/// The metadata of a model file; of a split model, that of the first file.
+#[derive(Clone)]
+pub struct Metadata {
+    source: Arc<dyn Source>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl Metadata {
+    pub(super) fn new(source: Arc<dyn Source>, entries: BTreeMap<String, Entry>) -> Self {
+        Metadata { source, entries }
+    }
+
+    /// Name of the file.
+    pub fn file(&self) -> &str {
+        self.source.name()
+    }
+
+    /// The value of `key` as `T`: `u32`, `u64`, `i32`, `f32`, `bool`, `&str` or [`Array`].
+    ///
+    /// # Errors
+    /// The key is missing, the value has another type or does not fit, or the file has changed.
+    pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, FormatError> {
+        self.find(key)?.ok_or_else(|| FormatError::MissingKey {
+            file: self.file().to_owned(),
+            key: Quoted(key).to_string(),
+        })
+    }
+
+    /// The value of `key` as `T`, or `None` if there is no such key.
+    ///
+    /// # Errors
+    /// As [`Metadata::get`], but for the missing key.
+    pub fn find<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, FormatError> {
+        let Some((key, entry)) = self.entries.get_key_value(key) else { return Ok(None) };
+        let value = self.read(key, entry)?;
+        match T::from_value(value.clone()) {
+            Some(value) => Ok(Some(value)),
+            None => Err(FormatError::WrongType {
+                file: self.file().to_owned(),
+                key: Quoted(key).to_string(),
+                expected: T::EXPECTED,
+                found: value.to_string(),
+            }),
+        }
+    }
+
+    /// The elements of the array `key`, each as `T`.
+    ///
+    /// # Errors
+    /// As [`Metadata::get`]; an element of another type is an error of the iterator.
+    pub fn list<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<List<'a, T>, FormatError> {
+        Ok(self.get::<Array<'a>>(key)?.list())
+    }
+
+    /// All keys with their values, sorted by key. A value is an error if the file has changed.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Result<Value<'_>, FormatError>)> {
+        self.entries.iter().map(|(key, entry)| (key.as_str(), self.read(key, entry)))
+    }
+
+    fn read<'a>(&'a self, key: &'a str, entry: &Entry) -> Result<Value<'a>, FormatError> {
+        let bytes = self.source.range(entry.range.clone())?;
+        Reader::new(self.source.name(), entry.range.start, bytes).value(entry.kind, key)
+    }
+}
+
+impl std::fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Metadata").field("file", &self.file()).field("entries", &self.entries).finish()
+    }
+}

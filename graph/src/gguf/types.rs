@@ -1,0 +1,170 @@
+//! The numbers that GGUF files give to types, so that a message can name what is not supported.
+//!
+//! Sources: the GGUF specification (value types) and ggml's type table (tensor types).
+
+/// Name of a tensor type of ggml, supported or not; `None` for a number that ggml has not given.
+pub fn tensor_type_name(id: u32) -> Option<&'static str> {
+    /// Indexed by number. Gaps are types that ggml has removed, under the names that they had.
+    const NAMES: [&str; 42] = [
+        "F32",
+        "F16",
+        "Q4_0",
+        "Q4_1",
+        "Q4_2",
+        "Q4_3",
+        "Q5_0",
+        "Q5_1",
+        "Q8_0",
+        "Q8_1",
+        "Q2_K",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "Q8_K",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ3_XXS",
+        "IQ1_S",
+        "IQ4_NL",
+        "IQ3_S",
+        "IQ2_S",
+        "IQ4_XS",
+        "I8",
+        "I16",
+        "I32",
+        "I64",
+        "F64",
+        "IQ1_M",
+        "BF16",
+        "Q4_0_4_4",
+        "Q4_0_4_8",
+        "Q4_0_8_8",
+        "TQ1_0",
+        "TQ2_0",
+        "IQ4_NL_4_4",
+        "IQ4_NL_4_8",
+        "IQ4_NL_8_8",
+        "MXFP4",
+        "NVFP4",
+        "Q1_0",
+    ];
+    NAMES.get(usize::try_from(id).ok()?).copied()
+}
+
+/// The type of a metadata value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValueType {
+    /// Unsigned, 8 bits.
+    U8,
+    /// Signed, 8 bits.
+    I8,
+    /// Unsigned, 16 bits.
+    U16,
+    /// Signed, 16 bits.
+    I16,
+    /// Unsigned, 32 bits.
+    U32,
+    /// Signed, 32 bits.
+    I32,
+    /// Single precision.
+    F32,
+    /// One byte: 0 or 1.
+    Bool,
+    /// UTF-8 behind its length.
+    Str,
+    /// Values of one type behind that type and their count.
+    Array,
+    /// Unsigned, 64 bits.
+    U64,
+    /// Signed, 64 bits.
+    I64,
+    /// Double precision.
+    F64,
+}
+
+impl ValueType {
+    /// In the order of their numbers.
+    pub const ALL: [ValueType; 13] = [
+        ValueType::U8,
+        ValueType::I8,
+        ValueType::U16,
+        ValueType::I16,
+        ValueType::U32,
+        ValueType::I32,
+        ValueType::F32,
+        ValueType::Bool,
+        ValueType::Str,
+        ValueType::Array,
+        ValueType::U64,
+        ValueType::I64,
+        ValueType::F64,
+    ];
+
+    /// The number of the type in GGUF files.
+    pub fn gguf_id(self) -> u32 {
+        self as u32
+    }
+
+    /// The type with this number.
+    pub fn from_gguf_id(id: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(id).ok()?).copied()
+    }
+
+    /// Lower-case name, as in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            ValueType::U8 => "u8",
+            ValueType::I8 => "i8",
+            ValueType::U16 => "u16",
+            ValueType::I16 => "i16",
+            ValueType::U32 => "u32",
+            ValueType::I32 => "i32",
+            ValueType::F32 => "f32",
+            ValueType::Bool => "bool",
+            ValueType::Str => "string",
+            ValueType::Array => "array",
+            ValueType::U64 => "u64",
+            ValueType::I64 => "i64",
+            ValueType::F64 => "f64",
+        }
+    }
+
+    /// Bytes of a value, or `None` where they differ from value to value.
+    pub(crate) fn fixed_bytes(self) -> Option<u64> {
+        match self {
+            ValueType::U8 | ValueType::I8 | ValueType::Bool => Some(1),
+            ValueType::U16 | ValueType::I16 => Some(2),
+            ValueType::U32 | ValueType::I32 | ValueType::F32 => Some(4),
+            ValueType::U64 | ValueType::I64 | ValueType::F64 => Some(8),
+            ValueType::Str | ValueType::Array => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_kernels::TensorType;
+
+    #[test]
+    fn names_agree_with_the_supported_types() {
+        for t in TensorType::ALL {
+            assert_eq!(tensor_type_name(t.gguf_id()), Some(t.name()));
+        }
+        assert_eq!(tensor_type_name(16), Some("IQ2_XXS"));
+        assert_eq!(tensor_type_name(39), Some("MXFP4"));
+        assert_eq!(tensor_type_name(42), None);
+        assert_eq!(tensor_type_name(u32::MAX), None);
+    }
+
+    #[test]
+    fn value_types_have_the_numbers_of_the_format() {
+        for (id, t) in ValueType::ALL.into_iter().enumerate() {
+            assert_eq!(ValueType::from_gguf_id(id as u32), Some(t));
+            assert_eq!(t.gguf_id(), id as u32);
+        }
+        assert_eq!(ValueType::F64.gguf_id(), 12);
+        assert_eq!(ValueType::from_gguf_id(13), None);
+    }
+}

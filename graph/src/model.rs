@@ -1,0 +1,212 @@
+//! A model: its numbers, its weights and its operator graph, lowered for a form of activations.
+
+use crate::arch::{Architecture, Hyperparameters};
+use crate::error::FormatError;
+use crate::gguf::{Metadata, ModelFile};
+use crate::op::{Operator, OperatorGraph, Rows};
+use crate::passes;
+use crate::segment::{self, Segment};
+use crate::weights::{TensorInfo, Weights};
+use ragtag_kernels::{Activations, KvType, TensorType};
+use std::sync::Arc;
+
+/// Why a file is not a model that Ragtag can run.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The file itself.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// An architecture that is not in the table.
+    #[error("architecture {name:?} is not supported; supported are {known}")]
+    Architecture {
+        /// The file's.
+        name: String,
+        /// Those of the table.
+        known: String,
+    },
+    /// A hyperparameter that no model can have.
+    #[error("{key}: {why}")]
+    Hyperparameter {
+        /// Its key.
+        key: String,
+        /// What is wrong with its value.
+        why: String,
+    },
+    /// A tensor that the architecture needs.
+    #[error("tensor {name} is missing")]
+    MissingTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor that the architecture does not use; the model would be computed without it.
+    #[error(
+        "tensor {name} is not part of this architecture as Ragtag knows it; running without it would be wrong"
+    )]
+    UnknownTensor {
+        /// Its name.
+        name: String,
+    },
+    /// A tensor of another shape than the hyperparameters say.
+    #[error("tensor {name} has shape {found:?}; the hyperparameters ask for {expected:?}")]
+    Shape {
+        /// Its name.
+        name: String,
+        /// Shape by the hyperparameters, row length first.
+        expected: Vec<u64>,
+        /// Shape in the file.
+        found: Vec<u64>,
+    },
+    /// A feature of the model that Ragtag does not have.
+    #[error("not supported: {what}")]
+    Unsupported {
+        /// The feature.
+        what: String,
+    },
+}
+
+/// The choices that shape programs and memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lowering {
+    /// Form of the activations that enter products with quantised weights.
+    pub activations: Activations,
+    /// Form of keys and values.
+    pub kv: KvType,
+    /// Longest sequence, in positions.
+    pub context: u32,
+    /// Most sequences at a time.
+    pub sequences: u32,
+    /// Most rows of a micro-batch.
+    pub chunk: u32,
+    /// Most rows of a micro-batch of which logits are wanted.
+    pub logit_rows: u32,
+}
+
+impl Lowering {
+    /// Cache blocks that one sequence needs at the full context.
+    pub fn table_blocks(&self) -> u32 {
+        self.context.div_ceil(ragtag_kernels::params::BLOCK_TOKENS as u32)
+    }
+
+    /// Cache blocks in all.
+    pub fn cache_blocks(&self) -> u32 {
+        self.table_blocks().saturating_mul(self.sequences)
+    }
+}
+
+/// A model file, understood.
+#[derive(Clone, Debug)]
+pub struct Model {
+    hyperparameters: Hyperparameters,
+    metadata: Arc<Metadata>,
+    weights: Arc<Weights>,
+    graph: OperatorGraph,
+}
+
+impl Model {
+    /// Reads the hyperparameters and builds the operator graph; no weights are read.
+    ///
+    /// # Errors
+    /// [`ModelError`] names the key, tensor or architecture at fault.
+    pub fn new(file: ModelFile) -> Result<Self, ModelError> {
+        let architecture = Architecture::find(file.metadata.get("general.architecture")?)?;
+        let hyperparameters = Hyperparameters::read(&file.metadata, &file.weights)?;
+        let mut graph = architecture.build(&hyperparameters, &file.weights)?;
+        check_columns(&graph, &file.weights)?;
+        passes::fuse_residuals(&mut graph);
+        Ok(Self {
+            hyperparameters,
+            metadata: Arc::new(file.metadata),
+            weights: Arc::new(file.weights),
+            graph,
+        })
+    }
+
+    /// The numbers that shape it.
+    pub fn hyperparameters(&self) -> &Hyperparameters {
+        &self.hyperparameters
+    }
+
+    /// The file's metadata.
+    pub fn metadata(&self) -> &Arc<Metadata> {
+        &self.metadata
+    }
+
+    /// The file's tensors.
+    pub fn weights(&self) -> &Arc<Weights> {
+        &self.weights
+    }
+
+    /// The operator graph with products in this form.
+    pub fn graph(&self, activations: Activations) -> OperatorGraph {
+        let mut graph = self.graph.clone();
+        if activations == Activations::Int8 {
+            passes::quantize_activations(&mut graph, |weight| {
+                self.weights.tensor(weight).is_some_and(|t| is_quantised(t.tensor_type))
+            });
+        }
+        graph
+    }
+
+    /// Number of segments: embedding, blocks, head.
+    pub fn segment_count(&self) -> usize {
+        self.hyperparameters.layers as usize + 2
+    }
+
+    /// The segments with their costs.
+    ///
+    /// # Errors
+    /// [`ModelError::Unsupported`] if a tensor has no resident layout.
+    pub fn segments(&self, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
+        segment::segments(self, lowering)
+    }
+
+    /// Parameters in all tensors.
+    pub fn parameters(&self) -> u64 {
+        self.weights.tensors().iter().map(|t| t.shape.iter().product::<u64>()).sum()
+    }
+
+    pub(crate) fn tensor(&self, name: &str) -> Result<&TensorInfo, ModelError> {
+        self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
+    }
+
+    /// Name of a segment.
+    pub fn segment_name(&self, segment: usize) -> String {
+        match segment {
+            0 => "embedding".into(),
+            s if s + 1 == self.segment_count() => "head".into(),
+            s => format!("block {}", s - 1),
+        }
+    }
+
+    /// The graph in Graphviz's language.
+    pub fn dot(&self, activations: Activations) -> String {
+        let names: Vec<_> = (0..self.segment_count()).map(|s| self.segment_name(s)).collect();
+        self.graph(activations).dot(&names)
+    }
+}
+
+/// Whether products with this type may take int8 activations.
+pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
+    ragtag_kernels::activations_for(tensor_type, Activations::Int8) == Activations::Int8
+}
+
+/// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
+fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelError> {
+    for node in graph.ordered() {
+        let node = graph.node(node);
+        let matrix = matches!(node.operator, Operator::MatMul { .. } | Operator::Embed { .. });
+        let Some(tensor) = node.operator.tensor().filter(|_| matrix).and_then(|name| weights.tensor(name))
+        else {
+            continue;
+        };
+        if !tensor.shape[0].is_multiple_of(32) {
+            let what = format!(
+                "tensor {} with rows of {} values (a multiple of 32 is needed)",
+                tensor.name, tensor.shape[0]
+            );
+            return Err(ModelError::Unsupported { what });
+        }
+        debug_assert!(node.rows == Rows::Tokens || node.segment > 0);
+    }
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! Folds `x + matmul(y)` into the product, which then adds to `x` in place: one pass over the rows less.
+
+use crate::op::{Operator, OperatorGraph};
+
+/// Fuses every residual addition whose second input is a product that nobody else reads.
+pub(crate) fn fuse_residuals(graph: &mut OperatorGraph) {
+    for add in graph.ordered() {
+        if graph.node(add).operator != Operator::Add {
+            continue;
+        }
+        let [residual, product] = graph.inputs(add)[..] else { continue };
+        let alone = graph.consumers(product).len() == 1 && graph.inputs(product).len() == 1;
+        if !alone || !matches!(graph.node(product).operator, Operator::MatMul { .. }) {
+            continue;
+        }
+        for (consumer, input) in graph.consumers(add) {
+            graph.connect(product, consumer, input);
+        }
+        graph.connect(residual, product, 1);
+        graph.remove(add);
+    }
+}

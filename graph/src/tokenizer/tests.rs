@@ -1,0 +1,237 @@
+//! Vocabularies made by hand, against SentencePiece's rules written down once more in the plainest way.
+
+use super::*;
+use crate::gguf::{ModelFile, Writer};
+use crate::source::MemorySource;
+use proptest::prelude::*;
+
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const USER: i32 = 4;
+const BYTE: i32 = 6;
+
+/// Token texts with score and type, as a file's metadata.
+fn metadata(tokens: &[(String, f32, i32)], more: impl FnOnce(&mut Writer)) -> Metadata {
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.model", "llama");
+    w.put("tokenizer.ggml.tokens", &tokens.iter().map(|t| t.0.as_str()).collect::<Vec<_>>()[..]);
+    w.put("tokenizer.ggml.scores", &tokens.iter().map(|t| t.1).collect::<Vec<_>>()[..]);
+    w.put("tokenizer.ggml.token_type", &tokens.iter().map(|t| t.2).collect::<Vec<_>>()[..]);
+    more(&mut w);
+    ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata
+}
+
+/// `<unk>`, `<s>`, `</s>` and all bytes, then these normal tokens, the first with the highest score.
+fn with_bytes(normal: &[&str]) -> Vec<(String, f32, i32)> {
+    let mut tokens =
+        vec![("<unk>".into(), 0.0, UNKNOWN), ("<s>".into(), 0.0, CONTROL), ("</s>".into(), 0.0, CONTROL)];
+    tokens.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), 0.0, BYTE)));
+    tokens.extend(normal.iter().zip(0..).map(|(text, n)| ((*text).to_owned(), -(n as f32), NORMAL)));
+    tokens
+}
+
+/// Of the first normal token.
+const FIRST: u32 = 259;
+
+fn specials(w: &mut Writer) {
+    w.put("tokenizer.ggml.bos_token_id", 1u32);
+    w.put("tokenizer.ggml.eos_token_id", 2u32);
+}
+
+fn tokenizer(normal: &[&str]) -> Tokenizer {
+    Tokenizer::from_metadata(&metadata(&with_bytes(normal), specials)).unwrap()
+}
+
+#[test]
+fn merges_by_score_not_by_length() {
+    let t = tokenizer(&["bc", "ab", "abc", "▁", "a", "b", "c"]);
+    let [bc, abc, space, a] = [FIRST, FIRST + 2, FIRST + 3, FIRST + 4];
+    // bc scores higher than ab, and a·bc makes abc.
+    assert_eq!(t.encode("abc", false).unwrap(), [space, abc]);
+    assert_eq!(t.encode("aabcbc", false).unwrap(), [space, a, abc, bc]);
+    assert_eq!(t.encode("abc", true).unwrap(), [1, space, abc]);
+    assert_eq!(t.encode("", false).unwrap(), [0u32; 0]);
+    assert_eq!(t.encode("", true).unwrap(), [1]);
+    assert_eq!((t.bos(), t.eos(), t.vocabulary_size()), (Some(1), &BTreeSet::from([2]), 259 + 7));
+}
+
+#[test]
+fn unknown_characters_become_bytes_and_come_back() {
+    let t = tokenizer(&["▁", "a"]);
+    let ids = t.encode("a€", false).unwrap();
+    assert_eq!(ids, [FIRST, FIRST + 1, 3 + 0xE2, 3 + 0x82, 3 + 0xAC]);
+    assert_eq!(t.decode(&ids), "a€");
+    // A stream shows whole characters only.
+    let mut stream = t.stream();
+    let shown: Vec<String> = ids.iter().map(|id| stream.push(*id)).collect();
+    assert_eq!(shown, ["", "a", "", "", "€"]);
+    assert_eq!(stream.finish(), "");
+}
+
+#[test]
+fn streams_replace_what_is_not_utf8() {
+    let t = tokenizer(&["▁", "a"]);
+    // Cut off by a letter, by the end, by a byte that begins nothing.
+    assert_eq!(t.decode(&[3 + 0xE2, 3 + 0x82, FIRST + 1]), "\u{fffd}a");
+    assert_eq!(t.decode(&[FIRST + 1, 3 + 0xE2, 3 + 0x82]), "a\u{fffd}");
+    assert_eq!(t.decode(&[3 + 0xFF, FIRST + 1]), "\u{fffd}a");
+    assert_eq!(t.decode(&[99_999]), "\u{fffd}");
+    assert_eq!(t.decode(&[FIRST + 1, 0]), "a \u{2047} ");
+}
+
+#[test]
+fn the_added_space_goes_and_others_stay() {
+    let t = tokenizer(&["▁a", "▁", "a"]);
+    for text in ["a", " a", "  a", "a ", "a  a", " "] {
+        assert_eq!(t.decode(&t.encode(text, true).unwrap()), text, "{text:?}");
+    }
+    // Behind the prompt, a leading space belongs to the text.
+    let mut stream = t.stream();
+    assert_eq!(stream.push(1), "");
+    assert_eq!(stream.push(FIRST), "a");
+    assert_eq!(stream.push(FIRST), " a");
+}
+
+#[test]
+fn no_space_is_added_where_the_model_says_so() {
+    let m = metadata(&with_bytes(&["▁", "a"]), |w| {
+        specials(w);
+        w.put("tokenizer.ggml.add_space_prefix", false);
+        w.put("tokenizer.ggml.add_bos_token", false);
+        w.put("tokenizer.ggml.add_eos_token", true);
+        w.put("tokenizer.ggml.eot_token_id", 1u32);
+    });
+    let t = Tokenizer::from_metadata(&m).unwrap();
+    assert_eq!(t.encode("a", true).unwrap(), [FIRST + 1, 2]);
+    assert_eq!(t.decode(&[FIRST, FIRST + 1]), " a");
+    assert_eq!(t.eos(), &BTreeSet::from([1, 2]));
+}
+
+#[test]
+fn control_tokens_in_a_text_are_text_unless_asked_for() {
+    let t = tokenizer(&["▁", "a", "<", "s", ">", "/"]);
+    let as_text = t.encode("a</s>", false).unwrap();
+    assert_eq!(t.decode(&as_text), "a</s>");
+    assert!(!as_text.contains(&2));
+    assert_eq!(t.encode_with_control("a</s>a", true).unwrap(), [1, FIRST, FIRST + 1, 2, FIRST, FIRST + 1]);
+    assert_eq!(t.encode_with_control("</s>", false).unwrap(), [2]);
+    // The text of a byte token is text, too.
+    assert_eq!(t.decode(&t.encode("<0x41>", false).unwrap()), "<0x41>");
+}
+
+#[test]
+fn user_defined_tokens_come_before_merges_and_the_longest_wins() {
+    let mut tokens = with_bytes(&["ab", "bc", "▁", "a", "b", "c"]);
+    tokens.push(("b c".into(), 0.0, USER));
+    tokens.push(("b".into(), 0.0, USER));
+    let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+    let (space, a, c, b_c, b) = (FIRST + 2, FIRST + 3, FIRST + 5, FIRST + 6, FIRST + 7);
+    assert_eq!(t.encode("ab c", false).unwrap(), [space, a, b_c]);
+    assert_eq!(t.encode("abc", false).unwrap(), [space, a, b, c]);
+    assert_eq!(t.decode(&[b_c]), "b c");
+}
+
+#[test]
+fn without_bytes_the_unknown_token_stands_in() {
+    let tokens: Vec<_> = [("<unk>", UNKNOWN), ("▁", NORMAL), ("a", NORMAL)]
+        .map(|(text, kind)| (text.to_owned(), 0.0, kind))
+        .to_vec();
+    let t = Tokenizer::from_metadata(&metadata(&tokens, |_| ())).unwrap();
+    assert_eq!(t.encode("a€€a", true).unwrap(), [1, 2, 0, 2]);
+}
+
+#[test]
+fn bad_vocabularies_are_refused() {
+    let fails = |tokens: &[(String, f32, i32)], more: fn(&mut Writer)| {
+        Tokenizer::from_metadata(&metadata(tokens, more)).unwrap_err().to_string()
+    };
+    let good = with_bytes(&["▁"]);
+    let changed = |text: &str, score: f32, kind: i32| {
+        let mut tokens = good.clone();
+        tokens.push((text.to_owned(), score, kind));
+        tokens
+    };
+    assert!(fails(&[], |_| ()).contains("no token for the space"));
+    assert!(fails(&changed("x", f32::NAN, NORMAL), |_| ()).contains("token 260 (x) no score"));
+    assert!(fails(&changed("x", 0.0, 9), |_| ()).contains("token 260 (x) of the unknown type 9"));
+    for text in ["<0x4>", "<0x+4>", "<0x4g>", "A", ""] {
+        assert!(fails(&changed(text, 0.0, BYTE), |_| ()).contains("should be a byte"), "{text}");
+    }
+    assert!(fails(&changed("<0x41>", 0.0, NORMAL), |_| ()).contains("reserved text <0x41>"));
+    assert!(fails(&changed(&"x".repeat(513), 0.0, NORMAL), |_| ()).contains("513 bytes"));
+    assert!(fails(&good, |w| w.put("tokenizer.ggml.bos_token_id", 260u32)).contains("bos_token_id is 260"));
+    assert!(
+        fails(&good, |w| w.put("tokenizer.ggml.eos_token_id", u32::MAX))
+            .contains("eos_token_id is 4294967295")
+    );
+    assert!(fails(&good[250..], |_| ()).contains("neither all byte tokens nor an unknown token"));
+
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.model", "gpt2");
+    let m = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata;
+    let message = Tokenizer::from_metadata(&m).unwrap_err().to_string();
+    assert_eq!(message, "m.gguf: tokenizer model \"gpt2\" is not supported yet; supported is \"llama\"");
+}
+
+/// Found by fuzzing: spaces became the bytes of `▁`, and came back as `▁`.
+#[test]
+fn a_vocabulary_without_the_space_is_refused() {
+    let message = Tokenizer::from_metadata(&metadata(&with_bytes(&["a"]), specials)).unwrap_err().to_string();
+    assert_eq!(message, "m.gguf: the vocabulary has no token for the space (▁)");
+}
+
+#[test]
+fn every_count_must_agree() {
+    let mut w = Writer::new();
+    w.put("tokenizer.ggml.model", "llama");
+    w.put("tokenizer.ggml.tokens", &["a", "b"][..]);
+    w.put("tokenizer.ggml.scores", &[0f32][..]);
+    w.put("tokenizer.ggml.token_type", &[1i32, 1, 1][..]);
+    let m = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata;
+    let message = Tokenizer::from_metadata(&m).unwrap_err().to_string();
+    assert!(message.contains("2 tokens, 1 scores and 3 token types"), "{message}");
+}
+
+/// SentencePiece's rule, step by step: the best score, and of equal ones the leftmost.
+fn merged_by_hand(text: &str, normal: &[&str]) -> Vec<u32> {
+    let rank = |text: &str| normal.iter().position(|t| *t == text);
+    let mut symbols: Vec<String> = format!("▁{text}").chars().map(String::from).collect();
+    loop {
+        let best = (1..symbols.len())
+            .filter_map(|right| Some((rank(&format!("{}{}", symbols[right - 1], symbols[right]))?, right)))
+            .min();
+        let Some((_, right)) = best else { break };
+        let joined = symbols.remove(right);
+        symbols[right - 1].push_str(&joined);
+    }
+    symbols.iter().map(|symbol| FIRST + rank(symbol).unwrap() as u32).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any vocabulary over two letters, in any order of scores, and any text.
+    #[test]
+    fn merges_as_sentencepiece_does(
+        chosen in proptest::sample::subsequence(
+            vec!["ab", "ba", "aa", "bb", "aba", "bab", "aab", "abb", "baa", "bba", "abab", "baba", "abba", "aaba",
+                 "abaab", "ababa", "babab", "aabaa", "▁a", "▁b", "▁ab", "▁▁", "a▁", "abaaba", "abbab",
+                 "aaa", "aaaa", "aaaaa", "aaaaaa", "ababab", "aabaab", "aabaabaab"], 1..24).prop_shuffle(),
+        text in "[ab ]{0,40}",
+    ) {
+        let mut normal = chosen;
+        normal.extend(["▁", "a", "b"]);
+        let t = tokenizer(&normal);
+        let expected = if text.is_empty() { vec![] } else { merged_by_hand(&text.replace(' ', "▁"), &normal) };
+        prop_assert_eq!(t.encode(&text, false).unwrap(), expected);
+    }
+
+    #[test]
+    fn any_text_comes_back(text in any::<String>()) {
+        let t = tokenizer(&["▁", "a", "ab", "b", "▁a", "é"]);
+        // What is `▁` in the text becomes a space: the escape cannot be told from the character.
+        let expected = text.replace(SPACE, " ");
+        prop_assert_eq!(t.decode(&t.encode(&text, true).unwrap()), expected);
+    }
+}

@@ -1,0 +1,101 @@
+//! The tokenizer against recorded results on the `tales` models. The files lie in `../shared/models` beside the
+//! checkout, those that are bundled also in `examples/models`; where a file is missing, the test says so and passes.
+
+use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const MODELS: [&str; 4] = ["tales-q8_0", "tales-q4_0", "tales-q4_k_m", "tales-bitnet-tq2_0"];
+
+fn file(name: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let found = ["examples/models", "../shared/models/tales"].map(|d| root.join(d).join(name)).into_iter();
+    let found = found.into_iter().find(|path| path.exists());
+    if found.is_none() {
+        #[allow(clippy::print_stderr)] // a visible skip
+        {
+            eprintln!("SKIPPED: {name} is neither in examples/models nor in ../shared/models/tales");
+        }
+    }
+    found
+}
+
+fn open(name: &str) -> Option<(ModelFile, Tokenizer)> {
+    let path = file(&format!("{name}.gguf"))?;
+    let source = MemorySource::new(path.display().to_string(), std::fs::read(path).unwrap());
+    let model = ModelFile::open(vec![Arc::new(source)]).unwrap();
+    let tokenizer = Tokenizer::from_metadata(&model.metadata).unwrap();
+    Some((model, tokenizer))
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+#[test]
+fn golden_prompts_and_tales() {
+    for name in MODELS {
+        let (Some((_, tokenizer)), Some(golden)) = (open(name), file(&format!("{name}.golden.json"))) else {
+            continue;
+        };
+        let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+        let cases = golden["cases"].as_array().unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            let prompt = case["prompt"].as_str().unwrap();
+            let mut all = tokenizer.encode(prompt, true).unwrap();
+            assert_eq!(all, ids(&case["prompt_ids"]), "{name}: {prompt}");
+            // The recorded text is that of prompt and continuation, as a stream shows it.
+            all.extend(ids(&case["greedy_ids"]));
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.decode(&all), text, "{name}: {prompt}");
+            let mut stream = tokenizer.stream();
+            let streamed: String = all.iter().map(|id| stream.push(*id)).collect();
+            assert_eq!(streamed + &stream.finish(), text);
+        }
+    }
+}
+
+/// 40 kB at once: the ids are those of the sentencepiece library (10378 of them, recorded as an FNV-1a digest), the
+/// text comes back, and the time does not grow with the square of the length.
+#[test]
+fn a_long_text() {
+    let (Some((_, tokenizer)), Some(held)) = (open("tales-q8_0"), file("held.txt")) else { return };
+    let text = std::fs::read_to_string(held).unwrap();
+    let ids = tokenizer.encode(&text, false).unwrap();
+    assert_eq!(ids.len(), 10378);
+    let digest = ids.iter().flat_map(|id| id.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    assert_eq!(digest, 0x1ebd_806b_7ebb_294e);
+    assert_eq!(tokenizer.decode(&ids), text);
+
+    let time = |text: &str| {
+        let once = || {
+            let start = std::time::Instant::now();
+            tokenizer.encode(text, false).unwrap();
+            start.elapsed()
+        };
+        (0..3).map(|_| once()).min().unwrap()
+    };
+    let (once, eightfold) = (time(&text), time(&text.repeat(8)));
+    assert!(eightfold < once * 40, "40 kB take {once:?}, 320 kB {eightfold:?}");
+}
+
+/// Every weight of every model can be had, and has the size that its type and shape say.
+#[test]
+fn weights_of_all_models() {
+    for (name, count) in MODELS.into_iter().zip([110, 110, 110, 134]) {
+        let Some((model, _)) = open(name) else { continue };
+        assert_eq!(model.weights.tensors().len(), count);
+        for tensor in model.weights.tensors() {
+            let bytes = model.weights.bytes(tensor).unwrap().len() as u64;
+            assert_eq!(
+                Some(bytes),
+                tensor.tensor_type.bytes(tensor.columns() * tensor.rows()),
+                "{}",
+                tensor.name
+            );
+        }
+    }
+}

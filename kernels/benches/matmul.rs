@@ -1,0 +1,232 @@
+//! Products against the machine: bandwidth of one token (GEMV) beside the bandwidth of reading, and GFLOP/s of many.
+//!
+//! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm] [types…]`, for example `-- gemv Q8_0 F16`.
+#![allow(clippy::print_stdout)] // a report is what it is for
+
+use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
+use ragtag_kernels::{
+    Activations, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
+};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Matrices of a model with 1.1 billion weights.
+const SHAPES: [(usize, usize); 3] = [(2048, 2048), (5632, 2048), (2048, 5632)];
+
+/// Far beyond any cache.
+const WORKING_SET_BYTES: usize = 1 << 30;
+
+/// A cache line, for alignment.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+/// Aligned memory, shared by the threads of a launch as the CPU device shares it.
+struct Memory(Vec<Line>);
+
+impl Memory {
+    fn new(bytes: usize) -> Self {
+        Self(vec![Line([0; 64]); bytes.div_ceil(64)])
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        let length = self.0.len() * 64;
+        // SAFETY: lines are plain bytes without padding.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), length) }
+    }
+
+    fn binding(&mut self) -> HostBinding {
+        HostBinding::new(self.0.as_mut_ptr().cast(), self.0.len() * 64)
+    }
+}
+
+fn caps() -> Caps {
+    let mut caps = Caps {
+        languages: [KernelLanguage::Host].into(),
+        features: Default::default(),
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: false,
+        max_allocation_bytes: u64::MAX,
+        max_binding_bytes: u64::MAX,
+        binding_alignment_bytes: 64,
+        parallel_units: 1,
+    };
+    #[cfg(target_arch = "x86_64")]
+    {
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            caps.features.insert(Feature::Avx2);
+        }
+        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw") {
+            caps.features.insert(Feature::Avx512Vnni);
+        }
+    }
+    if let Ok(only) = std::env::var("ISA") {
+        caps.features.retain(|f| format!("{f:?}").eq_ignore_ascii_case(&only));
+    }
+    caps
+}
+
+/// Bytes that look random; as scales they may be anything, which costs no time.
+fn noise(bytes: &mut [u8]) {
+    let mut state = 1_u64;
+    for chunk in bytes.chunks_mut(8) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        // Exponents around one, in every float format: infinities and subnormals would take time of their own.
+        let word = ((state >> 3) & 0x83ff_83ff_83ff_83ff) | 0x3c00_3c00_3c00_3c00;
+        chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// Runs `work(thread)` on all threads at once and returns the seconds it took.
+fn timed(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 1..threads {
+            let work = &work;
+            scope.spawn(move || work(thread));
+        }
+        work(0);
+    });
+    start.elapsed().as_secs_f64()
+}
+
+/// Median and best of a few repetitions of a rate.
+fn repeat(count: usize, mut rate: impl FnMut() -> f64) -> (f64, f64) {
+    let mut rates: Vec<f64> = (0..count).map(|_| rate()).collect();
+    rates.sort_by(f64::total_cmp);
+    (rates[count / 2], rates[count - 1])
+}
+
+/// Reads memory with eight interleaved streams a thread.
+fn read_bandwidth(memory: &[Line], threads: usize) -> f64 {
+    let share = memory.len() / threads;
+    let seconds = timed(threads, |thread| {
+        let part = &memory[thread * share..(thread + 1) * share];
+        let stream = part.len() / 8;
+        let mut sums = [0_u64; 8];
+        for i in 0..stream {
+            for (s, sum) in sums.iter_mut().enumerate() {
+                for word in part[s * stream + i].0.as_chunks::<8>().0 {
+                    *sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+                }
+            }
+        }
+        black_box(sums);
+    });
+    (share * threads * 64) as f64 / seconds / 1e9
+}
+
+struct Launch {
+    variant: &'static Variant,
+    bindings: [HostBinding; 4],
+    constants: [u32; 5],
+}
+
+impl Launch {
+    /// The share of one thread of so many.
+    fn run(&self, thread: usize, threads: usize) {
+        let grid = (self.variant.grid)(&self.constants);
+        let share = |t: usize| (grid[0] as usize * t / threads) as u32;
+        let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid };
+        // SAFETY: bindings are as long as the ABI says; threads take disjoint groups; selected for this machine.
+        unsafe { (self.variant.function)(&call, share(thread)..share(thread + 1)) };
+    }
+}
+
+/// Matrices of all shapes, over and over, until the working set is full.
+struct Model {
+    launches: Vec<Launch>,
+    bytes: usize,
+    values: usize,
+}
+
+fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mut Memory; 4]) -> Model {
+    let activations = activations_for(tensor_type, wanted);
+    let kernel = Kernel::MatMul(tensor_type, activations);
+    let variant = select(kernel, &caps()).expect("a variant for any machine");
+    let [params, weights, x, y] = memory;
+    params.bytes()[..4].copy_from_slice(&(rows as u32).to_le_bytes());
+    let widest = SHAPES.iter().map(|(n, k)| *n.max(k)).max().unwrap_or(0);
+    *x = Memory::new(rows * row_bytes(widest).max(widest * 4));
+    noise(x.bytes());
+    *y = Memory::new(rows * widest * 4);
+    let (mut launches, mut at, mut values) = (Vec::new(), 0, 0);
+    for (n, k) in SHAPES.into_iter().cycle() {
+        let bytes = Resident::new(tensor_type, n as u64, k as u64).expect("whole blocks").bytes() as usize;
+        if at + bytes > WORKING_SET_BYTES {
+            break;
+        }
+        let matrix = HostBinding::new(weights.bytes()[at..].as_mut_ptr(), bytes);
+        launches.push(Launch {
+            variant,
+            bindings: [params.binding(), matrix, x.binding(), y.binding()],
+            constants: [rows as u32, 0, n as u32, k as u32, 0],
+        });
+        (at, values) = (at + bytes.next_multiple_of(64), values + n * k);
+    }
+    Model { launches, bytes: at, values }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let asked = |name: &str| arguments.iter().any(|a| a == name);
+    let types: Vec<TensorType> = TensorType::ALL.into_iter().filter(|t| asked(t.name())).collect();
+    let types = if types.is_empty() { TensorType::ALL.to_vec() } else { types };
+    let (mut params, mut weights) = (Memory::new(64), Memory::new(WORKING_SET_BYTES));
+    let (mut x, mut y) = (Memory::new(64), Memory::new(64));
+    noise(weights.bytes());
+    let mut pairs = Vec::new();
+    for tensor_type in types {
+        for wanted in [Activations::F32, Activations::Int8] {
+            if activations_for(tensor_type, wanted) == wanted {
+                pairs.push((tensor_type, wanted));
+            }
+        }
+    }
+    if !asked("gemm") {
+        println!("GEMV, GB/s, median (best) of 7; read bandwidth measured in between");
+        for (tensor_type, wanted) in &pairs {
+            let mut line = format!("{:24}", Kernel::MatMul(*tensor_type, *wanted).to_string());
+            for threads in [1, 2] {
+                let mut reads = Vec::new();
+                let model = model(*tensor_type, 1, *wanted, [&mut params, &mut weights, &mut x, &mut y]);
+                let (median, best) = repeat(7, || {
+                    reads.push(read_bandwidth(&weights.0, threads));
+                    let run = |t| model.launches.iter().for_each(|launch| launch.run(t, threads));
+                    model.bytes as f64 / timed(threads, run) / 1e9
+                });
+                reads.sort_by(f64::total_cmp);
+                let share = median / reads[3] * 100.0;
+                line += &format!(
+                    "  {threads} threads {median:5.1} ({best:5.1}) of {:5.1} ({:5.1}): {share:3.0} %",
+                    reads[3], reads[6]
+                );
+            }
+            println!("{line}");
+        }
+    }
+    if !asked("gemv") {
+        println!("GEMM, GFLOP/s, median (best) of 5");
+        for (tensor_type, wanted) in &pairs {
+            let mut line = format!("{:24}", Kernel::MatMul(*tensor_type, *wanted).to_string());
+            for rows in [8, 64, 256] {
+                for threads in [1, 2] {
+                    let model =
+                        model(*tensor_type, rows, *wanted, [&mut params, &mut weights, &mut x, &mut y]);
+                    let some = &model.launches[..3.min(model.launches.len())];
+                    let values = model.values / model.launches.len() * some.len();
+                    let (median, best) = repeat(5, || {
+                        let run = |t| some.iter().for_each(|launch| launch.run(t, threads));
+                        (2 * values * rows) as f64 / timed(threads, run) / 1e9
+                    });
+                    line += &format!("  m={rows} t={threads} {median:5.0} ({best:5.0})");
+                }
+            }
+            println!("{line}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Add: `x += y`.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | x: f32 `[rows, width]`, read and written |
+//! | 2 | y: f32 `[rows, width]` |
+//!
+//! Constants: rows, count word, width. One group a row.
+
+use crate::abi::{HEADER_BYTES, words};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, untouched_after};
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "add",
+    bindings: &[Access::Read, Access::ReadWrite, Access::Read],
+    constants: 3,
+    extents: |constants, extents| {
+        let [rows, _, width] = constants else { return };
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[*rows, *width]), words(&[*rows, *width])]);
+    },
+};
+
+/// One group a row: for the kernels whose first constant is rows.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], 1, 1]
+}
+
+/// Sums in f64.
+fn reference(x: &[f32], y: &[f32]) -> Vec<f64> {
+    x.iter().zip(y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect()
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 64, 768, 1, 256]) {
+        let (x, y) = (random.floats(shape.capacity * width, 2.0), random.floats(shape.capacity * width, 2.0));
+        let expected = untouched_after(reference(&x, &y), shape.rows * width);
+        let case =
+            Build::new(Kernel::Add, shape.label(width), &[shape.capacity, shape.count_word as usize, width]);
+        out.push(case.words(&shape.header()).floats(&x).floats(&y).expect_f32(1, expected));
+    }
+    out
+}

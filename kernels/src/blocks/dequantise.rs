@@ -1,0 +1,158 @@
+//! Values of a tensor as its file stores them: the reference that every packed layout and kernel is held against.
+//!
+//! Source of the formats: the block structures of ggml as the GGUF specification names them. Plain and scalar; it must
+//! not know resident layouts.
+
+use super::TensorType;
+use half::{bf16, f16};
+
+/// Bytes and values do not belong together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes of {tensor_type} are not {values} values")]
+pub struct SizeError {
+    /// The type of the blocks.
+    pub tensor_type: TensorType,
+    /// Bytes given.
+    pub bytes: usize,
+    /// Values wanted.
+    pub values: usize,
+}
+
+/// Writes the values of `blocks`, which are whole blocks of a file, to `out`.
+///
+/// # Errors
+/// [`SizeError`] if `blocks` does not hold exactly `out.len()` values.
+pub fn dequantise(tensor_type: TensorType, blocks: &[u8], out: &mut [f32]) -> Result<(), SizeError> {
+    if tensor_type.bytes(out.len() as u64) != Some(blocks.len() as u64) {
+        return Err(SizeError { tensor_type, bytes: blocks.len(), values: out.len() });
+    }
+    let one: fn(&[u8], &mut [f32]) = match tensor_type {
+        TensorType::F32 => |b, out| out[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
+        TensorType::F16 => |b, out| out[0] = half_at(b, 0),
+        TensorType::BF16 => |b, out| out[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
+        TensorType::Q8_0 => q8_0,
+        TensorType::Q4_0 => q4_0,
+        TensorType::Q4_K => q4_k,
+        TensorType::Q6_K => q6_k,
+        TensorType::TQ2_0 => tq2_0,
+    };
+    let pairs =
+        blocks.chunks_exact(tensor_type.block_bytes()).zip(out.chunks_exact_mut(tensor_type.block_values()));
+    for (block, values) in pairs {
+        one(block, values);
+    }
+    Ok(())
+}
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// `d: f16, q: i8[32]`; value = d·q.
+fn q8_0(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 0);
+    for (value, &q) in out.iter_mut().zip(&block[2..]) {
+        *value = d * f32::from(q as i8);
+    }
+}
+
+/// `d: f16, q: u8[16]`; byte i holds value i in its low and value i + 16 in its high nibble; value = d·(q − 8).
+fn q4_0(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 0);
+    for (i, &q) in block[2..18].iter().enumerate() {
+        out[i] = d * (f32::from(q & 15) - 8.0);
+        out[i + 16] = d * (f32::from(q >> 4) - 8.0);
+    }
+}
+
+/// Scale and minimum of sub-block `j` of the eight that the 12 bytes of a Q4_K block pack in 6 bits each.
+pub(crate) fn q4_k_scale(packed: &[u8], j: usize) -> (u8, u8) {
+    if j < 4 {
+        (packed[j] & 63, packed[j + 4] & 63)
+    } else {
+        ((packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4), (packed[j + 4] >> 4) | (packed[j] >> 6 << 4))
+    }
+}
+
+/// `d, dmin: f16, scales: u8[12], q: u8[128]`; 32 bytes hold sub-block 2c in their low and 2c + 1 in their high
+/// nibbles; value = d·scale·q − dmin·minimum.
+fn q4_k(block: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = q4_k_scale(&block[4..16], sub);
+        let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
+        let quanta = &block[16 + sub / 2 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quanta) {
+            *value = scale * f32::from((q >> (sub % 2 * 4)) & 15) - minimum;
+        }
+    }
+}
+
+/// `low: u8[128], high: u8[64], scales: i8[16], d: f16`; the four sub-blocks of 32 of each half of 128 lie in the low
+/// nibbles of 32 + 32 bytes, then in their high nibbles; their upper two bits lie in the same 32 bytes of `high`, two
+/// bits apart; value = d·scale·(q − 32), a scale for each 16 values.
+fn q6_k(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 208);
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (half, quarter) = (sub / 4, sub % 4);
+        let low = &block[half * 64 + quarter % 2 * 32..][..32];
+        let high = &block[128 + half * 32..][..32];
+        for (i, value) in values.iter_mut().enumerate() {
+            let q = ((low[i] >> (quarter / 2 * 4)) & 15) | (((high[i] >> (quarter * 2)) & 3) << 4);
+            let scale = block[192 + sub * 2 + i / 16] as i8;
+            *value = d * f32::from(scale) * (f32::from(q) - 32.0);
+        }
+    }
+}
+
+/// `q: u8[64], d: f16`; the four sub-blocks of 32 of each half of 128 lie two bits apart in the same 32 bytes;
+/// value = d·(q − 1).
+fn tq2_0(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 64);
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let quanta = &block[sub / 4 * 32..][..32];
+        for (value, &q) in values.iter_mut().zip(quanta) {
+            *value = d * (f32::from((q >> (sub % 4 * 2)) & 3) - 1.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Random blocks and their values by an implementation that shares nothing with this one (the `gguf` package).
+    const VECTORS: [(TensorType, &[u8], &[u8]); 7] = [
+        (TensorType::F16, include_bytes!("vectors/f16.blocks"), include_bytes!("vectors/f16.f32")),
+        (TensorType::BF16, include_bytes!("vectors/bf16.blocks"), include_bytes!("vectors/bf16.f32")),
+        (TensorType::Q8_0, include_bytes!("vectors/q8_0.blocks"), include_bytes!("vectors/q8_0.f32")),
+        (TensorType::Q4_0, include_bytes!("vectors/q4_0.blocks"), include_bytes!("vectors/q4_0.f32")),
+        (TensorType::Q4_K, include_bytes!("vectors/q4_k.blocks"), include_bytes!("vectors/q4_k.f32")),
+        (TensorType::Q6_K, include_bytes!("vectors/q6_k.blocks"), include_bytes!("vectors/q6_k.f32")),
+        (TensorType::TQ2_0, include_bytes!("vectors/tq2_0.blocks"), include_bytes!("vectors/tq2_0.f32")),
+    ];
+
+    #[test]
+    fn values_are_those_of_another_implementation() {
+        for (tensor_type, blocks, expected) in VECTORS {
+            let mut out = [f32::NAN; 512];
+            dequantise(tensor_type, blocks, &mut out).unwrap();
+            for (i, (value, bytes)) in out.iter().zip(expected.as_chunks::<4>().0).enumerate() {
+                let wanted = f32::from_le_bytes(*bytes);
+                assert!(
+                    (value - wanted).abs() <= wanted.abs() * 1e-6,
+                    "{tensor_type} value {i}: {value} is not {wanted}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn f32_is_itself_and_sizes_must_agree() {
+        let mut out = [0.0; 2];
+        dequantise(TensorType::F32, &[0, 0, 128, 63, 0, 0, 0, 192], &mut out).unwrap();
+        assert_eq!(out, [1.0, -2.0]);
+        let wrong = dequantise(TensorType::Q8_0, &[0; 34], &mut [0.0; 33]).unwrap_err();
+        assert_eq!(wrong.to_string(), "34 bytes of Q8_0 are not 33 values");
+    }
+}

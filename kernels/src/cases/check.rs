@@ -1,0 +1,239 @@
+//! A case, how it is put together, and how what a launch left behind is judged.
+
+use crate::kernel::Kernel;
+use crate::quantize;
+use half::f16;
+
+/// What a launch must leave in a binding. `None` means: as it was before.
+#[derive(Clone, Debug)]
+pub enum Content {
+    /// f32 values.
+    F32(Vec<Option<f64>>),
+    /// f16 values.
+    F16(Vec<Option<f64>>),
+    /// Rows of int8 activations of this many columns, each row written or not.
+    Int8 {
+        /// Columns.
+        columns: usize,
+        /// The values that each row stands for.
+        rows: Vec<Option<Vec<f64>>>,
+    },
+}
+
+/// A binding that a launch writes.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Which binding.
+    pub binding: usize,
+    /// What it must hold.
+    pub content: Content,
+}
+
+/// One launch: inputs, and what must come out.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// For messages.
+    pub label: String,
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Constants, in the ABI's order.
+    pub constants: Vec<u32>,
+    /// Bindings before the launch, in the ABI's order. What a launch must write is NaN or 0xFF before.
+    pub bindings: Vec<Vec<u8>>,
+    /// What must be there afterwards; bindings that are not named must not change.
+    pub expected: Vec<Expected>,
+    /// The largest relative error ‖out − expected‖ / ‖expected‖: that of the kernel's class.
+    pub tolerance: f64,
+}
+
+impl Case {
+    /// Judges the bindings after the launch. Returns the largest relative error of its outputs.
+    ///
+    /// # Errors
+    /// Says what is wrong: an error beyond the tolerance (NaN is one), or bytes that should not have changed.
+    pub fn check(&self, after: &[Vec<u8>]) -> Result<f64, String> {
+        let lengths = |bindings: &[Vec<u8>]| bindings.iter().map(Vec::len).collect::<Vec<_>>();
+        if lengths(after) != lengths(&self.bindings) {
+            return Err(format!("{}: bindings of {:?} bytes", self.label, lengths(after)));
+        }
+        let mut worst: f64 = 0.0;
+        for (i, (before, after)) in self.bindings.iter().zip(after).enumerate() {
+            let error = match self.expected.iter().find(|e| e.binding == i) {
+                None if before == after => 0.0,
+                None => return Err(format!("{}: binding {i} has changed", self.label)),
+                Some(expected) => expected
+                    .content
+                    .error(before, after)
+                    .map_err(|e| format!("{}: binding {i}: {e}", self.label))?,
+            };
+            if error.is_nan() || error > self.tolerance {
+                return Err(format!("{}: binding {i}: relative error {error:e}", self.label));
+            }
+            worst = worst.max(error);
+        }
+        Ok(worst)
+    }
+}
+
+impl Content {
+    fn error(&self, before: &[u8], after: &[u8]) -> Result<f64, String> {
+        match self {
+            Content::F32(values) => {
+                error_of_values(values, before, after, |b: [u8; 4]| f64::from(f32::from_le_bytes(b)))
+            }
+            Content::F16(values) => {
+                error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
+            }
+            Content::Int8 { columns, rows } => {
+                let mut sums = Distance::default();
+                let bytes = quantize::row_bytes(*columns);
+                for (i, expected) in rows.iter().enumerate() {
+                    let range = i * bytes..(i + 1) * bytes;
+                    match expected {
+                        None if before[range.clone()] == after[range.clone()] => {}
+                        None => return Err(format!("row {i} has changed")),
+                        Some(expected) => {
+                            let values = quantize::values(&after[range], *columns)
+                                .map_err(|e| format!("row {i}: {e}"))?;
+                            expected.iter().zip(values).for_each(|(e, v)| sums.add(*e, v));
+                        }
+                    }
+                }
+                let end = rows.len() * bytes;
+                if before[end..] != after[end..] {
+                    Err("the rest has changed".into())
+                } else {
+                    Ok(sums.relative())
+                }
+            }
+        }
+    }
+}
+
+fn error_of_values<const N: usize>(
+    values: &[Option<f64>],
+    before: &[u8],
+    after: &[u8],
+    read: impl Fn([u8; N]) -> f64,
+) -> Result<f64, String> {
+    if after.len() != values.len() * N {
+        return Err(format!("{} bytes where {} values are expected", after.len(), values.len()));
+    }
+    let mut distance = Distance::default();
+    for (i, expected) in values.iter().enumerate() {
+        let range = i * N..(i + 1) * N;
+        match expected {
+            None if before[range.clone()] == after[range.clone()] => {}
+            None => return Err(format!("value {i} has changed")),
+            Some(expected) => distance.add(*expected, read(after.as_chunks::<N>().0[i])),
+        }
+    }
+    Ok(distance.relative())
+}
+
+/// ‖out − expected‖ and ‖expected‖.
+#[derive(Default)]
+struct Distance {
+    difference: f64,
+    expected: f64,
+}
+
+impl Distance {
+    fn add(&mut self, expected: f64, value: f64) {
+        self.difference += (value - expected).powi(2);
+        self.expected += expected.powi(2);
+    }
+
+    fn relative(&self) -> f64 {
+        match (self.difference == 0.0, self.expected == 0.0) {
+            (true, _) => 0.0,
+            (false, true) => f64::INFINITY,
+            (false, false) => (self.difference / self.expected).sqrt(),
+        }
+    }
+}
+
+/// The first `written` values, and nothing after them.
+pub(crate) fn untouched_after(values: Vec<f64>, written: usize) -> Vec<Option<f64>> {
+    values.into_iter().enumerate().map(|(i, v)| (i < written).then_some(v)).collect()
+}
+
+/// Puts a case together, binding after binding.
+pub(crate) struct Build(Case);
+
+impl Build {
+    pub fn new(kernel: Kernel, label: String, constants: &[usize]) -> Self {
+        Self(Case {
+            label: format!("{kernel}: {label}"),
+            kernel,
+            constants: constants.iter().map(|c| *c as u32).collect(),
+            bindings: Vec::new(),
+            expected: Vec::new(),
+            tolerance: kernel.class().tolerance(),
+        })
+    }
+
+    pub fn bytes(mut self, bytes: Vec<u8>) -> Self {
+        self.0.bindings.push(bytes);
+        self
+    }
+
+    pub fn words(self, words: &[u32]) -> Self {
+        self.bytes(words.iter().flat_map(|w| w.to_le_bytes()).collect())
+    }
+
+    pub fn floats(self, values: &[f32]) -> Self {
+        self.bytes(values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    /// Bytes of 0xFF, which is NaN in every float format.
+    pub fn poison(self, bytes: usize) -> Self {
+        self.bytes(vec![0xff; bytes])
+    }
+
+    pub fn expect(mut self, binding: usize, content: Content) -> Self {
+        self.0.expected.push(Expected { binding, content });
+        self
+    }
+
+    pub fn expect_f32(self, binding: usize, values: Vec<Option<f64>>) -> Case {
+        self.expect(binding, Content::F32(values)).done()
+    }
+
+    /// Int8 rows of which the first `written` are.
+    pub fn expect_int8(self, binding: usize, columns: usize, values: &[f64], written: usize) -> Case {
+        let rows =
+            values.chunks_exact(columns).enumerate().map(|(i, row)| (i < written).then(|| row.to_vec()));
+        self.expect(binding, Content::Int8 { columns, rows: rows.collect() }).done()
+    }
+
+    pub fn done(self) -> Case {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case() -> Case {
+        let build = Build::new(Kernel::Add, "test".into(), &[]).floats(&[1.0]).floats(&[f32::NAN, 5.0]);
+        build.expect_f32(1, vec![Some(2.0), None])
+    }
+
+    fn floats(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn what_is_right_passes_and_what_is_wrong_does_not() {
+        let check = |first: &[f32], second: &[f32]| case().check(&[floats(first), floats(second)]);
+        assert_eq!(check(&[1.0], &[2.0, 5.0]), Ok(0.0));
+        assert!(check(&[1.0], &[2.0001, 5.0]).is_ok_and(|e| e > 1e-5));
+        for (first, second) in
+            [(1.0, [2.1, 5.0]), (1.0, [f32::NAN, 5.0]), (1.0, [2.0, 6.0]), (7.0, [2.0, 5.0])]
+        {
+            assert!(check(&[first], &second).is_err(), "{first} {second:?}");
+        }
+    }
+}

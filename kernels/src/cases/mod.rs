@@ -1,0 +1,111 @@
+//! Conformance cases: seeded random inputs for every kernel with what its reference makes of them.
+//!
+//! They know nothing of devices. A driver copies a case's bindings to wherever its kernels run, launches, copies them
+//! back, and asks [`Case::check`].
+
+mod check;
+mod random;
+
+pub(crate) use check::{Build, untouched_after};
+pub use check::{Case, Content, Expected};
+pub(crate) use random::Random;
+
+use crate::kernel::Kernel;
+use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
+
+/// Cases for a kernel: odd shapes, capacities beyond the counts, outputs poisoned.
+pub fn cases(kernel: Kernel, seed: u64) -> Vec<Case> {
+    match kernel {
+        Kernel::Embed(tensor_type) => crate::embed::cases(tensor_type, seed),
+        Kernel::Gather => crate::gather::cases(seed),
+        Kernel::RmsNorm(activations) => crate::rms_norm::cases(activations, seed),
+        Kernel::Quantize => crate::quantize::cases(seed),
+        Kernel::MatMul(tensor_type, activations) => crate::matmul::cases(tensor_type, activations, seed),
+        Kernel::Rope => crate::rope::cases(seed),
+        Kernel::KvAppend(kv_type) => crate::kv_append::cases(kv_type, seed),
+        Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
+        Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
+        Kernel::Add => crate::add::cases(seed),
+    }
+}
+
+/// Rows of a row-wise case.
+#[derive(Clone, Copy)]
+pub(crate) struct RowShape {
+    pub capacity: usize,
+    pub rows: usize,
+    pub count_word: u32,
+}
+
+const fn rows(capacity: usize, rows: usize, count_word: u32) -> RowShape {
+    RowShape { capacity, rows, count_word }
+}
+
+/// One row, none, full and partial capacities, both counts; the parameters may claim more than the capacity.
+pub(crate) const ROW_SHAPES: [RowShape; 6] = [
+    rows(1, 1, ROWS),
+    rows(2, 2, LOGIT_ROWS),
+    rows(17, 7, ROWS),
+    rows(33, 33, ROWS),
+    rows(4, 0, ROWS),
+    rows(8, 3, LOGIT_ROWS),
+];
+
+impl RowShape {
+    /// For messages.
+    pub fn label(&self, width: usize) -> String {
+        format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)
+    }
+
+    /// The header of the parameters. A full launch claims one row more than there is room for.
+    pub fn header(&self) -> [u32; 4] {
+        let mut words = [99; 4];
+        words[self.count_word as usize] =
+            if self.rows == self.capacity { self.rows + 1 } else { self.rows } as u32;
+        words
+    }
+}
+
+/// The content of a parameter block.
+pub(crate) struct Params {
+    pub shape: ParamsShape,
+    pub tokens: Vec<u32>,
+    pub positions: Vec<u32>,
+    pub row_sequences: Vec<u32>,
+    pub logit_rows: Vec<u32>,
+    pub tables: Vec<Vec<u32>>,
+}
+
+impl Params {
+    /// A block of this shape with nothing in it.
+    pub fn new(shape: ParamsShape) -> Self {
+        let empty = Vec::new;
+        Self {
+            shape,
+            tokens: empty(),
+            positions: empty(),
+            row_sequences: empty(),
+            logit_rows: empty(),
+            tables: vec![],
+        }
+    }
+
+    /// As words; rows are as many as the longest list of rows, and what is not used is poisoned.
+    pub fn words(&self) -> Vec<u32> {
+        let mut words = vec![u32::MAX; self.shape.words()];
+        let rows = self.tokens.len().max(self.positions.len()).max(self.row_sequences.len());
+        words[0] = rows as u32;
+        words[1] = self.logit_rows.len() as u32;
+        words[2] = self.tables.len() as u32;
+        words[3] = 0;
+        let mut put = |at: usize, list: &[u32]| words[at..at + list.len()].copy_from_slice(list);
+        put(self.shape.tokens(), &self.tokens);
+        put(self.shape.positions(), &self.positions);
+        put(self.shape.row_sequences(), &self.row_sequences);
+        put(self.shape.logit_rows(), &self.logit_rows);
+        for (i, table) in self.tables.iter().enumerate() {
+            put(self.shape.tables() + i * self.shape.table_blocks as usize, table);
+        }
+        words
+    }
+}

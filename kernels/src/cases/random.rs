@@ -1,0 +1,73 @@
+//! Seeded random inputs.
+
+use crate::blocks::TensorType;
+use half::{bf16, f16};
+
+/// A small generator (SplitMix64): the same numbers on every machine.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `bound`, which is not zero.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    /// Between −`size` and `size`.
+    pub fn float(&mut self, size: f32) -> f32 {
+        ((self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0) * size
+    }
+
+    pub fn floats(&mut self, count: usize, size: f32) -> Vec<f32> {
+        (0..count).map(|_| self.float(size)).collect()
+    }
+
+    /// 0 … `count` − 1 in random order.
+    pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
+        let mut out: Vec<u32> = (0..count as u32).collect();
+        for i in (1..count).rev() {
+            out.swap(i, self.below(i + 1));
+        }
+        out
+    }
+
+    /// Random blocks of a file: any quanta, scales of the size of a model's.
+    pub fn blocks(&mut self, tensor_type: TensorType, values: usize) -> Vec<u8> {
+        match tensor_type {
+            TensorType::F32 => (0..values).flat_map(|_| self.float(1.0).to_le_bytes()).collect(),
+            TensorType::F16 => {
+                (0..values).flat_map(|_| f16::from_f32(self.float(1.0)).to_le_bytes()).collect()
+            }
+            TensorType::BF16 => {
+                (0..values).flat_map(|_| bf16::from_f32(self.float(1.0)).to_le_bytes()).collect()
+            }
+            _ => {
+                let bytes = values / tensor_type.block_values() * tensor_type.block_bytes();
+                let mut out: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
+                let scales: &[usize] = match tensor_type {
+                    TensorType::Q4_K => &[0, 2],
+                    TensorType::Q6_K => &[208],
+                    TensorType::TQ2_0 => &[64],
+                    _ => &[0],
+                };
+                for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
+                    for &at in scales {
+                        block[at..at + 2].copy_from_slice(&f16::from_f32(self.float(0.02)).to_le_bytes());
+                    }
+                }
+                out
+            }
+        }
+    }
+}

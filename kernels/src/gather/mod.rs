@@ -1,0 +1,62 @@
+//! Gather: the rows of which logits are wanted.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters, up to the logit rows |
+//! | 1 | x: f32 `[rows, width]` |
+//! | 2 | out: f32 `[logit rows, width]`, written |
+//!
+//! Constants: rows, logit rows, width. Row i of `out` is row `logit_rows[i]` of `x`, and zero if there is none. One
+//! group a row of `out`.
+
+use crate::abi::{params, words};
+use crate::cases::{Build, Case, Params, Random, untouched_after};
+use crate::kernel::Kernel;
+use crate::params::ParamsShape;
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "gather",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 3,
+    extents: |constants, extents| {
+        let [rows, logit_rows, width] = *constants else { return };
+        extents.copy_from_slice(&[
+            params(rows, 0, 0, logit_rows),
+            words(&[rows, width]),
+            words(&[logit_rows, width]),
+        ]);
+    },
+};
+
+/// One group a row of the output.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[1], 1, 1]
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (rows, capacity, wanted, width) in
+        [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
+    {
+        let x = random.floats(rows * width, 1.0);
+        let shape =
+            ParamsShape { rows: rows as u32, logit_rows: capacity as u32, sequences: 0, table_blocks: 0 };
+        let params = Params { tokens: vec![0; rows], logit_rows: wanted.clone(), ..Params::new(shape) };
+        let mut expected = vec![0.0; capacity * width];
+        for (out, row) in
+            expected.chunks_exact_mut(width).zip(&wanted).filter(|(_, row)| (**row as usize) < rows)
+        {
+            let from = &x[*row as usize * width..];
+            out.iter_mut().zip(from).for_each(|(out, x)| *out = f64::from(*x));
+        }
+        let label = format!("{wanted:?} of {rows} rows × {width}");
+        let case =
+            Build::new(Kernel::Gather, label, &[rows, capacity, width]).words(&params.words()).floats(&x);
+        let expected = untouched_after(expected, wanted.len() * width);
+        out.push(case.poison(capacity * width * 4).expect_f32(2, expected));
+    }
+    out
+}

@@ -1,0 +1,405 @@
+//! Attention over the paged cache.
+//!
+//! A group is a tile of rows times one kv head. Rows of one sequence go through the cache together, step by step of
+//! [`attention::STEP_TOKENS`] positions; for each step up to four queries share each load of a key. The weighted sum
+//! of values is kept in the output itself. Each query's arithmetic is the same whatever it shares its loads with.
+
+use super::HostKernel;
+use super::isa::Isa;
+use super::kv::Stored;
+use super::launch::{Lists, row_mut};
+use crate::attention::{self, STEP_TOKENS, TILE_ROWS};
+use crate::kernel::{Kernel, KvType};
+use crate::params::BLOCK_TOKENS;
+use ragtag_hal::{EntryAbi, HostCall};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Cache blocks in a step.
+const STEP_BLOCKS: usize = STEP_TOKENS / BLOCK_TOKENS;
+
+/// Heads of one kv head that go through the cache together.
+const TILE_HEADS: usize = 8;
+
+/// Queries whose state is kept at once.
+const TILE_QUERIES: usize = TILE_ROWS as usize * TILE_HEADS;
+
+/// Causal attention.
+pub(crate) struct Attention<E>(PhantomData<E>);
+
+impl<E: Stored> HostKernel for Attention<E> {
+    const KERNEL: Kernel = Kernel::Attention(E::TYPE);
+
+    fn abi() -> &'static EntryAbi {
+        match E::TYPE {
+            KvType::F32 => &attention::ABI_F32,
+            KvType::F16 => &attention::ABI_F16,
+        }
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        attention::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _] =
+            call.constants
+        else {
+            return;
+        };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        // SAFETY: as above.
+        let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
+        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        let tiles = call.grid[0].max(1);
+        for group in groups {
+            let (tile, kv_head) = (group % tiles, (group / tiles) as usize);
+            let run = Head {
+                call,
+                lists,
+                q,
+                keys,
+                values,
+                scale: call.float(8),
+                heads: heads as usize,
+                group_heads: (heads / kv_heads.max(1)) as usize,
+                kv_heads: kv_heads as usize,
+                kv_head,
+                head_dim: head_dim as usize,
+                cache_blocks,
+            };
+            let end = lists.rows().min((tile as usize + 1) * TILE_ROWS as usize);
+            // SAFETY: each group writes its own rows and heads.
+            unsafe { run.rows::<S, E>(s, tile as usize * TILE_ROWS as usize, end) };
+        }
+    }
+}
+
+/// One kv head of a launch.
+struct Head<'a> {
+    call: &'a HostCall<'a>,
+    lists: Lists<'a>,
+    q: &'a [f32],
+    keys: &'a [u8],
+    values: &'a [u8],
+    scale: f32,
+    heads: usize,
+    group_heads: usize,
+    kv_heads: usize,
+    kv_head: usize,
+    head_dim: usize,
+    cache_blocks: u32,
+}
+
+/// A query: its row of the launch, its head, its position in the sequence.
+#[derive(Clone, Copy, Default)]
+struct Query {
+    row: usize,
+    head: usize,
+    position: usize,
+}
+
+impl Query {
+    /// Positions of the step from `start` that it sees.
+    #[inline(always)]
+    fn seen(&self, start: usize) -> usize {
+        (self.position + 1).saturating_sub(start).min(STEP_TOKENS)
+    }
+}
+
+/// The softmax of a query so far: the largest score, and the sum of weights by lanes.
+#[derive(Clone, Copy)]
+struct State<S: Isa> {
+    largest: f32,
+    sum: S::F,
+}
+
+impl<'a> Head<'a> {
+    /// The block table of a row, if everything that the row sees exists.
+    #[inline(always)]
+    fn table(&self, row: usize) -> Option<&'a [u32]> {
+        let table = self.lists.table(self.lists.sequence(row))?;
+        let seen = table.get(..=self.lists.position(row) / BLOCK_TOKENS)?;
+        seen.iter().all(|block| *block < self.cache_blocks).then_some(table)
+    }
+
+    /// The output of a query.
+    ///
+    /// # Safety
+    /// As for [`HostCall::write`]: the group owns its rows of its heads.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // as `HostCall::write`
+    unsafe fn out(&self, query: &Query) -> &mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { row_mut(self.call, 4, query.row * self.heads + query.head, self.head_dim) }
+    }
+
+    /// Rows `row..end`, a run of rows of one sequence at a time.
+    ///
+    /// # Safety
+    /// As for [`Head::out`].
+    #[inline(always)]
+    unsafe fn rows<S: Isa, E: Stored>(&self, s: S, mut row: usize, end: usize) {
+        let first_head = self.kv_head * self.group_heads;
+        let heads = first_head..first_head + self.group_heads;
+        while row < end {
+            let Some(table) = self.table(row) else {
+                for head in heads.clone() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.out(&Query { row, head, position: 0 }) }.fill(0.0);
+                }
+                row += 1;
+                continue;
+            };
+            let sequence = self.lists.sequence(row);
+            let same = |r: &usize| self.lists.sequence(*r) == sequence && self.table(*r).is_some();
+            let run = row..(row + 1..end).take_while(same).last().unwrap_or(row) + 1;
+            for first in heads.clone().step_by(TILE_HEADS) {
+                let mut queries = [Query::default(); TILE_QUERIES];
+                let mut count = 0;
+                for row in run.clone() {
+                    for head in first..heads.end.min(first + TILE_HEADS) {
+                        queries[count] = Query { row, head, position: self.lists.position(row) };
+                        count += 1;
+                    }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { self.run::<S, E>(s, table, &queries[..count]) };
+            }
+            row = run.end;
+        }
+    }
+
+    /// Queries of one sequence, over all that any of them sees.
+    ///
+    /// # Safety
+    /// As for [`Head::out`].
+    #[inline(always)]
+    unsafe fn run<S: Isa, E: Stored>(&self, s: S, table: &[u32], queries: &[Query]) {
+        let mut states = [State::<S> { largest: f32::NEG_INFINITY, sum: s.zero() }; TILE_QUERIES];
+        for query in queries {
+            // SAFETY: the caller's promise.
+            unsafe { self.out(query) }.fill(0.0);
+        }
+        let last = queries.iter().map(|q| q.position).max().unwrap_or(0);
+        for step in 0..=last / STEP_TOKENS {
+            let blocks =
+                &table[step * STEP_BLOCKS..=(last / BLOCK_TOKENS).min(step * STEP_BLOCKS + STEP_BLOCKS - 1)];
+            let mut at = 0;
+            // SAFETY: the caller's promise.
+            unsafe {
+                while at + 4 <= queries.len() {
+                    self.step::<S, E, 4>(s, step, blocks, &queries[at..], &mut states[at..]);
+                    at += 4;
+                }
+                while at + 2 <= queries.len() {
+                    self.step::<S, E, 2>(s, step, blocks, &queries[at..], &mut states[at..]);
+                    at += 2;
+                }
+                if at < queries.len() {
+                    self.step::<S, E, 1>(s, step, blocks, &queries[at..], &mut states[at..]);
+                }
+            }
+        }
+        for (query, state) in queries.iter().zip(&states) {
+            let inverse = 1.0 / s.sum(state.sum);
+            // SAFETY: the caller's promise.
+            unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= inverse);
+        }
+    }
+
+    /// `N` queries over one step.
+    ///
+    /// # Safety
+    /// As for [`Head::out`].
+    #[inline(always)]
+    unsafe fn step<S: Isa, E: Stored, const N: usize>(
+        &self,
+        s: S,
+        step: usize,
+        blocks: &[u32],
+        queries: &[Query],
+        states: &mut [State<S>],
+    ) {
+        let queries: &[Query; N] = &queries.as_chunks().0[0];
+        let start = step * STEP_TOKENS;
+        let mut weights = [[[0.0; BLOCK_TOKENS]; STEP_BLOCKS]; N];
+        let scores = self.scores::<S, E, N>(s, blocks, queries);
+        for (i, query) in queries.iter().enumerate() {
+            if query.seen(start) > 0 {
+                let correction =
+                    soften(s, &scores[i], query.seen(start), self.scale, &mut states[i], &mut weights[i]);
+                // SAFETY: the caller's promise.
+                unsafe { self.out(query) }.iter_mut().for_each(|v| *v *= correction);
+            }
+        }
+        // What all of them see together, then the rest of each.
+        let common = queries.iter().map(|q| q.seen(start)).min().unwrap_or(0);
+        // SAFETY: the caller's promise.
+        unsafe { self.weigh::<S, E, N>(s, blocks, queries, &weights, 0..common) };
+        for (query, weights) in queries.iter().zip(&weights) {
+            let rest = common..query.seen(start);
+            // SAFETY: the caller's promise.
+            unsafe { self.weigh::<S, E, 1>(s, blocks, &[*query], &[*weights], rest) };
+        }
+    }
+
+    /// This head's part of a block of keys or values.
+    #[inline(always)]
+    fn part<'b, E: Stored>(&self, cache: &'b [u8], block: u32) -> &'b [u8] {
+        let bytes = self.head_dim * BLOCK_TOKENS * E::BYTES;
+        &cache[(block as usize * self.kv_heads + self.kv_head) * bytes..][..bytes]
+    }
+
+    /// q·k for `N` queries and the positions of `blocks`; of blocks that are not there, anything.
+    #[inline(always)]
+    fn scores<S: Isa, E: Stored, const N: usize>(
+        &self,
+        s: S,
+        blocks: &[u32],
+        queries: &[Query; N],
+    ) -> [[S::F; STEP_BLOCKS]; N] {
+        let mut q = [&self.q[..0]; N];
+        for (q, query) in q.iter_mut().zip(queries) {
+            *q = &self.q[(query.row * self.heads + query.head) * self.head_dim..][..self.head_dim];
+        }
+        let mut keys = [E::lanes(self.part::<E>(self.keys, blocks[0])); STEP_BLOCKS];
+        for (keys, block) in keys.iter_mut().zip(blocks) {
+            *keys = &E::lanes(self.part::<E>(self.keys, *block))[..self.head_dim];
+        }
+        let mut sums = [[s.zero(); STEP_BLOCKS]; N];
+        for dim in 0..self.head_dim {
+            let mut k = [s.zero(); STEP_BLOCKS];
+            for b in 0..STEP_BLOCKS {
+                k[b] = E::load(s, &keys[b][dim]);
+            }
+            for n in 0..N {
+                let q = s.splat(q[n][dim]);
+                for b in 0..STEP_BLOCKS {
+                    sums[n][b] = s.fma(k[b], q, sums[n][b]);
+                }
+            }
+        }
+        sums
+    }
+
+    /// Adds weight · value to the outputs of `N` queries, for `positions` of the step.
+    ///
+    /// # Safety
+    /// As for [`Head::out`].
+    #[inline(always)]
+    unsafe fn weigh<S: Isa, E: Stored, const N: usize>(
+        &self,
+        s: S,
+        blocks: &[u32],
+        queries: &[Query; N],
+        weights: &[[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; N],
+        positions: Range<usize>,
+    ) {
+        let mut dim = 0;
+        // SAFETY: the caller's promise.
+        unsafe {
+            while self.head_dim.is_multiple_of(16) && dim + 64 <= self.head_dim {
+                self.weigh_lanes::<S, E, N, 4>(s, blocks, queries, weights, positions.clone(), dim);
+                dim += 64;
+            }
+            while self.head_dim.is_multiple_of(16) && dim < self.head_dim {
+                self.weigh_lanes::<S, E, N, 1>(s, blocks, queries, weights, positions.clone(), dim);
+                dim += 16;
+            }
+        }
+        for (query, weights) in queries.iter().zip(weights) {
+            for dim in dim..self.head_dim {
+                // SAFETY: the caller's promise.
+                let out = unsafe { &mut self.out(query)[dim] };
+                for p in positions.clone() {
+                    let values = self.part::<E>(self.values, blocks[p / BLOCK_TOKENS]);
+                    let value = E::get(values, p % BLOCK_TOKENS * self.head_dim + dim);
+                    *out += weights[p / BLOCK_TOKENS][p % BLOCK_TOKENS] * value;
+                }
+            }
+        }
+    }
+
+    /// `L` × 16 dimensions of [`Head::weigh`], for heads of whole lanes.
+    ///
+    /// # Safety
+    /// As for [`Head::out`].
+    #[inline(always)]
+    unsafe fn weigh_lanes<S: Isa, E: Stored, const N: usize, const L: usize>(
+        &self,
+        s: S,
+        blocks: &[u32],
+        queries: &[Query; N],
+        weights: &[[[f32; BLOCK_TOKENS]; STEP_BLOCKS]; N],
+        positions: Range<usize>,
+        dim: usize,
+    ) {
+        let mut sums = [[s.zero(); L]; N];
+        for n in 0..N {
+            // SAFETY: the caller's promise.
+            let out = unsafe { self.out(&queries[n]) };
+            for l in 0..L {
+                sums[n][l] = s.load(&out[dim..].as_chunks().0[l]);
+            }
+        }
+        let row = self.head_dim / 16;
+        for (b, block) in blocks.iter().enumerate() {
+            let values = E::lanes(self.part::<E>(self.values, *block));
+            let slots = positions.start.max(b * BLOCK_TOKENS)..positions.end.min((b + 1) * BLOCK_TOKENS);
+            for p in slots {
+                let slot = p - b * BLOCK_TOKENS;
+                let values = &values[slot * row + dim / 16..][..L];
+                let mut v = [s.zero(); L];
+                for l in 0..L {
+                    v[l] = E::load(s, &values[l]);
+                }
+                for n in 0..N {
+                    let weight = s.splat(weights[n][b][slot]);
+                    for l in 0..L {
+                        sums[n][l] = s.fma(v[l], weight, sums[n][l]);
+                    }
+                }
+            }
+        }
+        for n in 0..N {
+            // SAFETY: the caller's promise.
+            let out = unsafe { self.out(&queries[n]) };
+            for l in 0..L {
+                s.store(sums[n][l], &mut out[dim..].as_chunks_mut().0[l]);
+            }
+        }
+    }
+}
+
+/// The weights of the first `seen` scores of a step, and by how much what came before must be corrected.
+#[inline(always)]
+fn soften<S: Isa>(
+    s: S,
+    scores: &[S::F; STEP_BLOCKS],
+    seen: usize,
+    scale: f32,
+    state: &mut State<S>,
+    weights: &mut [[f32; BLOCK_TOKENS]; STEP_BLOCKS],
+) -> f32 {
+    let none = s.splat(f32::NEG_INFINITY);
+    let mut scaled = *scores;
+    let mut largest = none;
+    for b in 0..STEP_BLOCKS {
+        let count = seen.saturating_sub(b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        scaled[b] = s.keep(s.mul(scores[b], s.splat(scale)), count, none);
+        largest = s.max(largest, scaled[b]);
+    }
+    let before = state.largest;
+    state.largest = s.largest(largest).max(before);
+    let mut correction = [0.0; 16];
+    s.store(s.exp(s.splat(before - state.largest)), &mut correction);
+    state.sum = s.mul(state.sum, s.splat(correction[0]));
+    for b in 0..STEP_BLOCKS {
+        let count = seen.saturating_sub(b * BLOCK_TOKENS).min(BLOCK_TOKENS);
+        let weight = s.keep(s.exp(s.sub(scaled[b], s.splat(state.largest))), count, s.zero());
+        state.sum = s.add(state.sum, weight);
+        s.store(weight, &mut weights[b]);
+    }
+    correction[0]
+}

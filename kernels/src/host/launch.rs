@@ -1,0 +1,80 @@
+//! What every host kernel does with its launch: counts, and rows of bindings.
+
+use crate::params::ParamsShape;
+use ragtag_hal::HostCall;
+
+/// A count of the parameters' header, at most `capacity`.
+#[inline(always)]
+pub(super) fn count(params: &[u32], word: u32, capacity: u32) -> usize {
+    params.get(word as usize).map_or(0, |count| (*count).min(capacity) as usize)
+}
+
+/// The lists of a parameter block, each of which is data: any word may hold anything.
+#[derive(Clone, Copy)]
+pub(super) struct Lists<'a> {
+    words: &'a [u32],
+    shape: ParamsShape,
+}
+
+impl<'a> Lists<'a> {
+    #[inline(always)]
+    pub fn new(words: &'a [u32], [rows, sequences, table_blocks, logit_rows]: [u32; 4]) -> Self {
+        Self { words, shape: ParamsShape { rows, logit_rows, sequences, table_blocks } }
+    }
+
+    /// Rows in use.
+    #[inline(always)]
+    pub fn rows(&self) -> usize {
+        count(self.words, crate::params::ROWS, self.shape.rows)
+    }
+
+    /// Logit rows in use.
+    #[inline(always)]
+    pub fn logit_rows(&self) -> usize {
+        count(self.words, crate::params::LOGIT_ROWS, self.shape.logit_rows)
+    }
+
+    #[inline(always)]
+    pub fn token(&self, row: usize) -> usize {
+        self.words[self.shape.tokens() + row] as usize
+    }
+
+    #[inline(always)]
+    pub fn position(&self, row: usize) -> usize {
+        self.words[self.shape.positions() + row] as usize
+    }
+
+    #[inline(always)]
+    pub fn sequence(&self, row: usize) -> usize {
+        self.words[self.shape.row_sequences() + row] as usize
+    }
+
+    #[inline(always)]
+    pub fn logit_row(&self, i: usize) -> usize {
+        self.words[self.shape.logit_rows() + i] as usize
+    }
+
+    /// The block table of a sequence, if there is one.
+    #[inline(always)]
+    pub fn table(&self, sequence: usize) -> Option<&'a [u32]> {
+        let blocks = self.shape.table_blocks as usize;
+        let at = self.shape.tables() + sequence.checked_mul(blocks)?;
+        if sequence < self.shape.sequences as usize { self.words.get(at..at + blocks) } else { None }
+    }
+}
+
+/// Row `row` of a binding of f32 rows, for writing.
+///
+/// # Safety
+/// As for [`HostCall::write`].
+#[inline(always)]
+#[allow(clippy::mut_from_ref)] // as `HostCall::write`
+pub(super) unsafe fn row_mut<'a>(
+    call: &'a HostCall<'_>,
+    binding: usize,
+    row: usize,
+    width: usize,
+) -> &'a mut [f32] {
+    // SAFETY: the caller's promise.
+    unsafe { call.write(binding, row * width..(row + 1) * width) }
+}

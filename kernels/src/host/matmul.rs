@@ -1,0 +1,381 @@
+//! Matrix products.
+//!
+//! A group computes [`matmul::TASK_ROWS`] rows of weights for all tokens. Both kernels go through a tile of tokens
+//! block by block of 32 columns: the block's weights are unpacked once, then met by every token of the tile. One block's
+//! sum is taken in registers and added to the token's total; that order is the same for one token and for many.
+
+use super::formats::{Format, Of, Quanta, Quantised};
+use super::isa::Isa;
+use super::launch::count;
+use super::{HostKernel, product};
+use crate::kernel::{Activations, Kernel};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
+use crate::matmul;
+use crate::quantize::{row_bytes, scales_offset, sums_offset};
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// Tokens that share one unpacking of weights; their totals stay in the first-level cache.
+const TILE: usize = 32;
+
+/// Groups of 16 rows in a task.
+const TASK_GROUPS: usize = matmul::TASK_ROWS as usize / GROUP_ROWS;
+
+/// Where a task's sums go.
+#[derive(Clone, Copy)]
+struct Output<'a> {
+    call: &'a HostCall<'a>,
+    n: usize,
+    accumulate: bool,
+    column: usize,
+}
+
+impl Output<'_> {
+    /// Writes a token's sums of some row groups.
+    ///
+    /// # Safety
+    /// As for [`HostCall::write`]: the task owns these columns.
+    #[inline(always)]
+    unsafe fn put<S: Isa, const R: usize>(&self, s: S, row: usize, sums: &[S::F; R]) {
+        for (r, sum) in sums.iter().enumerate() {
+            let column = self.column + r * GROUP_ROWS;
+            let at = row * self.n + column;
+            // SAFETY: the caller's promise.
+            let y = unsafe { self.call.write::<f32>(3, at..at + GROUP_ROWS.min(self.n - column)) };
+            let mut lanes = [0.0; 16];
+            if self.accumulate {
+                lanes[..y.len()].copy_from_slice(y);
+                let before = s.load(&lanes);
+                s.store(s.add(before, *sum), &mut lanes);
+            } else {
+                s.store(*sum, &mut lanes);
+            }
+            y.copy_from_slice(&lanes[..y.len()]);
+        }
+    }
+}
+
+/// How far ahead of the products weights are asked for: processors do not look beyond a page by themselves.
+const AHEAD_BYTES: usize = 2048;
+
+/// Asks for what follows a block. The groups of a matrix lie one after the other, so at the end of one group it is the
+/// beginning of a later one, and at worst some lines that nobody needs.
+#[inline(always)]
+fn prefetch<S: Isa, W: Format>(s: S, group: W::Group<'_>, block: usize) {
+    for line in W::bytes(group, block).as_chunks::<64>().0 {
+        s.prefetch(line.as_ptr().wrapping_add(AHEAD_BYTES));
+    }
+}
+
+/// The launch's weights, opened task by task.
+struct Tasks<'a> {
+    weights: &'a [u8],
+    n: usize,
+    k: usize,
+}
+
+impl<'a> Tasks<'a> {
+    /// Row group `group`.
+    #[inline(always)]
+    fn open<W: Format>(&self, group: usize) -> W::Group<'a> {
+        let bytes = group_bytes(W::TYPE, self.k);
+        W::open(&self.weights[group * bytes..][..bytes], self.k)
+    }
+
+    /// Whether task `task` has both its row groups.
+    #[inline(always)]
+    fn is_whole(&self, task: usize) -> bool {
+        (task * TASK_GROUPS + 1) * GROUP_ROWS < self.n
+    }
+}
+
+/// f32 activations: weights are dequantised to f32.
+pub(crate) struct Exact<W>(Of<W>);
+
+impl<W: Format> HostKernel for Exact<W> {
+    const KERNEL: Kernel = product(W::TYPE, Activations::F32);
+
+    fn abi() -> &'static EntryAbi {
+        matmul::abi(W::TYPE, Activations::F32)
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        matmul::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, n, k, accumulate] = call.constants else { return };
+        let (n, k) = (n as usize, k as usize);
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<f32>(2)) };
+        let x = &x[..count(params, word, rows) * k];
+        let tasks = Tasks { weights, n, k };
+        for task in groups.start as usize..groups.end as usize {
+            let out =
+                Output { call, n, accumulate: accumulate != 0, column: task * TASK_GROUPS * GROUP_ROWS };
+            let first = task * TASK_GROUPS;
+            // SAFETY: each group writes its own columns.
+            unsafe {
+                if tasks.is_whole(task) {
+                    exact::<S, W, 2>(s, [tasks.open::<W>(first), tasks.open::<W>(first + 1)], x, k, &out);
+                } else {
+                    exact::<S, W, 1>(s, [tasks.open::<W>(first)], x, k, &out);
+                }
+            }
+        }
+    }
+}
+
+/// `R` row groups times all rows of x.
+///
+/// # Safety
+/// As for [`Output::put`].
+#[inline(always)]
+unsafe fn exact<S: Isa, W: Format, const R: usize>(
+    s: S,
+    groups: [W::Group<'_>; R],
+    x: &[f32],
+    k: usize,
+    out: &Output<'_>,
+) {
+    if x.len() == k {
+        let sums = exact_one::<S, W, R>(s, groups, x);
+        // SAFETY: the caller's promise.
+        unsafe { out.put(s, 0, &sums) };
+        return;
+    }
+    for (tile, x) in x.chunks(TILE * k).enumerate() {
+        let mut totals = [[s.zero(); R]; TILE];
+        let mut columns = [[s.zero(); R]; COLUMN_BLOCK];
+        let rows = x.len() / k;
+        for b in 0..k / COLUMN_BLOCK {
+            for r in 0..R {
+                prefetch::<S, W>(s, groups[r], b);
+                let block = W::block(s, groups[r], b);
+                for quad in 0..COLUMN_BLOCK / 4 {
+                    let values = W::quad(s, &block, quad);
+                    for i in 0..4 {
+                        columns[quad * 4 + i][r] = values[i];
+                    }
+                }
+            }
+            let mut row = 0;
+            if S::LARGE_TILES {
+                while row + 8 <= rows {
+                    exact_tile::<S, R, 8>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    row += 8;
+                }
+                while row + 4 <= rows {
+                    exact_tile::<S, R, 4>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    row += 4;
+                }
+            } else {
+                while row + 2 <= rows {
+                    exact_tile::<S, R, 2>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                    row += 2;
+                }
+            }
+            while row < rows {
+                exact_tile::<S, R, 1>(s, &columns, &x[row * k..], k, b, &mut totals[row..]);
+                row += 1;
+            }
+        }
+        for (row, sums) in totals[..rows].iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { out.put(s, tile * TILE + row, sums) };
+        }
+    }
+}
+
+/// One row of x: weights go from memory through registers, once.
+#[inline(always)]
+fn exact_one<S: Isa, W: Format, const R: usize>(s: S, groups: [W::Group<'_>; R], x: &[f32]) -> [S::F; R] {
+    let mut totals = [s.zero(); R];
+    for (b, x) in x.as_chunks::<COLUMN_BLOCK>().0.iter().enumerate() {
+        for r in 0..R {
+            prefetch::<S, W>(s, groups[r], b);
+            let block = W::block(s, groups[r], b);
+            let mut sum = s.zero();
+            for quad in 0..COLUMN_BLOCK / 4 {
+                let values = W::quad(s, &block, quad);
+                for i in 0..4 {
+                    sum = s.fma(values[i], s.splat(x[quad * 4 + i]), sum);
+                }
+            }
+            totals[r] = s.add(totals[r], sum);
+        }
+    }
+    totals
+}
+
+/// One block of columns times `T` rows of x.
+#[inline(always)]
+fn exact_tile<S: Isa, const R: usize, const T: usize>(
+    s: S,
+    columns: &[[S::F; R]; COLUMN_BLOCK],
+    x: &[f32],
+    k: usize,
+    block: usize,
+    totals: &mut [[S::F; R]],
+) {
+    let mut rows = [&[0.0; COLUMN_BLOCK]; T];
+    for t in 0..T {
+        rows[t] = &x[t * k..][..k].as_chunks::<COLUMN_BLOCK>().0[block];
+    }
+    let mut sums = [[s.zero(); R]; T];
+    for (i, weights) in columns.iter().enumerate() {
+        for t in 0..T {
+            let x = s.splat(rows[t][i]);
+            for r in 0..R {
+                sums[t][r] = s.fma(weights[r], x, sums[t][r]);
+            }
+        }
+    }
+    for (total, sum) in totals[..T].iter_mut().zip(sums) {
+        for r in 0..R {
+            total[r] = s.add(total[r], sum[r]);
+        }
+    }
+}
+
+/// Int8 activations: integer dot products, scaled block by block.
+pub(crate) struct Fast<W>(Of<W>);
+
+impl<W: Quantised> HostKernel for Fast<W> {
+    const KERNEL: Kernel = product(W::TYPE, Activations::Int8);
+
+    fn abi() -> &'static EntryAbi {
+        matmul::abi(W::TYPE, Activations::Int8)
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        matmul::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, n, k, accumulate] = call.constants else { return };
+        let (n, k) = (n as usize, k as usize);
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<i32>(2)) };
+        let x = &x[..count(params, word, rows) * (row_bytes(k) / 4)];
+        let tasks = Tasks { weights, n, k };
+        for task in groups.start as usize..groups.end as usize {
+            let out =
+                Output { call, n, accumulate: accumulate != 0, column: task * TASK_GROUPS * GROUP_ROWS };
+            let first = task * TASK_GROUPS;
+            // SAFETY: each group writes its own columns.
+            unsafe {
+                if tasks.is_whole(task) {
+                    fast::<S, W, 2>(s, [tasks.open::<W>(first), tasks.open::<W>(first + 1)], x, k, &out);
+                } else {
+                    fast::<S, W, 1>(s, [tasks.open::<W>(first)], x, k, &out);
+                }
+            }
+        }
+    }
+}
+
+/// A row of int8 activations, as words: four quanta each, the bits of a scale, a sum.
+#[derive(Clone, Copy)]
+struct Int8Row<'a> {
+    quads: &'a [[i32; 8]],
+    scales: &'a [i32],
+    sums: &'a [[i32; 2]],
+}
+
+impl<'a> Int8Row<'a> {
+    #[inline(always)]
+    fn new(row: &'a [i32], k: usize) -> Self {
+        let (scales, sums) = (scales_offset(k) / 4, sums_offset(k) / 4);
+        let blocks = k / COLUMN_BLOCK;
+        Self {
+            quads: row[..k / 4].as_chunks().0,
+            scales: &row[scales..scales + blocks],
+            sums: row[sums..sums + blocks * 2].as_chunks().0,
+        }
+    }
+}
+
+/// `R` row groups times all rows of x.
+///
+/// # Safety
+/// As for [`Output::put`].
+#[inline(always)]
+unsafe fn fast<S: Isa, W: Quantised, const R: usize>(
+    s: S,
+    groups: [W::Group<'_>; R],
+    x: &[i32],
+    k: usize,
+    out: &Output<'_>,
+) {
+    let stride = row_bytes(k) / 4;
+    for (tile, x) in x.chunks(TILE * stride).enumerate() {
+        let mut totals = [[s.zero(); R]; TILE];
+        let mut rows = [Int8Row { quads: &[], scales: &[], sums: &[] }; TILE];
+        let count = x.len() / stride;
+        for (row, x) in rows.iter_mut().zip(x.chunks_exact(stride)) {
+            *row = Int8Row::new(x, k);
+        }
+        for b in 0..k / COLUMN_BLOCK {
+            let mut quanta = [W::quanta(s, groups[0], b); R];
+            for group in groups {
+                prefetch::<S, W>(s, group, b);
+            }
+            for r in 1..R {
+                quanta[r] = W::quanta(s, groups[r], b);
+            }
+            for (row, totals) in rows[..count].iter().zip(&mut totals) {
+                let scale = f32::from_bits(row.scales[b] as u32);
+                for r in 0..R {
+                    totals[r] =
+                        fast_block::<S, W>(s, &quanta[r], &row.quads[b], scale, row.sums[b], totals[r]);
+                }
+            }
+        }
+        for (row, sums) in totals[..count].iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe { out.put(s, tile * TILE + row, sums) };
+        }
+    }
+}
+
+/// Adds the product of one block with one row of x to a total.
+#[inline(always)]
+fn fast_block<S: Isa, W: Quantised>(
+    s: S,
+    quanta: &Quanta<S>,
+    x: &[i32; 8],
+    scale: f32,
+    sums: [i32; 2],
+    total: S::F,
+) -> S::F {
+    let offset = if W::WIDE { W::OFFSET - 128 + S::WIDE_OFFSET } else { W::OFFSET };
+    let scale_x = s.splat(scale);
+    let mut total = total;
+    if W::HALVES {
+        for half in 0..2 {
+            let mut dot = s.splat_i(-offset * sums[half]);
+            for j in half * 4..half * 4 + 4 {
+                dot = if W::WIDE {
+                    s.dot_wide(dot, quanta.quads[j], x[j])
+                } else {
+                    s.dot(dot, quanta.quads[j], x[j])
+                };
+            }
+            total = s.fma(s.to_f32(dot), s.mul(quanta.scales[half], scale_x), total);
+        }
+    } else {
+        let sum = sums[0] + sums[1];
+        let mut dot = s.splat_i(-offset * sum);
+        for j in 0..8 {
+            dot = if W::WIDE {
+                s.dot_wide(dot, quanta.quads[j], x[j])
+            } else {
+                s.dot(dot, quanta.quads[j], x[j])
+            };
+        }
+        total = s.fma(s.to_f32(dot), s.mul(quanta.scales[0], scale_x), total);
+        if W::MINIMA {
+            total = s.fma(quanta.minimum, s.splat(-scale * sum as f32), total);
+        }
+    }
+    total
+}

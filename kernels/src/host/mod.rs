@@ -1,0 +1,111 @@
+//! The CPU's functions: each kernel once, over an instruction set of sixteen lanes, for every instruction set.
+//!
+//! Unsafe code in this crate lives here: the instruction sets' intrinsics, and the views of a launch's bindings.
+
+#![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
+
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod formats;
+mod isa;
+mod kv;
+mod launch;
+mod matmul;
+mod portable;
+mod rope;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel};
+use crate::table::Variant;
+use formats::{BF16, F16, F32, Format, Q4_0, Q4_K, Q6_K, Q8_0, Quantised, TQ2_0};
+use isa::Isa;
+use ragtag_hal::{EntryAbi, HostCall, KernelLanguage};
+use std::ops::Range;
+
+/// A kernel for any instruction set.
+pub(crate) trait HostKernel: 'static {
+    /// Which kernel.
+    const KERNEL: Kernel;
+
+    /// Its interface.
+    fn abi() -> &'static EntryAbi;
+    /// Its grid.
+    fn grid(constants: &[u32]) -> [u32; 3];
+    /// Computes some groups.
+    ///
+    /// # Safety
+    /// As for [`HostFn`](ragtag_hal::HostFn); the features of `S` are enabled in the caller.
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>);
+}
+
+/// All variants, better ones first.
+pub(crate) fn variants() -> Vec<Variant> {
+    let mut out = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        add::<avx512::Avx512>(&mut out);
+        add::<avx2::Avx2>(&mut out);
+    }
+    add::<portable::Portable>(&mut out);
+    out
+}
+
+/// The variants of one instruction set.
+fn add<S: Isa>(out: &mut Vec<Variant>) {
+    plain::<S, F32>(out);
+    plain::<S, F16>(out);
+    plain::<S, BF16>(out);
+    quantised::<S, Q8_0>(out);
+    quantised::<S, Q4_0>(out);
+    quantised::<S, Q4_K>(out);
+    quantised::<S, Q6_K>(out);
+    quantised::<S, TQ2_0>(out);
+    out.push(variant::<S, rows::Gather>());
+    out.push(variant::<S, rows::RmsNorm>());
+    out.push(variant::<S, rows::RmsNormInt8>());
+    out.push(variant::<S, rows::Quantize>());
+    out.push(variant::<S, rows::SiluMul>());
+    out.push(variant::<S, rows::SiluMulInt8>());
+    out.push(variant::<S, rows::Add>());
+    out.push(variant::<S, rope::Rope>());
+    out.push(variant::<S, kv::Append<kv::Single>>());
+    out.push(variant::<S, kv::Append<kv::Half>>());
+    out.push(variant::<S, attention::Attention<kv::Single>>());
+    out.push(variant::<S, attention::Attention<kv::Half>>());
+}
+
+/// The kernels of a tensor type.
+fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
+    out.push(variant::<S, rows::Embed<W>>());
+    out.push(variant::<S, matmul::Exact<W>>());
+}
+
+/// The kernels of a tensor type with integer quanta.
+fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
+    plain::<S, W>(out);
+    out.push(variant::<S, matmul::Fast<W>>());
+}
+
+fn variant<S: Isa, K: HostKernel>() -> Variant {
+    Variant {
+        kernel: K::KERNEL,
+        name: S::NAME,
+        class: K::KERNEL.class(),
+        language: KernelLanguage::Host,
+        requires: S::FEATURES,
+        abi: K::abi(),
+        grid: K::grid,
+        function: S::function::<K>(),
+    }
+}
+
+/// What a product of these weights is called.
+const fn product(tensor_type: TensorType, activations: Activations) -> Kernel {
+    Kernel::MatMul(tensor_type, activations)
+}

@@ -1,0 +1,342 @@
+//! The kernels that work row by row: embed, gather, norm, quantise, SiLU, add.
+
+use super::HostKernel;
+use super::formats::{Format, Of};
+use super::isa::Isa;
+use super::launch::{Lists, count, row_mut};
+use crate::kernel::{Activations, Kernel};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
+use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
+use crate::{add, embed, gather, quantize, rms_norm, silu_mul};
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// Rows of a table of type `W`.
+pub(crate) struct Embed<W>(Of<W>);
+
+impl<W: Format> HostKernel for Embed<W> {
+    const KERNEL: Kernel = Kernel::Embed(W::TYPE);
+
+    fn abi() -> &'static EntryAbi {
+        embed::abi(W::TYPE)
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, vocabulary, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes parameters and weights; any bits are values of these types.
+        let (params, table) = unsafe { (call.read::<u32>(0), call.read::<u8>(1)) };
+        let lists = Lists::new(params, [rows, 0, 0, 0]);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < lists.rows()) {
+            // SAFETY: each group writes its own row.
+            let out = unsafe { row_mut(call, 2, row, width) };
+            let token = lists.token(row);
+            if token >= vocabulary as usize {
+                out.fill(0.0);
+                continue;
+            }
+            let bytes = group_bytes(W::TYPE, width);
+            let group = W::open(&table[token / GROUP_ROWS * bytes..][..bytes], width);
+            for (b, out) in out.as_chunks_mut::<COLUMN_BLOCK>().0.iter_mut().enumerate() {
+                let block = W::block(s, group, b);
+                for quad in 0..COLUMN_BLOCK / 4 {
+                    for (i, column) in W::quad(s, &block, quad).into_iter().enumerate() {
+                        let mut lanes = [0.0; 16];
+                        s.store(column, &mut lanes);
+                        out[quad * 4 + i] = lanes[token % GROUP_ROWS];
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The rows of which logits are wanted.
+pub(crate) struct Gather;
+
+impl HostKernel for Gather {
+    const KERNEL: Kernel = Kernel::Gather;
+
+    fn abi() -> &'static EntryAbi {
+        &gather::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        gather::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, logit_rows, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let lists = Lists::new(params, [rows, 0, 0, logit_rows]);
+        for i in (groups.start as usize..groups.end as usize).take_while(|i| *i < lists.logit_rows()) {
+            // SAFETY: each group writes its own row.
+            let out = unsafe { row_mut(call, 2, i, width) };
+            let row = lists.logit_row(i);
+            if row < rows as usize { out.copy_from_slice(&x[row * width..][..width]) } else { out.fill(0.0) }
+        }
+    }
+}
+
+/// x += y.
+pub(crate) struct Add;
+
+impl HostKernel for Add {
+    const KERNEL: Kernel = Kernel::Add;
+
+    fn abi() -> &'static EntryAbi {
+        &add::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, y) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            // SAFETY: each group writes its own row.
+            let x = unsafe { row_mut(call, 1, row, width) };
+            x.iter_mut().zip(&y[row * width..]).for_each(|(x, y)| *x += y);
+        }
+    }
+}
+
+/// The parts of a row of int8 activations.
+struct Int8Row<'a> {
+    quanta: &'a mut [[[i8; 16]; 2]],
+    scales: &'a mut [f32],
+    sums: &'a mut [[i32; 2]],
+}
+
+impl<'a> Int8Row<'a> {
+    /// Row `row` of binding `binding`.
+    ///
+    /// # Safety
+    /// As for [`HostCall::write`].
+    #[inline(always)]
+    unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
+        let start = row * row_bytes(width);
+        let (scales, sums) = ((start + scales_offset(width)) / 4, (start + sums_offset(width)) / 4);
+        let blocks = width / BLOCK;
+        // SAFETY: three ranges of the row that do not overlap; the caller owns the row.
+        let (quanta, scales, sums) = unsafe {
+            (
+                call.write::<i8>(binding, start..start + width),
+                call.write::<f32>(binding, scales..scales + blocks),
+                call.write::<i32>(binding, sums..sums + blocks * 2),
+            )
+        };
+        Self { quanta: quanta.as_chunks_mut().0.as_chunks_mut().0, scales, sums: sums.as_chunks_mut().0 }
+    }
+
+    /// Quantises a block of 32 values.
+    #[inline(always)]
+    fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
+        let largest = s.largest_abs(first, last);
+        let inverse = s.splat(if largest == 0.0 { 0.0 } else { 127.0 / largest });
+        let quanta = &mut self.quanta[block];
+        let sums = &mut self.sums[block];
+        (quanta[0], sums[0]) = s.to_i8(s.mul(first, inverse));
+        (quanta[1], sums[1]) = s.to_i8(s.mul(last, inverse));
+        self.scales[block] = largest / 127.0;
+    }
+}
+
+/// Block `block` of a row as two vectors.
+#[inline(always)]
+fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
+    let lanes = row[block * BLOCK..][..BLOCK].as_chunks::<16>().0;
+    (s.load(&lanes[0]), s.load(&lanes[1]))
+}
+
+/// f32 into int8 activations.
+pub(crate) struct Quantize;
+
+impl HostKernel for Quantize {
+    const KERNEL: Kernel = Kernel::Quantize;
+
+    fn abi() -> &'static EntryAbi {
+        &quantize::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            // SAFETY: each group writes its own row.
+            let mut out = unsafe { Int8Row::new(call, 2, row, width) };
+            for b in 0..width / BLOCK {
+                let (first, last) = block(s, x, b);
+                out.put(s, b, first, last);
+            }
+        }
+    }
+}
+
+/// One over the root mean square of a row.
+#[inline(always)]
+fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
+    let (quads, rest) = row.as_chunks::<64>();
+    let mut sums = [s.zero(); 4];
+    for quad in quads {
+        let lanes = quad.as_chunks::<16>().0;
+        for i in 0..4 {
+            let x = s.load(&lanes[i]);
+            sums[i] = s.fma(x, x, sums[i]);
+        }
+    }
+    let sum = s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])));
+    let rest: f32 = rest.iter().map(|x| x * x).sum();
+    1.0 / ((sum + rest) / row.len() as f32 + epsilon).sqrt()
+}
+
+/// RMS norm into f32.
+pub(crate) struct RmsNorm;
+
+impl HostKernel for RmsNorm {
+    const KERNEL: Kernel = Kernel::RmsNorm(Activations::F32);
+
+    fn abi() -> &'static EntryAbi {
+        &rms_norm::ABI_F32
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width, _] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            let scale = norm_scale(s, x, call.float(3));
+            // SAFETY: each group writes its own row.
+            let out = unsafe { row_mut(call, 3, row, width) };
+            out.iter_mut().zip(x).zip(weight).for_each(|((out, x), w)| *out = x * scale * w);
+        }
+    }
+}
+
+/// RMS norm into int8 activations.
+pub(crate) struct RmsNormInt8;
+
+impl HostKernel for RmsNormInt8 {
+    const KERNEL: Kernel = Kernel::RmsNorm(Activations::Int8);
+
+    fn abi() -> &'static EntryAbi {
+        &rms_norm::ABI_INT8
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width, _] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x, weight) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            let scale = s.splat(norm_scale(s, x, call.float(3)));
+            // SAFETY: each group writes its own row.
+            let mut out = unsafe { Int8Row::new(call, 3, row, width) };
+            for b in 0..width / BLOCK {
+                let ((x0, x1), (w0, w1)) = (block(s, x, b), block(s, weight, b));
+                out.put(s, b, s.mul(s.mul(x0, scale), w0), s.mul(s.mul(x1, scale), w1));
+            }
+        }
+    }
+}
+
+/// SiLU(gate) · up in 16 lanes.
+#[inline(always)]
+fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
+    let e = s.exp(s.sub(s.zero(), gate));
+    s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
+}
+
+/// SiLU(gate) · up into f32.
+pub(crate) struct SiluMul;
+
+impl HostKernel for SiluMul {
+    const KERNEL: Kernel = Kernel::SiluMul(Activations::F32);
+
+    fn abi() -> &'static EntryAbi {
+        &silu_mul::ABI_F32
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let at = row * width..(row + 1) * width;
+            let (gate, gate_rest) = gate[at.clone()].as_chunks::<16>();
+            let (up, up_rest) = up[at].as_chunks::<16>();
+            // SAFETY: each group writes its own row.
+            let (out, out_rest) = unsafe { row_mut(call, 3, row, width) }.as_chunks_mut::<16>();
+            for (out, (gate, up)) in out.iter_mut().zip(gate.iter().zip(up)) {
+                s.store(silu_mul(s, s.load(gate), s.load(up)), out);
+            }
+            let mut rest = [[0.0; 16]; 3];
+            rest[0][..gate_rest.len()].copy_from_slice(gate_rest);
+            rest[1][..up_rest.len()].copy_from_slice(up_rest);
+            s.store(silu_mul(s, s.load(&rest[0]), s.load(&rest[1])), &mut rest[2]);
+            out_rest.copy_from_slice(&rest[2][..out_rest.len()]);
+        }
+    }
+}
+
+/// SiLU(gate) · up into int8 activations.
+pub(crate) struct SiluMulInt8;
+
+impl HostKernel for SiluMulInt8 {
+    const KERNEL: Kernel = Kernel::SiluMul(Activations::Int8);
+
+    fn abi() -> &'static EntryAbi {
+        &silu_mul::ABI_INT8
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let (gate, up) = (&gate[row * width..][..width], &up[row * width..][..width]);
+            // SAFETY: each group writes its own row.
+            let mut out = unsafe { Int8Row::new(call, 3, row, width) };
+            for b in 0..width / BLOCK {
+                let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
+                out.put(s, b, silu_mul(s, g0, u0), silu_mul(s, g1, u1));
+            }
+        }
+    }
+}

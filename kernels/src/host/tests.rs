@@ -1,0 +1,164 @@
+//! Every case on every variant that this machine runs, in one piece and in pieces.
+
+use crate::cases::{Case, cases};
+use crate::kernel::{Activations, Kernel};
+use crate::quantize::row_bytes;
+use crate::table::{Variant, variants};
+use ragtag_hal::{Feature, HostBinding, HostCall};
+
+/// 64-byte aligned memory.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+struct Aligned(Vec<Line>, usize);
+
+impl Aligned {
+    fn new(bytes: &[u8]) -> Self {
+        let mut lines = vec![Line([0; 64]); bytes.len().div_ceil(64)];
+        for (line, bytes) in lines.iter_mut().zip(bytes.chunks(64)) {
+            line.0[..bytes.len()].copy_from_slice(bytes);
+        }
+        Self(lines, bytes.len())
+    }
+
+    fn binding(&mut self) -> HostBinding {
+        HostBinding::new(self.0.as_mut_ptr().cast(), self.1)
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|line| line.0).take(self.1).collect()
+    }
+}
+
+fn has(feature: &Feature) -> bool {
+    match feature {
+        #[cfg(target_arch = "x86_64")]
+        Feature::Avx2 => {
+            is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+        }
+        #[cfg(target_arch = "x86_64")]
+        Feature::Avx512Vnni => {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vnni")
+        }
+        _ => false,
+    }
+}
+
+/// Variants of this machine.
+fn runnable() -> impl Iterator<Item = &'static Variant> {
+    variants().iter().filter(|v| v.requires.iter().all(has))
+}
+
+/// Runs a case with its groups in `pieces` pieces, last piece first.
+fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
+    let mut memory: Vec<Aligned> = case.bindings.iter().map(|b| Aligned::new(b)).collect();
+    let bindings: Vec<HostBinding> = memory.iter_mut().map(Aligned::binding).collect();
+    assert_eq!(case.constants.len(), variant.abi.constants);
+    let mut extents = vec![0; variant.abi.bindings.len()];
+    (variant.abi.extents)(&case.constants, &mut extents);
+    for (i, (extent, binding)) in extents.iter().zip(&bindings).enumerate() {
+        assert!(*extent <= binding.bytes() as u64, "{}: binding {i} needs {extent} bytes", case.label);
+    }
+    let grid = (variant.grid)(&case.constants);
+    let groups: u32 = grid.iter().product();
+    let call = HostCall { bindings: &bindings, constants: &case.constants, grid };
+    for piece in (0..pieces).rev() {
+        let (start, end) = (groups * piece / pieces, groups * (piece + 1) / pieces);
+        // SAFETY: bindings hold the ABI's extents and are aligned; the features are there; nothing else runs.
+        unsafe { (variant.function)(&call, start..end) };
+    }
+    memory.iter().map(Aligned::bytes).collect()
+}
+
+#[test]
+fn all_variants_agree_with_the_references_however_groups_are_split() {
+    let mut launches = 0;
+    for variant in runnable() {
+        let mut worst: f64 = 0.0;
+        for case in cases(variant.kernel, 11) {
+            let whole = launch(variant, &case, 1);
+            let error = case.check(&whole).unwrap_or_else(|e| panic!("{} {e}", variant.name));
+            worst = worst.max(error);
+            assert!(
+                whole == launch(variant, &case, 3),
+                "{} {}: split groups differ",
+                variant.name,
+                case.label
+            );
+            launches += 2;
+        }
+        // Closer than the class demands: what is left is rounding in f32, or the half step of a quantisation.
+        let rounding = match variant.kernel {
+            Kernel::Quantize | Kernel::RmsNorm(Activations::Int8) | Kernel::SiluMul(Activations::Int8) => {
+                1.2e-2
+            }
+            Kernel::KvAppend(_) => 5e-4,
+            _ => 2e-6,
+        };
+        assert!(worst <= rounding, "{} {}: {worst:e}", variant.name, variant.kernel);
+    }
+    assert!(launches > 200, "{launches}");
+}
+
+#[test]
+fn every_kernel_has_cases_and_they_can_fail() {
+    for kernel in Kernel::all() {
+        let cases = cases(kernel, 3);
+        assert!(cases.len() >= 3, "{kernel}");
+        let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
+        assert!(untouched <= 1, "{kernel}: {untouched} cases pass without a launch"); // the one without rows
+    }
+}
+
+/// The rows in use of a binding of so many words a row.
+fn rows_of(case: &Case, memory: &[Vec<u8>], (binding, width): (usize, usize)) -> Vec<Vec<u8>> {
+    let rows = u32::from_le_bytes(case.bindings[0].as_chunks().0[0]).min(case.constants[0]) as usize;
+    memory[binding].chunks_exact(width * 4).take(rows).map(<[u8]>::to_vec).collect()
+}
+
+#[test]
+fn a_row_does_not_depend_on_the_rows_beside_it() {
+    for variant in runnable() {
+        for case in cases(variant.kernel, 5) {
+            let constant = |i: usize| case.constants[i] as usize;
+            // Binding and words of a row of the input, and of the output.
+            let (input, output) = match variant.kernel {
+                Kernel::MatMul(_, _) if constant(1) != 0 => continue, // counts logit rows
+                Kernel::MatMul(_, Activations::F32) => ((2, constant(3)), (3, constant(2))),
+                Kernel::MatMul(_, Activations::Int8) => ((2, row_bytes(constant(3)) / 4), (3, constant(2))),
+                Kernel::Attention(_) => ((1, constant(4) * constant(6)), (4, constant(4) * constant(6))),
+                _ => break,
+            };
+            let together = rows_of(&case, &launch(variant, &case, 1), output);
+            for (row, expected) in together.iter().enumerate() {
+                let mut alone = case.clone();
+                move_row_to_front(&mut alone, row, [input, output]);
+                let alone = rows_of(&alone, &launch(variant, &alone, 1), output);
+                assert!(alone == [expected.clone()], "{} {} row {row}", variant.name, case.label);
+            }
+        }
+    }
+}
+
+/// Makes row `row` the only one: its values, its position and its sequence.
+fn move_row_to_front(case: &mut Case, row: usize, bindings: [(usize, usize); 2]) {
+    for (binding, width) in bindings {
+        let bytes = width * 4;
+        case.bindings[binding].copy_within(row * bytes..(row + 1) * bytes, 0);
+    }
+    let capacity = case.constants[0] as usize;
+    case.bindings[0][..4].copy_from_slice(&1_u32.to_le_bytes());
+    for list in 0..3 {
+        let at = 16 + list * capacity * 4;
+        if case.bindings[0].len() >= at + capacity * 4 {
+            case.bindings[0].copy_within(at + row * 4..at + row * 4 + 4, at);
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! `Rows16`, the resident layout of weight matrices: rows in groups of 16, interleaved so that one SIMD lane is one row.
+//!
+//! A product then needs no horizontal sums, and a group is one contiguous stream. The last group is padded with zero
+//! rows. A group holds its sections one after the other, each section block after block along the columns, padded to
+//! 64 bytes; "16 × x" below is one x for each row.
+//!
+//! | type | sections |
+//! | --- | --- |
+//! | F32, F16, BF16 | for each column 16 × value |
+//! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
+//! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
+//! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
+//! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
+//! | TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
+//!
+//! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as the integer dot products want it. Quanta are
+//! unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32 columns, 4-bit vector j
+//! holds quad j in its low and quad j + 4 in its high nibbles; the 2-bit vectors of TQ2_0 hold quads 4j … 4j + 3 from
+//! the lowest bits up; those of Q6_K hold quads j, j + 2, j + 4, j + 6.
+//!
+//! Vector weights (norms) are not matrices: they stay plain f32.
+
+mod pack;
+
+use crate::blocks::TensorType;
+use std::ops::Range;
+
+/// Rows in a group.
+pub const GROUP_ROWS: usize = 16;
+
+/// Columns come in multiples of this, whatever the type.
+pub const COLUMN_BLOCK: usize = 32;
+
+/// A matrix that has no resident form, or bytes that are not those of the rows.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Rows must be whole blocks, and multiples of [`COLUMN_BLOCK`].
+    #[error("{columns} columns of {tensor_type} are not a positive multiple of {block}")]
+    Columns {
+        /// The type.
+        tensor_type: TensorType,
+        /// Columns asked for.
+        columns: u64,
+        /// What they must be a multiple of.
+        block: u64,
+    },
+    /// The size does not fit 63 bits.
+    #[error("{rows} × {columns} values of {tensor_type} are too many")]
+    TooLarge {
+        /// The type.
+        tensor_type: TensorType,
+        /// Rows asked for.
+        rows: u64,
+        /// Columns asked for.
+        columns: u64,
+    },
+    /// Groups outside the matrix.
+    #[error("groups {start}..{end} of a matrix of {groups}")]
+    Groups {
+        /// First group asked for.
+        start: usize,
+        /// End of the groups asked for.
+        end: usize,
+        /// Groups of the matrix.
+        groups: usize,
+    },
+    /// A slice has the wrong length.
+    #[error("{what}: {got} bytes instead of {wanted}")]
+    Bytes {
+        /// Which slice.
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// The length it must have.
+        wanted: usize,
+    },
+}
+
+/// A part of a group: `bytes` for each `columns` columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Section {
+    pub columns: usize,
+    pub bytes: usize,
+}
+
+const fn section(columns: usize, bytes: usize) -> Section {
+    Section { columns, bytes }
+}
+
+/// The sections of a group, in order; see the table above.
+pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
+    match tensor_type {
+        TensorType::F32 => const { &[section(1, 64)] },
+        TensorType::F16 | TensorType::BF16 => const { &[section(1, 32)] },
+        TensorType::Q8_0 => const { &[section(32, 512), section(32, 32)] },
+        TensorType::Q4_0 => const { &[section(32, 256), section(32, 32)] },
+        TensorType::Q4_K => const { &[section(32, 256), section(32, 32), section(256, 64)] },
+        TensorType::Q6_K => {
+            const { &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)] }
+        }
+        TensorType::TQ2_0 => const { &[section(32, 128), section(256, 32)] },
+    }
+}
+
+/// A weight matrix in its resident layout: the shape, and what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    tensor_type: TensorType,
+    rows: usize,
+    columns: usize,
+}
+
+impl Resident {
+    /// The layout of `rows` × `columns` values, `columns` of them contiguous in the file.
+    ///
+    /// # Errors
+    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::TooLarge`] if sizes overflow.
+    pub fn new(tensor_type: TensorType, rows: u64, columns: u64) -> Result<Self, LayoutError> {
+        let block = tensor_type.block_values().max(COLUMN_BLOCK) as u64;
+        if columns == 0 || !columns.is_multiple_of(block) {
+            return Err(LayoutError::Columns { tensor_type, columns, block });
+        }
+        // No layout takes more than four bytes a value and some padding, so eight leave room for every sum below.
+        let padded = rows.checked_next_multiple_of(GROUP_ROWS as u64);
+        let bytes = padded.and_then(|r| r.checked_mul(columns)).and_then(|v| v.checked_mul(8));
+        match (bytes, usize::try_from(rows), usize::try_from(columns)) {
+            (Some(bytes), Ok(rows), Ok(columns)) if isize::try_from(bytes).is_ok() => {
+                Ok(Self { tensor_type, rows, columns })
+            }
+            _ => Err(LayoutError::TooLarge { tensor_type, rows, columns }),
+        }
+    }
+
+    /// The type.
+    pub fn tensor_type(&self) -> TensorType {
+        self.tensor_type
+    }
+
+    /// Rows, without padding.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Groups of [`GROUP_ROWS`] rows.
+    pub fn groups(&self) -> usize {
+        self.rows.div_ceil(GROUP_ROWS)
+    }
+
+    /// Bytes of one group.
+    pub fn group_bytes(&self) -> usize {
+        group_bytes(self.tensor_type, self.columns)
+    }
+
+    /// Bytes of the matrix.
+    pub fn bytes(&self) -> u64 {
+        self.groups() as u64 * self.group_bytes() as u64
+    }
+
+    /// Bytes of one row in the file.
+    pub fn file_row_bytes(&self) -> usize {
+        self.columns / self.tensor_type.block_values() * self.tensor_type.block_bytes()
+    }
+
+    /// The rows of these groups: what [`Resident::pack`] takes.
+    pub fn rows_of(&self, groups: Range<usize>) -> Range<usize> {
+        let row = |group: usize| group.saturating_mul(GROUP_ROWS).min(self.rows);
+        row(groups.start)..row(groups.end)
+    }
+
+    /// Packs `groups` from the bytes that the file holds for [their rows](Self::rows_of), writing all of `out`. Disjoint
+    /// ranges may be packed on several threads.
+    ///
+    /// # Errors
+    /// [`LayoutError::Groups`] and [`LayoutError::Bytes`] if the range or a length is wrong; then `out` is untouched.
+    pub fn pack(&self, groups: Range<usize>, source_rows: &[u8], out: &mut [u8]) -> Result<(), LayoutError> {
+        if groups.start > groups.end || groups.end > self.groups() {
+            return Err(LayoutError::Groups { start: groups.start, end: groups.end, groups: self.groups() });
+        }
+        let check = |what, got, wanted| {
+            if got == wanted { Ok(()) } else { Err(LayoutError::Bytes { what, got, wanted }) }
+        };
+        check(
+            "rows of the file",
+            source_rows.len(),
+            self.rows_of(groups.clone()).len() * self.file_row_bytes(),
+        )?;
+        check("resident groups", out.len(), groups.len() * self.group_bytes())?;
+        pack::pack(self, source_rows, out);
+        Ok(())
+    }
+}
+
+/// Bytes of one group of `columns` columns, which are whole blocks.
+pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
+    let sections = sections(tensor_type).iter();
+    sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_follow_from_the_sections() {
+        let bytes = |t, columns| Resident::new(t, 17, columns).unwrap().bytes();
+        assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
+        assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
+        assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
+        assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
+        assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
+        assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        assert!(matches!(
+            Resident::new(TensorType::Q4_K, 1, 128),
+            Err(LayoutError::Columns { block: 256, .. })
+        ));
+        assert!(matches!(Resident::new(TensorType::F32, 1, 33), Err(LayoutError::Columns { block: 32, .. })));
+        assert!(matches!(Resident::new(TensorType::F32, 1, 0), Err(LayoutError::Columns { .. })));
+        for (rows, columns) in [(u64::MAX, 32), (1 << 40, 1 << 30), (3, u64::MAX - 31)] {
+            assert!(matches!(
+                Resident::new(TensorType::Q8_0, rows, columns),
+                Err(LayoutError::TooLarge { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        let layout = Resident::new(TensorType::Q8_0, 20, 64).unwrap();
+        let mut out = vec![7; layout.group_bytes()];
+        assert!(matches!(
+            layout.pack(1..2, &[0; 5 * 68], &mut out),
+            Err(LayoutError::Bytes { wanted: 272, .. })
+        ));
+        assert!(matches!(
+            layout.pack(1..3, &[0; 4 * 68], &mut out),
+            Err(LayoutError::Groups { groups: 2, .. })
+        ));
+        assert!(out.iter().all(|b| *b == 7));
+        layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
+    }
+}

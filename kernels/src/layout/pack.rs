@@ -1,0 +1,162 @@
+//! From file rows to resident groups. It runs over every byte of a model at load, so each type moves four bytes at a
+//! time where its format allows.
+
+use super::{GROUP_ROWS, Resident, sections};
+use crate::blocks::{TensorType, q4_k_scale};
+
+/// Most sections of any type.
+const SECTIONS: usize = 4;
+
+/// Moves one row's `source`, [`unit_columns`] columns of it, to its lane of the unit's part of each section.
+type Move = fn(source: &[u8], lane: usize, out: [&mut [u8]; SECTIONS]);
+
+pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
+    match layout.tensor_type() {
+        TensorType::F32 => pack_with(layout, source, out, f32),
+        TensorType::F16 | TensorType::BF16 => pack_with(layout, source, out, f16),
+        TensorType::Q8_0 => pack_with(layout, source, out, q8_0),
+        TensorType::Q4_0 => pack_with(layout, source, out, q4_0),
+        TensorType::Q4_K => pack_with(layout, source, out, q4_k),
+        TensorType::Q6_K => pack_with(layout, source, out, q6_k),
+        TensorType::TQ2_0 => pack_with(layout, source, out, tq2_0),
+    }
+}
+
+/// Columns that move at once: a file block, or several where blocks are short.
+fn unit_columns(tensor_type: TensorType) -> usize {
+    tensor_type.block_values().max(super::COLUMN_BLOCK)
+}
+
+/// The groups of `out`, unit after unit, all rows of a group for each unit: reads are 16 streams, writes stay in a few
+/// cache lines.
+fn pack_with(
+    layout: &Resident,
+    source: &[u8],
+    out: &mut [u8],
+    mover: impl Fn(&[u8], usize, [&mut [u8]; SECTIONS]),
+) {
+    let tensor_type = layout.tensor_type();
+    let row_bytes = layout.file_row_bytes();
+    let unit = unit_columns(tensor_type);
+    let unit_bytes = unit / tensor_type.block_values() * tensor_type.block_bytes();
+    let groups = source.chunks(GROUP_ROWS * row_bytes).zip(out.chunks_exact_mut(layout.group_bytes()));
+    for (rows, group) in groups {
+        if rows.len() < GROUP_ROWS * row_bytes {
+            group.fill(0);
+        }
+        let mut parts: [&mut [u8]; SECTIONS] = Default::default();
+        let mut part_bytes = [0; SECTIONS];
+        let mut rest = group;
+        for (i, section) in sections(tensor_type).iter().enumerate() {
+            (parts[i], rest) = rest.split_at_mut(layout.columns() / section.columns * section.bytes);
+            part_bytes[i] = unit / section.columns * section.bytes;
+        }
+        rest.fill(0);
+        for at in 0..layout.columns() / unit {
+            for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+                let mut i = 0;
+                let out = parts.each_mut().map(|part| {
+                    let range = at * part_bytes[i]..(at + 1) * part_bytes[i];
+                    i += 1;
+                    &mut part[range]
+                });
+                mover(&row[at * unit_bytes..][..unit_bytes], lane, out);
+            }
+        }
+    }
+}
+
+const _: [Move; 7] = [f32, f16, q8_0, q4_0, q4_k, q6_k, tq2_0];
+
+fn f32(source: &[u8], lane: usize, [out, ..]: [&mut [u8]; SECTIONS]) {
+    for (value, lanes) in
+        source.as_chunks::<4>().0.iter().zip(out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0)
+    {
+        lanes[lane] = *value;
+    }
+}
+
+fn f16(source: &[u8], lane: usize, [out, ..]: [&mut [u8]; SECTIONS]) {
+    for (value, lanes) in
+        source.as_chunks::<2>().0.iter().zip(out.as_chunks_mut::<2>().0.as_chunks_mut::<16>().0)
+    {
+        lanes[lane] = *value;
+    }
+}
+
+/// Four bytes at quad `quad` of some quanta.
+fn quad(source: &[u8], quad: usize) -> u32 {
+    u32::from_le_bytes([source[quad * 4], source[quad * 4 + 1], source[quad * 4 + 2], source[quad * 4 + 3]])
+}
+
+/// Writes four bytes to a lane of vector `vector`.
+fn put(out: &mut [u8], vector: usize, lane: usize, value: u32) {
+    out[vector * 64 + lane * 4..][..4].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Writes a 16-bit value to a lane.
+fn put_half(out: &mut [u8], lane: usize, source: &[u8]) {
+    out[lane * 2..][..2].copy_from_slice(&source[..2]);
+}
+
+fn q8_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+    let (source, quanta) = (&source[..34], &mut quanta[..512]);
+    put_half(scales, lane, source);
+    for j in 0..8 {
+        put(quanta, j, lane, quad(&source[2..], j) ^ 0x8080_8080);
+    }
+}
+
+fn q4_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+    let (source, quanta) = (&source[..18], &mut quanta[..256]);
+    put_half(scales, lane, source);
+    for j in 0..4 {
+        put(quanta, j, lane, quad(&source[2..], j)); // the file pairs value i with i + 16 as well
+    }
+}
+
+fn q4_k(source: &[u8], lane: usize, [quanta, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    put_half(tops, lane, source);
+    put_half(&mut tops[32..], lane, &source[2..]);
+    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
+        (sub_scales[lane], sub_scales[16 + lane]) = q4_k_scale(&source[4..16], sub);
+    }
+    for (pair, quanta) in quanta.chunks_exact_mut(512).enumerate() {
+        let source = &source[16 + pair * 32..][..32];
+        for j in 0..4 {
+            let (first, last) = (quad(source, j), quad(source, j + 4));
+            put(quanta, j, lane, (first & 0x0f0f_0f0f) | ((last & 0x0f0f_0f0f) << 4));
+            put(quanta, 4 + j, lane, ((first >> 4) & 0x0f0f_0f0f) | (last & 0xf0f0_f0f0));
+        }
+    }
+}
+
+fn q6_k(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    put_half(tops, lane, &source[208..]);
+    for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
+        (sub_scales[lane], sub_scales[16 + lane]) = (source[192 + sub * 2], source[193 + sub * 2]);
+    }
+    for (sub, (low, high)) in lows.chunks_exact_mut(256).zip(highs.chunks_exact_mut(128)).enumerate() {
+        let (half, quarter) = (sub / 4, sub % 4);
+        let nibbles =
+            |j| (quad(&source[half * 64 + quarter % 2 * 32..][..32], j) >> (quarter / 2 * 4)) & 0x0f0f_0f0f;
+        let pairs = |j| (quad(&source[128 + half * 32..][..32], j) >> (quarter * 2)) & 0x0303_0303;
+        for j in 0..4 {
+            put(low, j, lane, nibbles(j) | (nibbles(j + 4) << 4));
+        }
+        for j in 0..2 {
+            put(high, j, lane, pairs(j) | (pairs(j + 2) << 2) | (pairs(j + 4) << 4) | (pairs(j + 6) << 6));
+        }
+    }
+}
+
+fn tq2_0(source: &[u8], lane: usize, [quanta, tops, ..]: [&mut [u8]; SECTIONS]) {
+    put_half(tops, lane, &source[64..]);
+    for (sub, quanta) in quanta.chunks_exact_mut(128).enumerate() {
+        let pairs = |j| (quad(&source[sub / 4 * 32..][..32], j) >> (sub % 4 * 2)) & 0x0303_0303;
+        for j in 0..2 {
+            let at = |field: usize| pairs(j * 4 + field) << (field * 2);
+            put(quanta, j, lane, at(0) | at(1) | at(2) | at(3));
+        }
+    }
+}

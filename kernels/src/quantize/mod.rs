@@ -1,0 +1,137 @@
+//! Quantize: f32 into int8 activations.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | x: f32 `[rows, width]` |
+//! | 2 | out: int8 activations, written |
+//!
+//! Constants: rows, count word, width. One group a row.
+//!
+//! # Int8 activations
+//!
+//! Blocks of 32 values, each with a scale; a row's width is a multiple of 32. A row is, one after the other:
+//!
+//! | offset | |
+//! | --- | --- |
+//! | 0 | the quanta: i8 `[width]`, −127 … 127, padded to 64 bytes (padding is not written) |
+//! | [`scales_offset`] | the scales: f32 `[width / 32]`, largest absolute value / 127; value = scale · quantum |
+//! | [`sums_offset`] | sums of 16 quanta each: i32 `[width / 16]` |
+//!
+//! and rows lie [`row_bytes`] apart, a multiple of 64. The sums let a product take unsigned weights, whose offset is
+//! then taken back once a block. A block with a NaN or an infinity has such a scale: what is not a number stays none.
+
+use crate::abi::{HEADER_BYTES, words};
+use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// Values that share a scale.
+pub const BLOCK: usize = 32;
+
+/// Where a row's scales begin, in bytes.
+pub const fn scales_offset(width: usize) -> usize {
+    width.next_multiple_of(64)
+}
+
+/// Where a row's sums begin, in bytes.
+pub const fn sums_offset(width: usize) -> usize {
+    scales_offset(width) + width / BLOCK * 4
+}
+
+/// Bytes from one row to the next.
+pub const fn row_bytes(width: usize) -> usize {
+    (sums_offset(width) + width / BLOCK * 8).next_multiple_of(64)
+}
+
+/// Bytes of `rows` rows; impossible if the width is not whole blocks.
+pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
+    if !width.is_multiple_of(BLOCK as u32) {
+        return crate::abi::IMPOSSIBLE;
+    }
+    u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
+}
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "quantize",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 3,
+    extents: |constants, extents| {
+        let [rows, _, width] = *constants else { return };
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), rows_extent(rows, width)]);
+    },
+};
+
+/// A row of int8 activations: the reference. `row` is whole blocks.
+pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
+    let mut out = vec![0; row_bytes(row.len())];
+    for (b, block) in row.chunks_exact(BLOCK).enumerate() {
+        let largest = block.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
+        let scale = (largest / 127.0) as f32;
+        out[scales_offset(row.len()) + b * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+        let mut sums = [0_i32; 2];
+        for (i, x) in block.iter().enumerate() {
+            let quantum = if scale == 0.0 { 0.0 } else { (f64::from(*x) / f64::from(scale)).round() };
+            out[b * BLOCK + i] = quantum as i8 as u8;
+            sums[i / 16] += i32::from(quantum as i8);
+        }
+        for (i, sum) in sums.into_iter().enumerate() {
+            out[sums_offset(row.len()) + b * 8 + i * 4..][..4].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+    out
+}
+
+/// The values that a row of int8 activations stands for.
+///
+/// # Errors
+/// Says which sum is not that of its quanta.
+pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
+    let word = |at: usize| [row[at], row[at + 1], row[at + 2], row[at + 3]];
+    for (i, quanta) in row[..width].chunks_exact(16).enumerate() {
+        let (sum, stored) = (
+            quanta.iter().map(|q| i32::from(*q as i8)).sum::<i32>(),
+            i32::from_le_bytes(word(sums_offset(width) + i * 4)),
+        );
+        if sum != stored {
+            return Err(format!("sum {i} is {stored} and should be {sum}"));
+        }
+    }
+    let scale = |i: usize| f64::from(f32::from_le_bytes(word(scales_offset(width) + i / BLOCK * 4)));
+    Ok(row[..width].iter().enumerate().map(|(i, q)| scale(i) * f64::from(*q as i8)).collect())
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
+        let mut x = random.floats(shape.capacity * width, 3.0);
+        x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // a block of zeros, and one of the smallest value
+        let expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+        let case = Build::new(
+            Kernel::Quantize,
+            shape.label(width),
+            &[shape.capacity, shape.count_word as usize, width],
+        );
+        let case = case.words(&shape.header()).floats(&x).poison(shape.capacity * row_bytes(width));
+        out.push(case.expect_int8(2, width, &expected, shape.rows));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_padded_and_the_reference_is_within_half_a_step() {
+        assert_eq!((scales_offset(96), sums_offset(96), row_bytes(96)), (128, 140, 192));
+        let row = Random::new(1).floats(96, 2.0);
+        let bytes = reference(&row);
+        assert_eq!(bytes.len(), row_bytes(96));
+        for (x, value) in row.iter().zip(values(&bytes, 96).unwrap()) {
+            assert!((f64::from(*x) - value).abs() <= 2.0 / 127.0 * 0.501);
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The plan: which device runs which segments, with routes, slots, memory and predictions. Plain data, written as JSON.
+//!
+//! This module must not know how a plan is found or carried out.
+
+use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_transfer::Route;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Version of the format that this build reads and writes.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Which device runs which segments of which model.
+///
+/// A plan that was read from a file is held against the model and the devices by [`Plan::validate`]; its memory is
+/// proved again by planning with [`Plan::split`], for the devices may have less free than when it was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// [`PLAN_VERSION`].
+    pub ragtag_plan: u32,
+    /// The model that it was made for.
+    pub model: PlanModel,
+    /// Longest sequence, in positions.
+    pub context: u32,
+    /// Sequences that may be alive at once.
+    pub sequences: u32,
+    /// Most rows (tokens) of a micro-batch; the length of a prefill chunk.
+    pub chunk: u32,
+    /// Rows of a decode micro-batch: sequences that decode together, so that every stage has work.
+    pub decode_rows: u32,
+    /// Slots of each stage: micro-batches that it may hold at once.
+    pub slots: u32,
+    /// How keys and values are kept.
+    pub kv: KvType,
+    /// How activations enter matrix products.
+    pub activations: Activations,
+    /// The stages, in the order of the segments.
+    pub stages: Vec<PlanStage>,
+    /// How activations cross from each stage to the next: one less than there are stages.
+    pub routes: Vec<Route>,
+    /// What the cost model expects of the whole.
+    pub predicted: PredictedRun,
+    /// Why it is this plan, in words.
+    pub reasons: Vec<String>,
+}
+
+/// What tells one model from another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanModel {
+    /// Name, for people.
+    pub name: String,
+    /// Digest of the file's content.
+    pub digest: String,
+    /// Number of segments.
+    pub segments: u32,
+}
+
+/// The segments that one device runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanStage {
+    /// The device's label, as in `cpu:0`.
+    pub device: String,
+    /// Its segments, first and last.
+    pub segments: Span,
+    /// What it takes of the device's memory.
+    pub memory_bytes: StageMemory,
+    /// What the cost model expects of it.
+    pub predicted: PredictedStage,
+}
+
+/// What a stage takes of its device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageMemory {
+    /// Weights in their resident layout; a tensor that two segments share counts once.
+    pub weights: u64,
+    /// Keys and values of all sequences at the full context.
+    pub kv: u64,
+    /// Scratch: the largest need of any segment.
+    pub scratch: u64,
+    /// Slots: parameters, rows and logits of the micro-batches that the stage may hold.
+    pub slots: u64,
+    /// Staging ring of the route that leads to the stage.
+    pub staging: u64,
+    /// Sum of the above.
+    pub total: u64,
+    /// What the device had to offer.
+    pub available: u64,
+}
+
+/// What the cost model expects of a stage, in microseconds, rounded to tenths.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedStage {
+    /// One decode micro-batch.
+    pub decode_us: f64,
+    /// One prefill chunk.
+    pub prefill_us: f64,
+}
+
+/// What the cost model expects of a run, rounded to tenths.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedRun {
+    /// Tokens per second in decode, of all sequences together.
+    pub decode_tokens_per_s: f64,
+    /// Tokens per second in prefill, with the pipeline full.
+    pub prefill_tokens_per_s: f64,
+}
+
+/// Why a plan cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum InvalidPlan {
+    /// Not JSON, or not a plan.
+    #[error("not a plan: {cause}")]
+    NotAPlan {
+        /// What the reader says, with line and column.
+        cause: String,
+    },
+    /// Written by a later version.
+    #[error("the plan is of version {found}, this build reads version {PLAN_VERSION}")]
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// Made for another model.
+    #[error(
+        "the plan was made for the model {plan_name} ({plan_segments} segments, digest {plan_digest}), \
+         not for {name} ({segments} segments, digest {digest})"
+    )]
+    OtherModel {
+        /// Model of the plan.
+        plan_name: String,
+        /// Its digest.
+        plan_digest: String,
+        /// Its segments.
+        plan_segments: u32,
+        /// The model at hand.
+        name: String,
+        /// Its digest.
+        digest: String,
+        /// Its segments.
+        segments: u32,
+    },
+    /// The stages do not cover the segments, or name devices that are not there.
+    #[error("the plan's stages: {0}")]
+    Stages(#[from] PartitionError),
+    /// Not one route between each pair of neighbours.
+    #[error("the plan has {routes} routes for {stages} stages; it needs one between each stage and the next")]
+    Routes {
+        /// Number of routes.
+        routes: usize,
+        /// Number of stages.
+        stages: usize,
+    },
+    /// A figure that makes no sense.
+    #[error("the plan's {field} is {value}; {wanted}")]
+    Figure {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+        /// What it should be.
+        wanted: &'static str,
+    },
+}
+
+impl Plan {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// [`InvalidPlan::Version`] for a later format, else [`InvalidPlan::NotAPlan`] with line and column, also for a
+    /// field that the format does not have. Whether it suits a model and devices is [`Plan::validate`]'s question.
+    pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
+        // The version comes first: a later format may well have fields that this build would call unknown.
+        #[derive(Deserialize)]
+        struct Head {
+            ragtag_plan: u32,
+        }
+        let not_a_plan = |e: serde_json::Error| InvalidPlan::NotAPlan { cause: e.to_string() };
+        let head: Head = serde_json::from_str(json).map_err(not_a_plan)?;
+        if head.ragtag_plan != PLAN_VERSION {
+            return Err(InvalidPlan::Version { found: head.ragtag_plan });
+        }
+        serde_json::from_str(json).map_err(not_a_plan)
+    }
+
+    /// Writes the plan, indented, with a newline at its end.
+    pub fn to_json(&self) -> String {
+        // Strings, integers and finite floats in structs: nothing here that JSON cannot hold.
+        serde_json::to_string_pretty(self).expect("plans are plain data") + "\n"
+    }
+
+    /// The plan's placement, as users write it.
+    pub fn split(&self) -> Split {
+        let part = |s: &PlanStage| SplitPart { span: s.segments, device: s.device.clone() };
+        Split { parts: self.stages.iter().map(part).collect() }
+    }
+
+    /// Holds the plan against the model and the labels of the devices at hand.
+    ///
+    /// # Errors
+    /// Names the first thing that is wrong: version, model, a hole, an overlap, an unknown device, a device used twice.
+    pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
+        if self.ragtag_plan != PLAN_VERSION {
+            return Err(InvalidPlan::Version { found: self.ragtag_plan });
+        }
+        if self.model.digest != model.digest || self.model.segments != model.segments {
+            return Err(InvalidPlan::OtherModel {
+                plan_name: self.model.name.clone(),
+                plan_digest: self.model.digest.clone(),
+                plan_segments: self.model.segments,
+                name: model.name.clone(),
+                digest: model.digest.clone(),
+                segments: model.segments,
+            });
+        }
+        let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
+        check_partition(&parts, model.segments, devices)?;
+        if self.routes.len() + 1 != self.stages.len() {
+            return Err(InvalidPlan::Routes { routes: self.routes.len(), stages: self.stages.len() });
+        }
+        self.validate_figures()
+    }
+
+    fn validate_figures(&self) -> Result<(), InvalidPlan> {
+        let positive = [
+            ("context", self.context),
+            ("sequences", self.sequences),
+            ("chunk", self.chunk),
+            ("decode_rows", self.decode_rows),
+            ("slots", self.slots),
+        ];
+        for (field, value) in positive {
+            if value == 0 {
+                return Err(InvalidPlan::Figure { field, value: 0, wanted: "it must be at least 1" });
+            }
+        }
+        if self.decode_rows > self.chunk {
+            let value = self.decode_rows.into();
+            return Err(InvalidPlan::Figure {
+                field: "decode_rows",
+                value,
+                wanted: "it must be at most the chunk",
+            });
+        }
+        if self.routes.iter().any(|route| {
+            matches!(route, Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. })
+        }) {
+            let wanted = "a ring needs chunks of at least a byte, and at least one of them";
+            return Err(InvalidPlan::Figure { field: "routes", value: 0, wanted });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> PlanModel {
+        PlanModel { name: "tales".into(), digest: "ab12".into(), segments: 14 }
+    }
+
+    fn stage(device: &str, first: u32, last: u32) -> PlanStage {
+        PlanStage {
+            device: device.into(),
+            segments: Span::new(first, last).expect("in order"),
+            memory_bytes: StageMemory {
+                weights: 1,
+                kv: 2,
+                scratch: 3,
+                slots: 4,
+                staging: 5,
+                total: 15,
+                available: 1 << 40,
+            },
+            predicted: PredictedStage { decode_us: 1234.5, prefill_us: 0.1 },
+        }
+    }
+
+    fn plan() -> Plan {
+        Plan {
+            ragtag_plan: PLAN_VERSION,
+            model: model(),
+            context: 512,
+            sequences: 2,
+            chunk: 128,
+            decode_rows: 1,
+            slots: 2,
+            kv: KvType::F16,
+            activations: Activations::Int8,
+            stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
+            routes: vec![Route::HostStaged { chunk_bytes: 65536, depth: 4 }],
+            predicted: PredictedRun { decode_tokens_per_s: 123.4, prefill_tokens_per_s: 4567.8 },
+            reasons: vec!["because".into()],
+        }
+    }
+
+    const DEVICES: [&str; 2] = ["cpu:0", "cpu:1"];
+
+    #[test]
+    fn json_round_trips() {
+        let json = plan().to_json();
+        assert!(json.contains("\"ragtag_plan\": 1"), "{json}");
+        assert_eq!(Plan::from_json(&json), Ok(plan()));
+    }
+
+    #[test]
+    fn unknown_fields_are_refused_wherever_they_are() {
+        let json = plan().to_json();
+        for (place, with) in [
+            ("\"context\"", "\"contxt\": 1, \"context\""),
+            ("\"digest\"", "\"extra\": 1, \"digest\""),
+            ("\"decode_us\"", "\"extra\": 1, \"decode_us\""),
+            ("\"weights\"", "\"extra\": 1, \"weights\""),
+            ("\"chunk_bytes\"", "\"extra\": 1, \"chunk_bytes\""),
+            ("\"device\"", "\"extra\": 1, \"device\""),
+        ] {
+            let changed = json.replacen(place, with, 1);
+            assert_ne!(changed, json, "{place}");
+            let error = Plan::from_json(&changed).expect_err("unknown field");
+            assert!(
+                matches!(&error, InvalidPlan::NotAPlan { cause } if cause.contains("unknown field")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_newer_version_is_named_even_with_new_fields() {
+        let json = plan().to_json().replacen("\"ragtag_plan\": 1", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
+        assert_eq!(Plan::from_json(&json), Err(InvalidPlan::Version { found: 7 }));
+        let mut newer = plan();
+        newer.ragtag_plan = 2;
+        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 2 }));
+    }
+
+    #[test]
+    fn what_is_no_plan_is_refused() {
+        for json in ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 1}"] {
+            assert!(matches!(Plan::from_json(json), Err(InvalidPlan::NotAPlan { .. })), "{json}");
+        }
+        let pretty = plan().to_json();
+        let compact: String = pretty.split_whitespace().collect();
+        let reversed = compact.replacen("[0,5]", "[5,0]", 1);
+        assert_ne!(reversed, compact);
+        let error = Plan::from_json(&reversed).expect_err("reversed");
+        assert!(error.to_string().contains("the last comes before the first"), "{error}");
+        for cut in 0..pretty.len() - 2 {
+            assert!(Plan::from_json(&pretty[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn validation_names_what_is_wrong() {
+        assert_eq!(plan().validate(&model(), &DEVICES), Ok(()));
+        let with = |change: &dyn Fn(&mut Plan)| {
+            let mut changed = plan();
+            change(&mut changed);
+            changed.validate(&model(), &DEVICES).expect_err("invalid").to_string()
+        };
+        assert!(with(&|p| p.model.digest = "cd".into()).contains("digest cd"));
+        assert!(with(&|p| p.model.segments = 15).contains("15 segments"));
+        assert!(with(&|p| p.stages[1] = stage("cpu:1", 8, 13)).contains("segments 6-7 are on no device"));
+        assert!(
+            with(&|p| p.stages[1] = stage("cpu:1", 5, 13)).contains("segments 5 are on cpu:0 and on cpu:1")
+        );
+        assert!(with(&|p| p.stages[1] = stage("cpu:1", 6, 14)).contains("last segment is 13"));
+        assert!(with(&|p| p.stages[1].device = "cuda:0".into()).contains("no device cuda:0"));
+        assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("cpu:0 is named twice"));
+        assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
+        assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
+        assert!(with(&|p| p.routes.clear()).contains("0 routes for 2 stages"));
+        assert!(with(&|p| p.context = 0).contains("context is 0"));
+        assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
+        let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
+        assert!(with(&|p| p.routes[0] = ring).contains("a ring needs"));
+    }
+
+    #[test]
+    fn the_split_of_a_plan_is_what_users_write() {
+        assert_eq!(plan().split().to_string(), "0-5=cpu:0,6-13=cpu:1");
+    }
+}

@@ -1,0 +1,314 @@
+//! Choosing the next token from logits: greedy, or drawn from a filtered distribution.
+//!
+//! The filters run in the order that llama.cpp made usual: repetition penalty, top-k, top-p, min-p, temperature. Top-p and
+//! min-p therefore see the probabilities before the temperature. A sampler is deterministic: the same settings, logits and
+//! histories give the same tokens on every machine, for it draws from its own generator.
+//!
+//! This module must not know where logits come from.
+
+use thiserror::Error;
+
+/// How tokens are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 chooses the likeliest token (the lowest id among equals).
+    pub temperature: f32,
+    /// Keeps this many of the likeliest tokens; 0 keeps all.
+    pub top_k: u32,
+    /// Keeps the fewest likeliest tokens that have this much probability together; 1 keeps all. In (0, 1].
+    pub top_p: f32,
+    /// Keeps tokens with at least this share of the likeliest one's probability; 0 keeps all. In [0, 1].
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens seen of late; 1 does nothing. Above 0.
+    pub repetition_penalty: f32,
+    /// How many of the last tokens count as seen of late; 0 turns the penalty off.
+    pub repetition_window: u32,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+impl Default for Sampling {
+    /// Draws from the 40 likeliest tokens within 95 % of probability, at temperature 0.8.
+    fn default() -> Self {
+        Self {
+            temperature: 0.8,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            repetition_penalty: 1.0,
+            repetition_window: 64,
+            seed: 0,
+        }
+    }
+}
+
+impl Sampling {
+    /// Chooses the likeliest token always.
+    pub fn greedy() -> Self {
+        Self { temperature: 0.0, ..Self::default() }
+    }
+
+    /// Checks that each setting is in its range.
+    ///
+    /// # Errors
+    /// Names the first setting that is not, NaN included.
+    pub fn validate(&self) -> Result<(), SamplingError> {
+        let check = |name, value: f32, valid: bool, wanted| {
+            if valid { Ok(()) } else { Err(SamplingError::Setting { name, value, wanted }) }
+        };
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = *self;
+        let finite = |value: f32| value.is_finite();
+        check(
+            "temperature",
+            temperature,
+            finite(temperature) && temperature >= 0.0,
+            "finite and at least 0",
+        )?;
+        check("top-p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        check("min-p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
+        let penalty = repetition_penalty;
+        check("repetition-penalty", penalty, finite(penalty) && penalty > 0.0, "finite and above 0")
+    }
+}
+
+/// Why no token was chosen or weighed.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum SamplingError {
+    /// A setting out of its range.
+    #[error("{name} is {value}; it must be {wanted}")]
+    Setting {
+        /// Which.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// No token has a probability: every logit is NaN or -∞, or there are none.
+    #[error("no token can be chosen: all {logits} logits are NaN or negative infinity")]
+    NoCandidate {
+        /// Number of logits.
+        logits: usize,
+    },
+    /// A logit that a probability would depend on.
+    #[error("the logit of token {token} is not a number")]
+    NotANumber {
+        /// The token.
+        token: usize,
+    },
+    /// A token that the vocabulary does not have.
+    #[error("token {token} of a vocabulary of {vocabulary}")]
+    NoSuchToken {
+        /// The token.
+        token: u32,
+        /// Number of logits.
+        vocabulary: usize,
+    },
+}
+
+/// A token and its logit, in the order of preference: larger logits first, lower ids among equals.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    logit: f32,
+    id: u32,
+}
+
+impl Candidate {
+    fn before(&self, other: &Self) -> std::cmp::Ordering {
+        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+    }
+}
+
+/// Chooses tokens one after the other, for one sequence.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    settings: Sampling,
+    draws: SplitMix64,
+    // Kept between calls to spare allocations.
+    candidates: Vec<Candidate>,
+    recent: Vec<u32>,
+    weights: Vec<f64>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its draws.
+    ///
+    /// # Errors
+    /// As [`Sampling::validate`].
+    pub fn new(settings: Sampling) -> Result<Self, SamplingError> {
+        settings.validate()?;
+        let draws = SplitMix64(settings.seed);
+        Ok(Self { settings, draws, candidates: Vec::new(), recent: Vec::new(), weights: Vec::new() })
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &Sampling {
+        &self.settings
+    }
+
+    /// Chooses a token. `logits` has one value for each token of the vocabulary; `history` holds the sequence's tokens so
+    /// far, the prompt's included, the latest last. NaN is never chosen and takes no part.
+    ///
+    /// # Errors
+    /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SamplingError> {
+        self.collect(logits, history);
+        let none = SamplingError::NoCandidate { logits: logits.len() };
+        if self.settings.temperature == 0.0 {
+            return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id).ok_or(none);
+        }
+        if self.candidates.is_empty() {
+            return Err(none);
+        }
+        self.keep_top_k();
+        self.keep_top_p();
+        self.keep_min_p();
+        Ok(self.draw())
+    }
+
+    /// The candidates, penalised: all tokens with a probability.
+    fn collect(&mut self, logits: &[f32], history: &[u32]) {
+        let Sampling { repetition_penalty: penalty, repetition_window: window, .. } = self.settings;
+        self.recent.clear();
+        if penalty != 1.0 {
+            let window = usize::try_from(window).unwrap_or(usize::MAX).min(history.len());
+            self.recent.extend_from_slice(&history[history.len() - window..]);
+            self.recent.sort_unstable();
+            self.recent.dedup();
+        }
+        self.candidates.clear();
+        // Both lists ascend, so that one walk finds each token that was seen.
+        let mut recent = self.recent.iter().copied().peekable();
+        for (id, &logit) in (0u32..).zip(logits) {
+            let seen = recent.next_if_eq(&id).is_some();
+            let logit = match seen {
+                true if logit > 0.0 => logit / penalty,
+                true => logit * penalty,
+                false => logit,
+            };
+            // Infinities would make NaN of the differences below; the largest number is as good. Adding zero makes the two
+            // zeros equal in `total_cmp`.
+            let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) + 0.0 };
+            if logit > f32::NEG_INFINITY {
+                self.candidates.push(Candidate { logit, id });
+            }
+        }
+    }
+
+    fn keep_top_k(&mut self) {
+        let k = usize::try_from(self.settings.top_k).unwrap_or(usize::MAX);
+        if k > 0 {
+            self.sort_best(k);
+            self.candidates.truncate(k);
+        }
+    }
+
+    /// Brings the best `count` candidates to the front, in order, without sorting the rest.
+    fn sort_best(&mut self, count: usize) {
+        if count < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(count, Candidate::before);
+            self.candidates[..count].sort_unstable_by(Candidate::before);
+        } else {
+            self.candidates.sort_unstable_by(Candidate::before);
+        }
+    }
+
+    fn best_logit(&self) -> f32 {
+        self.candidates.iter().map(|c| c.logit).fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    fn keep_top_p(&mut self) {
+        let p = f64::from(self.settings.top_p);
+        if p >= 1.0 {
+            return;
+        }
+        let best = f64::from(self.best_logit());
+        let weight = |c: &Candidate| (f64::from(c.logit) - best).exp();
+        let wanted = p * self.candidates.iter().map(weight).sum::<f64>();
+        // Mostly a few tokens have the probability that is wanted: sort more of them only until they do.
+        let mut sorted = 64;
+        loop {
+            self.sort_best(sorted);
+            let mut sum = 0.0;
+            let reaches = |c: &Candidate| {
+                sum += weight(c);
+                sum >= wanted
+            };
+            let front = &self.candidates[..sorted.min(self.candidates.len())];
+            match front.iter().position(reaches) {
+                Some(last) => return self.candidates.truncate(last + 1),
+                None if sorted >= self.candidates.len() => return,
+                None => sorted *= 8,
+            }
+        }
+    }
+
+    fn keep_min_p(&mut self) {
+        let min_p = f64::from(self.settings.min_p);
+        if min_p > 0.0 {
+            let best = f64::from(self.best_logit());
+            self.candidates.retain(|c| (f64::from(c.logit) - best).exp() >= min_p);
+        }
+    }
+
+    fn draw(&mut self) -> u32 {
+        let best = f64::from(self.best_logit());
+        let temperature = f64::from(self.settings.temperature);
+        self.weights.clear();
+        self.weights
+            .extend(self.candidates.iter().map(|c| ((f64::from(c.logit) - best) / temperature).exp()));
+        let mut left = self.draws.unit() * self.weights.iter().sum::<f64>();
+        for (candidate, weight) in self.candidates.iter().zip(&self.weights) {
+            if left < *weight {
+                return candidate.id;
+            }
+            left -= weight;
+        }
+        // Rounding may leave a crumb after the last weight; it belongs to the last token that has any.
+        let last = self.weights.iter().rposition(|w| *w > 0.0).unwrap_or(0);
+        self.candidates[last].id
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014): a counter through a mixing
+/// function. Its stream is part of what a seed means to users, so it does not come from a crate that may change it.
+#[derive(Clone, Debug)]
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [0, 1), in steps of 2^-53.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// Natural logarithm of the probability that the softmax of `logits` gives to `token`, in float64.
+///
+/// # Errors
+/// [`SamplingError::NotANumber`] if any logit is NaN, [`SamplingError::NoSuchToken`] if the token is not in the
+/// vocabulary, [`SamplingError::NoCandidate`] if no token has a probability.
+pub fn token_log_probability(logits: &[f32], token: u32) -> Result<f64, SamplingError> {
+    if let Some(token) = logits.iter().position(|l| l.is_nan()) {
+        return Err(SamplingError::NotANumber { token });
+    }
+    let none = SamplingError::NoSuchToken { token, vocabulary: logits.len() };
+    let finite = |logit: f32| f64::from(logit.min(f32::MAX));
+    let own = finite(usize::try_from(token).ok().and_then(|t| logits.get(t)).copied().ok_or(none)?);
+    let best = logits.iter().map(|l| finite(*l)).fold(f64::NEG_INFINITY, f64::max);
+    if best == f64::NEG_INFINITY {
+        return Err(SamplingError::NoCandidate { logits: logits.len() });
+    }
+    let sum: f64 = logits.iter().map(|l| (finite(*l) - best).exp()).sum();
+    Ok(own - best - sum.ln())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Tests of sampling: ranges, the filters one by one, and distributions held against what they should be.
+
+use super::*;
+
+/// Everything kept, nothing changed.
+fn plain() -> Sampling {
+    Sampling {
+        temperature: 1.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        repetition_window: 64,
+        seed: 7,
+    }
+}
+
+fn sampler(settings: Sampling) -> Sampler {
+    Sampler::new(settings).expect("valid")
+}
+
+/// Draws many times and holds the counts against `probabilities` by a chi-square bound.
+fn assert_distribution(settings: Sampling, logits: &[f32], history: &[u32], probabilities: &[f64]) {
+    const DRAWS: usize = 20_000;
+    let mut sampler = sampler(settings);
+    let mut counts = vec![0usize; logits.len()];
+    for _ in 0..DRAWS {
+        counts[sampler.sample(logits, history).expect("a token") as usize] += 1;
+    }
+    let total: f64 = probabilities.iter().sum();
+    let (mut chi_square, mut kinds) = (0.0, 0.0);
+    for (id, (&count, p)) in counts.iter().zip(probabilities).enumerate() {
+        let expected = p / total * DRAWS as f64;
+        if expected == 0.0 {
+            assert_eq!(count, 0, "token {id} has no probability");
+            continue;
+        }
+        chi_square += (count as f64 - expected).powi(2) / expected;
+        kinds += 1.0;
+    }
+    // Mean k - 1, variance 2 (k - 1); four deviations and a bit. Seeds are fixed, so this passes always or never.
+    let freedom: f64 = kinds - 1.0;
+    let bound = freedom + 4.0 * (2.0 * freedom).sqrt() + 1.0;
+    assert!(chi_square <= bound, "chi-square {chi_square} above {bound}: {counts:?}");
+}
+
+fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+    logits.iter().map(|l| (f64::from(*l) / temperature).exp()).collect()
+}
+
+#[test]
+fn settings_out_of_range_are_named() {
+    assert_eq!(Sampling::default().validate(), Ok(()));
+    assert_eq!(Sampling::greedy().validate(), Ok(()));
+    let name_of = |settings: Sampling| match Sampler::new(settings) {
+        Err(SamplingError::Setting { name, .. }) => name,
+        other => panic!("{other:?}"),
+    };
+    for temperature in [f32::NAN, -0.1, f32::INFINITY] {
+        assert_eq!(name_of(Sampling { temperature, ..plain() }), "temperature");
+    }
+    for top_p in [f32::NAN, 0.0, -1.0, 1.5] {
+        assert_eq!(name_of(Sampling { top_p, ..plain() }), "top-p");
+    }
+    for min_p in [f32::NAN, -0.1, 1.1] {
+        assert_eq!(name_of(Sampling { min_p, ..plain() }), "min-p");
+    }
+    for repetition_penalty in [f32::NAN, 0.0, -1.0, f32::INFINITY] {
+        assert_eq!(name_of(Sampling { repetition_penalty, ..plain() }), "repetition-penalty");
+    }
+}
+
+#[test]
+fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
+    let mut greedy = sampler(Sampling::greedy());
+    assert_eq!(greedy.sample(&[1.0, 3.0, 2.0, 3.0], &[]), Ok(1));
+    assert_eq!(greedy.sample(&[f32::NAN, -1.0, f32::NAN, -0.5], &[]), Ok(3));
+    assert_eq!(greedy.sample(&[-0.0, 0.0], &[]), Ok(0));
+    assert_eq!(greedy.sample(&[1.0, f32::INFINITY, f32::INFINITY], &[]), Ok(1));
+    assert_eq!(greedy.sample(&[f32::NEG_INFINITY, -3e38], &[]), Ok(1));
+}
+
+#[test]
+fn without_candidates_there_is_an_error() {
+    for settings in [Sampling::greedy(), plain(), Sampling::default()] {
+        let mut sampler = sampler(settings);
+        let inf = f32::NEG_INFINITY;
+        for logits in [vec![], vec![f32::NAN; 3], vec![inf; 3], vec![inf, f32::NAN]] {
+            let error = SamplingError::NoCandidate { logits: logits.len() };
+            assert_eq!(sampler.sample(&logits, &[0, 1]), Err(error));
+        }
+    }
+}
+
+#[test]
+fn nan_is_never_chosen() {
+    let logits = [f32::NAN, 0.5, f32::NAN, 1.0, f32::NEG_INFINITY];
+    let kept = [0.0, 0.5f64.exp(), 0.0, 1f64.exp(), 0.0];
+    assert_distribution(plain(), &logits, &[], &kept);
+    // Penalised NaN stays what it is, of either sign.
+    let settings = Sampling { repetition_penalty: 2.0, ..plain() };
+    let kept = [0.0, 0.25f64.exp(), 0.0, 0.5f64.exp(), 0.0];
+    assert_distribution(
+        settings,
+        &[f32::NAN, 0.5, -f32::NAN, 1.0, f32::NEG_INFINITY],
+        &[0, 1, 2, 3, 4],
+        &kept,
+    );
+}
+
+#[test]
+fn draws_follow_the_softmax_at_each_temperature() {
+    let logits = [0.0, 1.0, -1.0, 2.0, 0.5];
+    for temperature in [0.5f32, 1.0, 3.0] {
+        let settings = Sampling { temperature, ..plain() };
+        assert_distribution(settings, &logits, &[], &softmax(&logits, f64::from(temperature)));
+    }
+    let even = vec![0.0; 64];
+    assert_distribution(plain(), &even, &[], &[1.0; 64]);
+}
+
+#[test]
+fn infinities_share_what_there_is() {
+    let logits = [f32::INFINITY, 5.0, f32::INFINITY];
+    assert_distribution(plain(), &logits, &[], &[1.0, 0.0, 1.0]);
+}
+
+#[test]
+fn top_k_keeps_the_likeliest_and_low_ids_among_equals() {
+    let logits = [0.0, 2.0, 1.0, 1.0, 1.0];
+    let settings = Sampling { top_k: 3, ..plain() };
+    let [e1, e2] = [1f64.exp(), 2f64.exp()];
+    assert_distribution(settings, &logits, &[], &[0.0, e2, e1, e1, 0.0]);
+    let one = Sampling { top_k: 1, temperature: 100.0, ..plain() };
+    assert_distribution(one, &logits, &[], &[0.0, 1.0, 0.0, 0.0, 0.0]);
+    let many = Sampling { top_k: u32::MAX, ..plain() };
+    assert_distribution(many, &logits, &[], &softmax(&logits, 1.0));
+}
+
+#[test]
+fn top_p_keeps_the_fewest_that_suffice() {
+    // Probabilities 0.5, 0.3, 0.15, 0.05.
+    let logits = [0.15f32.ln(), 0.5f32.ln(), 0.05f32.ln(), 0.3f32.ln()];
+    for (top_p, kept) in [
+        (0.4, [0.0, 0.5, 0.0, 0.0]),
+        (0.6, [0.0, 0.5, 0.0, 0.3]),
+        (0.9, [0.15, 0.5, 0.0, 0.3]),
+        (0.99, [0.15, 0.5, 0.05, 0.3]),
+    ] {
+        assert_distribution(Sampling { top_p, ..plain() }, &logits, &[], &kept);
+    }
+}
+
+#[test]
+fn top_p_sees_probabilities_before_the_temperature_and_after_top_k() {
+    let logits = [0.15f32.ln(), 0.5f32.ln(), 0.05f32.ln(), 0.3f32.ln()];
+    // A high temperature would spread the probabilities; top-p still keeps two tokens.
+    let hot = Sampling { top_p: 0.6, temperature: 1000.0, ..plain() };
+    assert_distribution(hot, &logits, &[], &[0.0, 1.0, 0.0, 1.0]);
+    // Of the two that top-k keeps, 0.5 / 0.8 = 0.625 suffices alone.
+    let both = Sampling { top_p: 0.6, top_k: 2, ..plain() };
+    assert_distribution(both, &logits, &[], &[0.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn top_p_is_right_when_many_tokens_are_needed() {
+    // Even probabilities over more tokens than are sorted at once: half of them, by lowest ids, are kept.
+    let logits = vec![1.0f32; 2000];
+    let mut sampler = sampler(Sampling { top_p: 0.5, ..plain() });
+    let drawn: Vec<_> = (0..4000).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect();
+    assert!(drawn.iter().all(|id| *id < 1000));
+    assert!(drawn.iter().any(|id| *id > 900));
+}
+
+#[test]
+fn min_p_is_a_share_of_the_likeliest() {
+    let logits = [0.15f32.ln(), 0.5f32.ln(), 0.04f32.ln(), 0.31f32.ln()];
+    let settings = Sampling { min_p: 0.1, ..plain() };
+    assert_distribution(settings, &logits, &[], &[0.15, 0.5, 0.0, 0.31]);
+    let one = Sampling { min_p: 1.0, ..plain() };
+    assert_distribution(one, &logits, &[], &[0.0, 1.0, 0.0, 0.0]);
+}
+
+#[test]
+fn the_penalty_counts_each_seen_token_once_within_the_window() {
+    let logits = [2.0, -2.0, 2.0, 0.5];
+    let settings = Sampling { repetition_penalty: 2.0, ..plain() };
+    let penalised = [1.0, -4.0, 2.0, 0.5];
+    assert_distribution(settings, &logits, &[1, 0, 1, 0, 999], &softmax(&penalised, 1.0));
+    let short = Sampling { repetition_window: 2, ..settings };
+    assert_distribution(short, &logits, &[0, 0, 1, 999], &softmax(&[2.0, -4.0, 2.0, 0.5], 1.0));
+    let off = Sampling { repetition_window: 0, ..settings };
+    assert_distribution(off, &logits, &[0, 1, 2, 3], &softmax(&logits, 1.0));
+    let mut greedy = sampler(Sampling { temperature: 0.0, ..settings });
+    assert_eq!(greedy.sample(&logits, &[0]), Ok(2));
+}
+
+#[test]
+fn a_seed_gives_the_same_tokens_again_and_another_gives_others() {
+    let logits: Vec<f32> = (0..500u16).map(|i| f32::from(i * 37 % 101) / 20.0).collect();
+    let run = |seed| {
+        let mut sampler = sampler(Sampling { seed, ..Sampling::default() });
+        (0..50).map(|_| sampler.sample(&logits, &[]).expect("a token")).collect::<Vec<_>>()
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn the_generator_is_splitmix64() {
+    // First outputs of the published algorithm for seed 1234567.
+    let mut draws = SplitMix64(1_234_567);
+    let expected = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423u64];
+    assert_eq!([draws.next(), draws.next(), draws.next()], expected);
+    assert!((0..1000).all(|_| (0.0..1.0).contains(&draws.unit())));
+}
+
+#[test]
+fn filters_agree_with_a_full_sort_on_a_large_vocabulary() {
+    // Logits with many ties, as quantised models have.
+    let mut noise = SplitMix64(3);
+    let logits: Vec<f32> = (0..32_000).map(|_| ((noise.unit() * 4000.0) as f32).floor() / 250.0).collect();
+    let settings = Sampling { top_k: 50, top_p: 0.8, min_p: 0.1, temperature: 0.7, ..plain() };
+    let mut order: Vec<u32> = (0..32_000).collect();
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+    let mut kept = order[..50].to_vec();
+    let weight = |id: &u32| f64::from(logits[*id as usize] - logits[order[0] as usize]).exp();
+    let wanted = 0.8f32 as f64 * kept.iter().map(weight).sum::<f64>();
+    let mut sum = 0.0;
+    let reaches = |id: &u32| {
+        sum += weight(id);
+        sum >= wanted
+    };
+    let last = kept.iter().position(reaches).expect("reached");
+    kept.truncate(last + 1);
+    kept.retain(|id| weight(id) >= f64::from(0.1f32));
+    let mut expected = vec![0.0; logits.len()];
+    for id in &kept {
+        expected[*id as usize] = (weight(id).ln() / f64::from(0.7f32)).exp();
+    }
+    assert!(kept.len() > 3);
+    let mut sampler = sampler(settings);
+    sampler.collect(&logits, &[]);
+    sampler.keep_top_k();
+    sampler.keep_top_p();
+    sampler.keep_min_p();
+    assert_eq!(sampler.candidates.iter().map(|c| c.id).collect::<Vec<_>>(), kept);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_softmax() {
+    let logits = [1.0f32, 2.0, 3.0, f32::NEG_INFINITY];
+    let sum: f64 = [1f64, 2.0, 3.0].iter().map(|l| l.exp()).sum();
+    for (token, logit) in [(0, 1.0), (1, 2.0), (2, 3.0)] {
+        let got = token_log_probability(&logits, token).expect("a probability");
+        assert!((got - (logit - sum.ln())).abs() < 1e-12);
+    }
+    assert_eq!(token_log_probability(&logits, 3), Ok(f64::NEG_INFINITY));
+    // Shifts change nothing, large logits overflow nothing.
+    let shifted = token_log_probability(&[1001.0, 1002.0, 1003.0], 1).expect("a probability");
+    assert!((shifted - (2.0 - sum.ln())).abs() < 1e-12);
+    let huge = token_log_probability(&[f32::INFINITY, f32::INFINITY], 0).expect("a probability");
+    assert!((huge - 0.5f64.ln()).abs() < 1e-12);
+}
+
+#[test]
+fn log_probabilities_refuse_what_has_none() {
+    use SamplingError::{NoCandidate, NoSuchToken, NotANumber};
+    assert_eq!(token_log_probability(&[0.0, f32::NAN], 0), Err(NotANumber { token: 1 }));
+    assert_eq!(token_log_probability(&[0.0, 1.0], 2), Err(NoSuchToken { token: 2, vocabulary: 2 }));
+    assert_eq!(token_log_probability(&[], 0), Err(NoSuchToken { token: 0, vocabulary: 0 }));
+    assert_eq!(token_log_probability(&[f32::NEG_INFINITY; 2], 0), Err(NoCandidate { logits: 2 }));
+}

@@ -1,0 +1,357 @@
+//! Which segments go to which device, as users write it: `0-5=cpu:0,6-13=cpu:1`.
+//!
+//! This module must not know costs, memory or what a segment computes.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// A run of segments, first and last included, as users write it: `0-5`, or `3` for one segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "[u32; 2]", into = "[u32; 2]")]
+pub struct Span {
+    first: u32,
+    last: u32,
+}
+
+impl Span {
+    /// The segments `first` to `last`, both included; `None` if `last` comes before `first`.
+    pub fn new(first: u32, last: u32) -> Option<Self> {
+        (first <= last).then_some(Self { first, last })
+    }
+
+    /// First segment.
+    pub fn first(self) -> u32 {
+        self.first
+    }
+
+    /// Last segment, which belongs to the run.
+    pub fn last(self) -> u32 {
+        self.last
+    }
+
+    /// The same run as a range of indices.
+    pub fn range(self) -> std::ops::Range<usize> {
+        self.first as usize..self.last as usize + 1
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+impl TryFrom<[u32; 2]> for Span {
+    type Error = String;
+
+    fn try_from([first, last]: [u32; 2]) -> Result<Self, String> {
+        Self::new(first, last)
+            .ok_or_else(|| format!("segments [{first}, {last}]: the last comes before the first"))
+    }
+}
+
+impl From<Span> for [u32; 2] {
+    fn from(span: Span) -> Self {
+        [span.first, span.last]
+    }
+}
+
+/// Why parts do not make a pipeline out of a model's segments.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PartitionError {
+    /// Nothing is placed.
+    #[error("no segment is placed on any device")]
+    Empty,
+    /// Segments that no device has.
+    #[error("segments {missing} are on no device (the model's segments are 0-{last_segment})")]
+    Hole {
+        /// The first run that is missing.
+        missing: Span,
+        /// The model's last segment.
+        last_segment: u32,
+    },
+    /// Segments that two devices have.
+    #[error("segments {twice} are on {first_device} and on {second_device}")]
+    Overlap {
+        /// The first run that is placed twice.
+        twice: Span,
+        /// The device that is named first.
+        first_device: String,
+        /// The device that is named second.
+        second_device: String,
+    },
+    /// The parts are not in the order of the segments.
+    #[error("segments {later} come before segments {earlier}: parts must be in the order of the segments")]
+    Order {
+        /// The part that is named first.
+        later: Span,
+        /// The part that is named after it.
+        earlier: Span,
+    },
+    /// Segments that the model does not have.
+    #[error("segments {span} on {device}: the model's last segment is {last_segment}")]
+    Beyond {
+        /// The part.
+        span: Span,
+        /// Its device.
+        device: String,
+        /// The model's last segment.
+        last_segment: u32,
+    },
+    /// A device with two parts.
+    #[error("{device} is named twice: a device runs one contiguous run of segments")]
+    DeviceTwice {
+        /// The device.
+        device: String,
+    },
+    /// A device that is not there.
+    #[error("there is no device {device} (devices: {known})")]
+    UnknownDevice {
+        /// The device.
+        device: String,
+        /// The devices that are there.
+        known: String,
+    },
+}
+
+/// Checks that parts, in their order, cover the segments `0 .. segments` once each, on different devices out of
+/// `devices`.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn check_partition(
+    parts: &[(Span, &str)],
+    segments: u32,
+    devices: &[&str],
+) -> Result<(), PartitionError> {
+    let Some(last_segment) = segments.checked_sub(1).filter(|_| !parts.is_empty()) else {
+        return Err(PartitionError::Empty);
+    };
+    for (at, &(span, device)) in parts.iter().enumerate() {
+        if !devices.contains(&device) {
+            return Err(PartitionError::UnknownDevice { device: device.into(), known: devices.join(", ") });
+        }
+        if span.last > last_segment {
+            return Err(PartitionError::Beyond { span, device: device.into(), last_segment });
+        }
+        if parts[..at].iter().any(|(_, other)| *other == device) {
+            return Err(PartitionError::DeviceTwice { device: device.into() });
+        }
+    }
+    for pair in parts.windows(2) {
+        if pair[1].0.last < pair[0].0.first {
+            return Err(PartitionError::Order { later: pair[0].0, earlier: pair[1].0 });
+        }
+    }
+    let mut next = 0;
+    for (at, &(span, device)) in parts.iter().enumerate() {
+        if span.first > next {
+            return Err(PartitionError::Hole {
+                missing: Span { first: next, last: span.first - 1 },
+                last_segment,
+            });
+        }
+        if span.first < next {
+            let last = span.last.min(next - 1);
+            return Err(PartitionError::Overlap {
+                twice: Span { first: span.first, last },
+                first_device: parts[at - 1].1.into(),
+                second_device: device.into(),
+            });
+        }
+        next = span.last + 1;
+    }
+    if next <= last_segment {
+        return Err(PartitionError::Hole { missing: Span { first: next, last: last_segment }, last_segment });
+    }
+    Ok(())
+}
+
+/// One part of a [`Split`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPart {
+    /// The segments.
+    pub span: Span,
+    /// The device's label, as in `cpu:0`.
+    pub device: String,
+}
+
+/// A user's placement: parts in the order of the segments. Parsed but not yet held against a model or devices; that is
+/// [`Split::check`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split {
+    /// The parts; at least one.
+    pub parts: Vec<SplitPart>,
+}
+
+impl Split {
+    /// Checks the split against a model of `segments` segments and the devices that are there.
+    ///
+    /// # Errors
+    /// Names the hole, the overlap, the unknown device, or the model's last segment.
+    pub fn check(&self, segments: u32, devices: &[&str]) -> Result<(), PartitionError> {
+        let parts: Vec<_> = self.parts.iter().map(|p| (p.span, p.device.as_str())).collect();
+        check_partition(&parts, segments, devices)
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, part) in self.parts.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma}{}={}", part.span, part.device)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a text is not a split.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SplitError {
+    /// Nothing between two commas, or nothing at all.
+    #[error("an empty part in the split '{split}' (write, for example, 0-5=cpu:0,6-13=cpu:1)")]
+    EmptyPart {
+        /// The whole text.
+        split: String,
+    },
+    /// Not `FIRST-LAST=DEVICE` or `SEGMENT=DEVICE`.
+    #[error("'{part}' is not FIRST-LAST=DEVICE (for example 0-5=cpu:0)")]
+    Syntax {
+        /// The part.
+        part: String,
+    },
+    /// The last segment comes before the first.
+    #[error("'{part}': the last segment comes before the first")]
+    Reversed {
+        /// The part.
+        part: String,
+    },
+}
+
+impl FromStr for Split {
+    type Err = SplitError;
+
+    fn from_str(text: &str) -> Result<Self, SplitError> {
+        let parts = text.split(',').map(|part| parse_part(part.trim(), text)).collect::<Result<_, _>>()?;
+        Ok(Self { parts })
+    }
+}
+
+fn parse_part(part: &str, split: &str) -> Result<SplitPart, SplitError> {
+    if part.is_empty() {
+        return Err(SplitError::EmptyPart { split: split.into() });
+    }
+    let syntax = || SplitError::Syntax { part: part.into() };
+    let (span, device) = part.split_once('=').ok_or_else(syntax)?;
+    let (span, device) = (span.trim(), device.trim());
+    if device.is_empty() || device.contains(char::is_whitespace) || device.contains('=') {
+        return Err(syntax());
+    }
+    let (first, last) = span.split_once('-').unwrap_or((span, span));
+    let number = |digits: &str| {
+        let digits = digits.trim();
+        // `u32::from_str` would take a plus sign as well.
+        let plain = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
+        plain.then(|| digits.parse().ok()).flatten().ok_or_else(syntax)
+    };
+    let (first, last) = (number(first)?, number(last)?);
+    let span = Span::new(first, last).ok_or_else(|| SplitError::Reversed { part: part.into() })?;
+    Ok(SplitPart { span, device: device.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICES: [&str; 2] = ["cpu:0", "cpu:1"];
+
+    fn check(text: &str) -> Result<(), PartitionError> {
+        text.parse::<Split>().expect("parses").check(14, &DEVICES)
+    }
+
+    fn span(first: u32, last: u32) -> Span {
+        Span::new(first, last).expect("in order")
+    }
+
+    #[test]
+    fn round_trips() {
+        for text in ["0-5=cpu:0,6-13=cpu:1", "0=cpu:0,1-13=cpu:1", "0-13=level-zero:0"] {
+            assert_eq!(text.parse::<Split>().expect("parses").to_string(), text);
+        }
+        assert_eq!(" 0 - 5 = cpu:0 , 6-13=cpu:1 ".parse(), "0-5=cpu:0,6-13=cpu:1".parse::<Split>());
+    }
+
+    #[test]
+    fn accepts_covers() {
+        assert_eq!(check("0-5=cpu:0,6-13=cpu:1"), Ok(()));
+        assert_eq!(check("0=cpu:1,1-13=cpu:0"), Ok(()));
+        assert_eq!(check("0-13=cpu:1"), Ok(()));
+    }
+
+    #[test]
+    fn rejects_syntax() {
+        let syntax = |part: &str| Err(SplitError::Syntax { part: part.into() });
+        for part in [
+            "0-5",
+            "0-5=",
+            "=cpu:0",
+            "-5=cpu:0",
+            "0-=cpu:0",
+            "a-b=cpu:0",
+            "+1=cpu:0",
+            "0-5=cpu 0",
+            "0-5=a=b",
+            "1-2-3=a",
+            "99999999999=a",
+        ] {
+            assert_eq!(part.parse::<Split>(), syntax(part), "{part}");
+        }
+        assert_eq!("5-0=cpu:0".parse::<Split>(), Err(SplitError::Reversed { part: "5-0=cpu:0".into() }));
+        for text in ["", ",", "0-5=cpu:0,", "0-5=cpu:0,,6-13=cpu:1"] {
+            assert_eq!(text.parse::<Split>(), Err(SplitError::EmptyPart { split: text.into() }), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_what_is_wrong() {
+        let hole = |first, last| Err(PartitionError::Hole { missing: span(first, last), last_segment: 13 });
+        assert_eq!(check("1-13=cpu:0"), hole(0, 0));
+        assert_eq!(check("0-5=cpu:0,8-13=cpu:1"), hole(6, 7));
+        assert_eq!(check("0-5=cpu:0,6-11=cpu:1"), hole(12, 13));
+        let overlap = PartitionError::Overlap {
+            twice: span(4, 5),
+            first_device: "cpu:0".into(),
+            second_device: "cpu:1".into(),
+        };
+        assert_eq!(check("0-5=cpu:0,4-13=cpu:1"), Err(overlap));
+        let order = PartitionError::Order { later: span(6, 13), earlier: span(0, 5) };
+        assert_eq!(check("6-13=cpu:0,0-5=cpu:1"), Err(order));
+        let beyond = PartitionError::Beyond { span: span(6, 14), device: "cpu:1".into(), last_segment: 13 };
+        assert_eq!(beyond.to_string(), "segments 6-14 on cpu:1: the model's last segment is 13");
+        assert_eq!(check("0-5=cpu:0,6-14=cpu:1"), Err(beyond));
+        assert_eq!(
+            check("0-5=cpu:0,6-13=cpu:0"),
+            Err(PartitionError::DeviceTwice { device: "cpu:0".into() })
+        );
+        let unknown = PartitionError::UnknownDevice { device: "cuda:3".into(), known: "cpu:0, cpu:1".into() };
+        assert_eq!(check("0-5=cpu:0,6-13=cuda:3"), Err(unknown));
+        assert_eq!(Split { parts: vec![] }.check(14, &DEVICES), Err(PartitionError::Empty));
+        assert_eq!(check_partition(&[(span(0, 0), "cpu:0")], 0, &DEVICES), Err(PartitionError::Empty));
+    }
+
+    #[test]
+    fn extreme_segments_do_not_overflow() {
+        let text = format!("0-5=cpu:0,6-{}=cpu:1", u32::MAX);
+        let split: Split = text.parse().expect("parses");
+        assert!(matches!(split.check(14, &DEVICES), Err(PartitionError::Beyond { .. })));
+        assert_eq!(split.parts[1].span.range().end, u32::MAX as usize + 1);
+        // Even a model that claims as many segments leaves the walk without an overflow.
+        assert!(split.check(u32::MAX, &DEVICES).is_err());
+    }
+}

@@ -1,0 +1,98 @@
+//! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
+//! to the byte, scratch no less than what is taken.
+
+use ragtag_graph::{Lowering, MemorySource, Model, ModelFile};
+use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::planner::{self, ModelFacts, Objective, PlanLimits, PlannerInput, Workload};
+use ragtag_scheduler::{DeviceFacts, FigureSource, Links, Plan, Split};
+use std::sync::Arc;
+
+const SLOTS: u32 = 3;
+
+fn model(name: &str) -> Model {
+    let path = format!("{}/../examples/models/{name}", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::read(&path).expect("the bundled model");
+    let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).expect("a model file");
+    Model::new(file).expect("a model")
+}
+
+fn caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::Host].into(),
+        features: Default::default(),
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: true,
+        max_allocation_bytes: 1 << 40,
+        max_binding_bytes: 1 << 40,
+        binding_alignment_bytes: 64,
+        parallel_units: 1,
+    }
+}
+
+fn plan(model: &Model, lowering: &Lowering, split: &str) -> Plan {
+    let split: Split = split.parse().expect("a split");
+    let device = |i| {
+        let kind = ragtag_hal::AdapterKind::Cpu;
+        DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User)
+    };
+    let h = model.hyperparameters();
+    let facts = ModelFacts {
+        name: "tales".into(),
+        digest: "digest".into(),
+        context: h.context,
+        row_bytes: u64::from(h.width) * 4,
+        logit_row_bytes: u64::from(h.vocabulary) * 4,
+    };
+    planner::plan(&PlannerInput {
+        model: &facts,
+        segments: &model.segments(lowering).expect("segments"),
+        devices: &[device(0), device(1)],
+        links: &Links::default(),
+        objective: Objective::Throughput,
+        workload: Workload::default(),
+        limits: PlanLimits {
+            context: Some(lowering.context),
+            sequences: lowering.sequences,
+            chunk: lowering.chunk,
+            logit_rows: lowering.logit_rows,
+            slots: SLOTS,
+            kv: lowering.kv,
+            activations: lowering.activations,
+        },
+        split: Some(&split),
+    })
+    .expect("fits")
+}
+
+#[test]
+fn the_proof_is_what_compiled_stages_take() {
+    for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
+        let model = model(name);
+        for (kv, activations) in [(KvType::F16, Activations::Int8), (KvType::F32, Activations::F32)] {
+            let lowering =
+                Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
+            for split in ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"] {
+                let plan = plan(&model, &lowering, split);
+                for stage in &plan.stages {
+                    let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
+                        .expect("compiles");
+                    let promised = &stage.memory_bytes;
+                    let weights: u64 = compiled.weights.iter().map(|w| w.bytes()).sum();
+                    let told = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
+                    assert_eq!(promised.weights, weights, "weights, {told}");
+                    assert_eq!(promised.kv, compiled.kv_bytes.iter().sum::<u64>(), "kv, {told}");
+                    assert_eq!(promised.slots, u64::from(SLOTS) * compiled.slot_bytes(), "slots, {told}");
+                    assert!(
+                        promised.scratch >= compiled.scratch_bytes,
+                        "scratch {}, {told}",
+                        compiled.scratch_bytes
+                    );
+                    let all = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
+                    assert!(promised.total >= all, "{all}, {told}");
+                }
+            }
+        }
+    }
+}

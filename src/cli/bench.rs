@@ -1,0 +1,199 @@
+//! `ragtag bench`: prompt processing (pp) and generation (tg) in tokens per second, as llama-bench has made usual.
+
+use super::args::BenchArgs;
+use super::output::{note, print, print_json, table};
+use super::plan::{Needs, devices_and_plan, summary};
+use super::progress;
+use super::records::Records;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::session::{Event, Generation, Prompt, Session};
+use serde::Serialize;
+use serde_json::json;
+use std::time::Instant;
+
+/// One thing that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Test {
+    Prompt(u32),
+    Generate(u32),
+}
+
+#[derive(Debug, Serialize)]
+struct Measurement {
+    test: String,
+    parallel: u32,
+    tokens: u64,
+    mean_tokens_per_s: f64,
+    deviation_tokens_per_s: f64,
+    median_tokens_per_s: f64,
+    samples_tokens_per_s: Vec<f64>,
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    let records = Records::new(&args.records)?;
+    let model = super::open_model(args.model.as_deref())?;
+    let tests = tests(args);
+    let longest = tests.iter().map(|t| t.positions()).max().unwrap_or(2);
+    if longest > model.hyperparameters().context {
+        note(&format!(
+            "note: {longest} tokens are beyond the model's context of {}",
+            model.hyperparameters().context
+        ));
+    }
+    let needs = Needs { sequences: args.parallel, all_logits: false, context: Some(longest) };
+    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&plan));
+    let options = EngineOptions {
+        trace: records.wants_trace(),
+        progress: Some(progress::loading()),
+        ..EngineOptions::default()
+    };
+    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
+    let mut measurements = Vec::new();
+    for test in &tests {
+        measurements.push(measure(&model, &engine.session(), *test, args, &bar)?);
+    }
+    bar.finish_and_clear();
+    if args.json {
+        print_json(&json!({
+            "model": model.name(),
+            "file_bytes": model.file_bytes(),
+            "parameters": model.graph().parameters(),
+            "plan": plan,
+            "measurements": measurements,
+        }));
+    } else {
+        print(&as_table(&model, &engine, &measurements));
+    }
+    records.write(&model, &devices, engine)
+}
+
+fn tests(args: &BenchArgs) -> Vec<Test> {
+    let prompts = args.prompt_tokens.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
+    let generations = args.new_tokens.iter().filter(|&&n| n > 0).map(|&n| Test::Generate(n));
+    prompts.chain(generations).collect()
+}
+
+impl Test {
+    fn name(self) -> String {
+        match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Generate(n) => format!("tg{n}"),
+        }
+    }
+
+    /// Tokens of the prompt and tokens to generate. A prompt ends with the one token that proves it was processed.
+    fn shape(self) -> (u32, u32) {
+        match self {
+            Test::Prompt(n) => (n, 1),
+            Test::Generate(n) => (1, n),
+        }
+    }
+
+    fn positions(self) -> u32 {
+        let (prompt, new) = self.shape();
+        prompt.saturating_add(new)
+    }
+
+    fn counted_tokens(self) -> u32 {
+        match self {
+            Test::Prompt(n) | Test::Generate(n) => n,
+        }
+    }
+}
+
+fn measure(
+    model: &Model,
+    session: &Session,
+    test: Test,
+    args: &BenchArgs,
+    bar: &indicatif::ProgressBar,
+) -> Result<Measurement> {
+    let tokens = u64::from(test.counted_tokens()) * u64::from(args.parallel);
+    let mut samples = Vec::new();
+    for repetition in 0..=args.repetitions {
+        let seconds = once(model, session, test, args.parallel)?;
+        bar.inc(1);
+        if repetition > 0 {
+            samples.push(tokens as f64 / seconds);
+        }
+    }
+    let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+    let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
+    Ok(Measurement {
+        test: test.name(),
+        parallel: args.parallel,
+        tokens,
+        mean_tokens_per_s: mean,
+        deviation_tokens_per_s: (squares / (samples.len() as f64 - 1.0).max(1.0)).sqrt(),
+        median_tokens_per_s: median(&samples),
+        samples_tokens_per_s: samples,
+    })
+}
+
+fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 }
+}
+
+/// Runs all sequences of a test at once; seconds until the last has ended.
+fn once(model: &Model, session: &Session, test: Test, parallel: u32) -> Result<f64> {
+    let (prompt_tokens, new_tokens) = test.shape();
+    let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
+    let vocabulary = model.hyperparameters().vocabulary;
+    let started = Instant::now();
+    super::block_on(async {
+        let mut streams = Vec::new();
+        for sequence in 0..parallel {
+            let ids: Vec<u32> =
+                (0..prompt_tokens).map(|i| (i * 31 + sequence * 97 + 7) % vocabulary).collect();
+            streams.push(session.generate(Prompt::Tokens(&ids), &generation)?);
+        }
+        for mut stream in streams {
+            loop {
+                if let Event::Finished(summary) = stream.next_event().await? {
+                    if summary.new_tokens != new_tokens {
+                        return Err(Error::Usage(format!("a sequence ended early ({})", summary.reason)));
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok(started.elapsed().as_secs_f64())
+}
+
+fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> String {
+    let mut table =
+        table(&["model", ">size", ">params", "placement", ">parallel", "test", ">tokens/s", ">median"]);
+    for m in measurements {
+        table.add_row([
+            model.name().to_string(),
+            super::output::bytes(model.file_bytes()),
+            super::output::count(model.graph().parameters()),
+            engine.plan().split().to_string(),
+            m.parallel.to_string(),
+            m.test.clone(),
+            format!("{:.2} ± {:.2}", m.mean_tokens_per_s, m.deviation_tokens_per_s),
+            format!("{:.2}", m.median_tokens_per_s),
+        ]);
+    }
+    format!("{table}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+}

@@ -1,0 +1,70 @@
+//! `ragtag devices`: what this machine has, API by API.
+
+use super::args::DevicesArgs;
+use super::output::{bytes, print, print_json, table};
+use crate::devices::Devices;
+use crate::error::Result;
+use ragtag_devices::{Report, Status};
+use ragtag_hal::{Adapter, HeapKind};
+use serde_json::json;
+
+pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    let devices = Devices::probe(&super::device_options(&args.devices))?;
+    if args.json {
+        let choice = devices.choice();
+        print_json(&json!({
+            "requested": choice.requested,
+            "detected": choice.detected,
+            "selected": devices.labels(),
+            "report": devices.report(),
+        }));
+        return Ok(());
+    }
+    super::output::note(&devices.start_line());
+    print_adapters(&devices);
+    for line in missing(devices.report()) {
+        print(&format!("{line}\n"));
+    }
+    Ok(())
+}
+
+fn print_adapters(devices: &Devices) {
+    let mut table = table(&["device", "name", "kind", ">free", ">total", ">units", "driver", "selected"]);
+    let selected = devices.labels();
+    for adapter in devices.report().adapters() {
+        let (free, total) = memory(adapter);
+        table.add_row([
+            adapter.label(),
+            adapter.name.clone(),
+            format!("{:?}", adapter.kind).to_lowercase(),
+            free,
+            total,
+            adapter.caps.parallel_units.to_string(),
+            adapter.driver.clone(),
+            if selected.contains(&adapter.label()) { "yes".into() } else { String::new() },
+        ]);
+    }
+    print(&format!("{table}\n"));
+}
+
+fn memory(adapter: &Adapter) -> (String, String) {
+    match adapter.memory.first() {
+        Some(memory) => {
+            let shared = if memory.heap == HeapKind::Host { " host" } else { "" };
+            let free = memory.free_bytes.map_or("unknown".into(), bytes);
+            (free, format!("{}{shared}", bytes(memory.total_bytes)))
+        }
+        None => ("unknown".into(), "unknown".into()),
+    }
+}
+
+fn missing(report: &Report) -> Vec<String> {
+    let line = |backend: &ragtag_devices::BackendReport| match &backend.status {
+        Status::Found { .. } => None,
+        Status::NotCompiled => {
+            Some(format!("{}: not in this build (feature `{}`)", backend.name, backend.name))
+        }
+        Status::Unavailable(unavailable) => Some(format!("{}: {unavailable}", backend.name)),
+    };
+    report.backends.iter().filter_map(line).collect()
+}

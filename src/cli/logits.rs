@@ -1,0 +1,26 @@
+//! `ragtag logits`: the logits of every position, for comparison with other engines.
+
+use super::args::LogitsArgs;
+use super::output::{check_writable, note, write_file};
+use super::plan::{Needs, devices_and_plan, summary};
+use super::progress;
+use super::records::Records;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::Result;
+use crate::npy;
+
+pub(super) fn run(args: &LogitsArgs) -> Result<()> {
+    check_writable(&args.output)?;
+    let records = Records::new(&args.records)?;
+    let model = super::open_model(args.model.as_deref())?;
+    let needs = Needs { sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
+    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&plan));
+    let options =
+        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
+    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let logits = super::block_on(engine.session().logits(&args.ids))?;
+    write_file(&args.output, &npy::encode(&logits, model.hyperparameters().vocabulary as usize))?;
+    note(&format!("{}: {} positions", args.output.display(), args.ids.len()));
+    records.write(&model, &devices, engine)
+}

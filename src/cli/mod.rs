@@ -1,0 +1,93 @@
+//! The command `ragtag`: arguments in, results out, one module for each subcommand. Everything it does goes through the
+//! public library.
+
+mod args;
+mod bench;
+mod devices;
+mod inspect;
+mod logits;
+mod output;
+mod perplexity;
+mod plan;
+mod progress;
+mod records;
+mod run;
+mod strict;
+
+use crate::devices::{DeviceOptions, Devices};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use args::{Cli, Command, DeviceArgs};
+use clap::{CommandFactory, Parser};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Runs the command line of this process and returns its exit code.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging();
+    match execute(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(&format!("ragtag: {error}"));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn execute(command: &Command) -> Result<()> {
+    match command {
+        Command::Devices(args) => devices::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Run(args) => run::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Perplexity(args) => perplexity::run(args),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
+            output::print(&String::from_utf8_lossy(&script));
+            Ok(())
+        }
+    }
+}
+
+/// `RUST_LOG` chooses what is logged; warnings by default. Logs go to standard error.
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn open_model(path: Option<&Path>) -> Result<Model> {
+    match path {
+        Some(path) => Model::open(path),
+        None => Model::bundled(),
+    }
+}
+
+fn device_options(args: &DeviceArgs) -> DeviceOptions {
+    DeviceOptions {
+        requested: args.device.clone(),
+        from_environment: std::env::var("RAGTAG_DEVICES").ok(),
+        cpu_devices: args.cpu_devices,
+        cpu_threads: args.threads,
+    }
+}
+
+/// Probes and selects, and says so in one line on standard error.
+fn open_devices(args: &DeviceArgs) -> Result<Devices> {
+    let devices = Devices::probe(&device_options(args))?;
+    output::note(&devices.start_line());
+    Ok(devices)
+}
+
+/// Runs the future of a command to its end on this thread.
+fn block_on<T>(future: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::Usage(format!("the async runtime does not start: {e}")))?;
+    runtime.block_on(future)
+}

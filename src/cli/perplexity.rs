@@ -1,0 +1,127 @@
+//! `ragtag perplexity`: how well a model predicts a text.
+//!
+//! The usual definition: the text is cut into pieces of `--ctx` tokens, the first of each replaced by BOS; of each
+//! piece the tokens of the second half are predicted from all before them, and the result is the exponential of their
+//! mean negative log-probability.
+
+use super::args::PerplexityArgs;
+use super::output::{note, print, print_json};
+use super::plan::{Needs, devices_and_plan, summary};
+use super::progress;
+use super::records::Records;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::session::Session;
+use ragtag_scheduler::token_log_probability;
+use serde_json::json;
+
+/// Piece length unless `--ctx` says another.
+const DEFAULT_CONTEXT: u32 = 512;
+
+pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
+    let records = Records::new(&args.records)?;
+    let model = super::open_model(args.model.as_deref())?;
+    let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
+    let pieces = pieces(&model, args, context as usize)?;
+    // Two pieces at a time keep two stages busy.
+    let needs = Needs { sequences: 2, all_logits: true, context: Some(context) };
+    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&plan));
+    let options =
+        EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
+    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let score = super::block_on(score(&engine.session(), &pieces))?;
+    if args.json {
+        print_json(&json!({
+            "perplexity": score.perplexity(),
+            "uncertainty": score.uncertainty(),
+            "tokens": score.count,
+            "chunks": pieces.len(),
+            "ctx": context,
+            "plan": plan,
+        }));
+    } else {
+        let (perplexity, uncertainty) = (score.perplexity(), score.uncertainty());
+        print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count));
+    }
+    records.write(&model, &devices, engine)
+}
+
+fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Vec<u32>>> {
+    if context < 4 {
+        return Err(Error::Usage("--ctx must be at least 4 for perplexity".into()));
+    }
+    let text = std::fs::read_to_string(&args.file).map_err(|cause| Error::File {
+        action: "read",
+        path: args.file.clone(),
+        cause,
+    })?;
+    let tokenizer = model.tokenizer()?;
+    let ids = tokenizer
+        .encode(&text, true)
+        .map_err(|cause| Error::Tokenizer { name: model.name().into(), cause })?;
+    let most = args.chunks.map_or(usize::MAX, |n| n as usize);
+    let mut pieces: Vec<Vec<u32>> = ids.chunks_exact(context).take(most).map(<[u32]>::to_vec).collect();
+    if pieces.is_empty() {
+        let path = args.file.display();
+        return Err(Error::Usage(format!(
+            "{path} has {} tokens, fewer than one piece of {context}",
+            ids.len()
+        )));
+    }
+    for piece in &mut pieces {
+        piece[0] = tokenizer.bos().unwrap_or(piece[0]);
+    }
+    Ok(pieces)
+}
+
+#[derive(Debug, Default)]
+struct Score {
+    /// Sums of the negative log-probabilities and of their squares.
+    sum: f64,
+    squares: f64,
+    count: u64,
+}
+
+impl Score {
+    fn add(&mut self, negative_log_probability: f64) {
+        self.sum += negative_log_probability;
+        self.squares += negative_log_probability * negative_log_probability;
+        self.count += 1;
+    }
+
+    fn perplexity(&self) -> f64 {
+        (self.sum / self.count.max(1) as f64).exp()
+    }
+
+    /// One standard error of the mean, carried through the exponential.
+    fn uncertainty(&self) -> f64 {
+        let n = self.count.max(2) as f64;
+        let mean = self.sum / n;
+        let variance = (self.squares / n - mean * mean).max(0.0);
+        (variance / (n - 1.0)).sqrt() * self.perplexity()
+    }
+}
+
+async fn score(session: &Session, pieces: &[Vec<u32>]) -> Result<Score> {
+    let bar = progress::steps("perplexity", pieces.len() as u64);
+    let mut score = Score::default();
+    for pair in pieces.chunks(2) {
+        // Both are in the pipeline before either is awaited.
+        let running = pair.iter().map(|piece| session.start_logits(piece)).collect::<Result<Vec<_>>>()?;
+        for (piece, stream) in pair.iter().zip(running) {
+            let logits = stream.collect().await?;
+            let vocabulary = logits.len() / piece.len();
+            for position in piece.len() / 2..piece.len() - 1 {
+                let row = &logits[position * vocabulary..(position + 1) * vocabulary];
+                let log_probability = token_log_probability(row, piece[position + 1])
+                    .map_err(|e| Error::Usage(format!("position {position}: {e}")))?;
+                score.add(-log_probability);
+            }
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(score)
+}

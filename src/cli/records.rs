@@ -1,0 +1,85 @@
+//! What a run leaves behind: the trace and the receipt.
+
+use super::args::RecordArgs;
+use super::output::{check_writable, write_file};
+use crate::devices::Devices;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::model::Model;
+use serde_json::json;
+
+/// The records that were asked for. Their paths are tried before the run.
+#[derive(Debug)]
+pub(super) struct Records {
+    args: RecordArgs,
+}
+
+impl Records {
+    pub(super) fn new(args: &RecordArgs) -> Result<Self> {
+        for path in args.trace.iter().chain(&args.receipt) {
+            check_writable(path)?;
+        }
+        Ok(Self { args: args.clone() })
+    }
+
+    pub(super) fn wants_trace(&self) -> bool {
+        self.args.trace.is_some()
+    }
+
+    /// Ends the engine and writes the records.
+    pub(super) fn write(&self, model: &Model, devices: &Devices, engine: Engine) -> Result<()> {
+        let receipt = match &self.args.receipt {
+            Some(path) => Some((path, receipt(model, devices, &engine)?)),
+            None => None,
+        };
+        let trace = engine.shutdown()?;
+        if let Some(path) = &self.args.trace {
+            write_file(path, trace.to_chrome_json().as_bytes())?;
+        }
+        if let Some((path, receipt)) = receipt {
+            let mut text = format!("{receipt:#}");
+            text.push('\n');
+            write_file(path, text.as_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// What really ran.
+fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
+    let stages: Vec<_> = engine
+        .stages()
+        .iter()
+        .map(|stage| {
+            json!({
+                "device": stage.adapter.label(),
+                "name": stage.adapter.name,
+                "driver": stage.adapter.driver,
+                "kind": stage.adapter.kind,
+                "features": stage.adapter.caps.features,
+                "units": stage.adapter.caps.parallel_units,
+                "segments": [stage.segments.start, stage.segments.end - 1],
+                "kernels": stage.kernels,
+            })
+        })
+        .collect();
+    let path: Vec<_> = engine
+        .stages()
+        .iter()
+        .map(|stage| {
+            format!("{}({}-{})", stage.adapter.label(), stage.segments.start, stage.segments.end - 1)
+        })
+        .collect();
+    Ok(json!({
+        "ragtag_receipt": 1,
+        "ragtag": env!("CARGO_PKG_VERSION"),
+        "model": { "name": model.name(), "digest": model.digest()?, "fingerprint": model.fingerprint()? },
+        "requested": devices.choice().requested,
+        "detected": devices.choice().detected,
+        "selected": devices.labels(),
+        "stages": stages,
+        "routes": engine.plan().routes,
+        "compute_path": path.join(" -> "),
+        "plan": engine.plan(),
+    }))
+}

@@ -1,0 +1,140 @@
+//! `ragtag run`: a prompt in, text out as it is made.
+
+use super::args::{RunArgs, SamplingArgs};
+use super::output::{note, print, print_json};
+use super::plan::{Needs, as_table, devices_and_plan, summary};
+use super::progress;
+use super::records::Records;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::session::{Event, Generation, Prompt, Summary};
+use ragtag_scheduler::Sampling;
+use serde_json::json;
+use std::io::Read;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(super) fn run(args: &RunArgs) -> Result<()> {
+    let records = Records::new(&args.records)?;
+    let prompt = prompt_text(args)?;
+    let generation = generation(&args.sampling, args.tokens);
+    let model = super::open_model(args.model.as_deref())?;
+    let needs = Needs { sequences: 1, all_logits: false, context: None };
+    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    if !args.json {
+        note(&summary(&plan));
+        if plan.stages.len() > 1 {
+            note(as_table(&plan).trim_end());
+        }
+    }
+    let progress = progress::loading();
+    let options =
+        EngineOptions { trace: records.wants_trace(), progress: Some(progress), ..EngineOptions::default() };
+    let engine = Engine::start(&model, &devices, &plan, options)?;
+
+    let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
+    let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
+    if args.json {
+        print_json(&json!({
+            "text": outcome.text,
+            "tokens": outcome.tokens,
+            "prompt_tokens": ids,
+            "finish_reason": outcome.summary.reason,
+            "seed": generation.sampling.seed,
+            "plan": plan,
+            "timings": outcome.summary.timings(),
+        }));
+    } else {
+        note(&figures(&outcome.summary, generation.sampling.seed));
+    }
+    records.write(&model, &devices, engine)
+}
+
+struct Outcome {
+    text: String,
+    tokens: Vec<u32>,
+    summary: Summary,
+}
+
+/// Generates, printing as it goes if `echo` says so. Ctrl-C ends the sequence, not the program.
+async fn generate(
+    engine: &Engine,
+    prompt: &str,
+    ids: &[u32],
+    generation: &Generation,
+    echo: bool,
+) -> Result<Outcome> {
+    if echo {
+        print(prompt);
+    }
+    let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    loop {
+        let event = tokio::select! {
+            event = stream.next_event() => event,
+            _ = tokio::signal::ctrl_c() => {
+                stream.cancel();
+                continue;
+            }
+        };
+        match event? {
+            Event::Token { id, text: piece } => {
+                tokens.extend(id);
+                if echo {
+                    print(&piece);
+                }
+                text.push_str(&piece);
+            }
+            Event::Finished(summary) => {
+                if echo {
+                    print("\n");
+                }
+                return Ok(Outcome { text, tokens, summary });
+            }
+        }
+    }
+}
+
+fn prompt_text(args: &RunArgs) -> Result<String> {
+    let Some(path) = &args.file else { return Ok(args.prompt.clone()) };
+    let as_error = |cause| Error::File { action: "read", path: path.clone(), cause };
+    if path.as_os_str() == "-" {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map_err(as_error)?;
+        return Ok(text);
+    }
+    std::fs::read_to_string(path).map_err(as_error)
+}
+
+fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
+    let drawn =
+        || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos() as u64 % 1_000_000_007);
+    Generation {
+        max_tokens,
+        sampling: Sampling {
+            temperature: args.temp,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repeat_penalty,
+            seed: args.seed.unwrap_or_else(drawn),
+            ..Sampling::default()
+        },
+        stop: args.stop.clone(),
+        ignore_end: false,
+    }
+}
+
+fn figures(summary: &Summary, seed: u64) -> String {
+    format!(
+        "{} prompt tokens at {:.1} tokens/s, {} new tokens at {:.1} tokens/s ({}), seed {seed}",
+        summary.prompt_tokens,
+        summary.prefill_tokens_per_s(),
+        summary.new_tokens,
+        summary.decode_tokens_per_s(),
+        summary.reason,
+    )
+}
+
+fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::TokenizerError) -> Error {
+    Error::Tokenizer { name: model.name().into(), cause }
+}

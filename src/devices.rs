@@ -1,0 +1,122 @@
+//! The devices of this machine, as users choose them.
+
+use crate::error::{Error, Result};
+use ragtag_devices::{Backends, Choice, Config, Report, Requested};
+use ragtag_hal::{Adapter, AdapterKind, Checked, DeviceId, Limits, MemorySource};
+use ragtag_scheduler::{DeviceFacts, FigureSource};
+
+/// What to look for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// `auto`, `gpu`, `cpu`, names and filters, separated by commas.
+    pub requested: Option<String>,
+    /// The same from the environment, where nothing was requested.
+    pub from_environment: Option<String>,
+    /// Into how many devices the processor's cores are split; 0 means one.
+    pub cpu_devices: u32,
+    /// Threads of each CPU device; by default the cores, divided evenly.
+    pub cpu_threads: Option<u32>,
+}
+
+/// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
+const USABLE_SHARE: f64 = 0.95;
+
+/// What was found, and what of it is selected. Nothing is opened before an engine starts.
+pub struct Devices {
+    backends: Backends,
+    report: Report,
+    choice: Choice,
+}
+
+impl std::fmt::Debug for Devices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Devices").field("choice", &self.choice).finish_non_exhaustive()
+    }
+}
+
+impl Devices {
+    /// Probes every backend and resolves the selection.
+    ///
+    /// # Errors
+    /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
+    pub fn probe(options: &DeviceOptions) -> Result<Self> {
+        let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
+        let backends = Backends::new(&Config {
+            cpu_devices: options.cpu_devices.max(1),
+            cpu_threads: options.cpu_threads,
+            ..Config::default()
+        });
+        let report = backends.probe();
+        let choice = requested.choose(&report)?;
+        Ok(Self { backends, report, choice })
+    }
+
+    /// What each backend found.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// What was requested, detected and selected.
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// The selected adapters, in pipeline order.
+    pub fn selected(&self) -> &[Adapter] {
+        &self.choice.selected
+    }
+
+    /// Labels of the selected adapters.
+    pub fn labels(&self) -> Vec<String> {
+        self.selected().iter().map(Adapter::label).collect()
+    }
+
+    /// One line: `requested=auto detected=[cpu:0] selected=[cpu:0]`.
+    pub fn start_line(&self) -> String {
+        self.choice.to_string()
+    }
+
+    /// Assumed rates and free memory of the selected devices, for the planner.
+    pub fn facts(&self) -> Vec<DeviceFacts> {
+        self.selected().iter().map(facts).collect()
+    }
+
+    /// What `--strict` has against the selection: software devices where a GPU was asked for.
+    pub(crate) fn strict_findings(&self) -> Vec<String> {
+        let software = |a: &&Adapter| a.kind == AdapterKind::Software;
+        self.selected()
+            .iter()
+            .filter(software)
+            .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
+            .collect()
+    }
+
+    /// Opens adapters by label, in this order.
+    pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
+        let find = |(index, label): (usize, &String)| {
+            let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
+            let missing =
+                || Error::Usage(format!("device {label} of the plan is not among the selected ones"));
+            Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
+        };
+        let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
+        let as_error = |cause| Error::Device { device: labels.join(", "), cause };
+        let opened = self.backends.open(&wanted, &Limits::default()).map_err(as_error)?;
+        Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
+    }
+}
+
+fn facts(adapter: &Adapter) -> DeviceFacts {
+    let (bytes, source) = match adapter.memory.first() {
+        Some(memory) => {
+            let source = match memory.source {
+                MemorySource::User => FigureSource::Assumed,
+                MemorySource::Api | MemorySource::System => FigureSource::Reported,
+            };
+            (memory.free_bytes.unwrap_or(memory.total_bytes), source)
+        }
+        None => (0, FigureSource::Assumed),
+    };
+    let usable = (bytes as f64 * USABLE_SHARE) as u64;
+    DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
+}

@@ -1,0 +1,101 @@
+//! What can go wrong for a user of Ragtag, with what to do about it; each kind has its exit code.
+
+use std::path::PathBuf;
+
+/// Result of Ragtag's public API.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Anything that can go wrong. [`Error::exit_code`] is what the command ends with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument that makes no sense with the others or with the model.
+    #[error("{0}")]
+    Usage(String),
+    /// A file that cannot be read or written.
+    #[error("cannot {action} {}: {cause}", path.display())]
+    File {
+        /// `read` or `write`.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's word.
+        cause: std::io::Error,
+    },
+    /// A model file that is damaged, or of a kind that Ragtag does not run.
+    #[error("{name}: {cause}")]
+    Model {
+        /// The file, or the bundled model.
+        name: String,
+        /// What is wrong with it.
+        cause: ragtag_graph::ModelError,
+    },
+    /// The model's tokenizer.
+    #[error("{name}: {cause}")]
+    Tokenizer {
+        /// The file, or the bundled model.
+        name: String,
+        /// What is wrong with it.
+        cause: ragtag_graph::TokenizerError,
+    },
+    /// The choice of devices.
+    #[error(transparent)]
+    Devices(#[from] ragtag_devices::SelectionError),
+    /// A placement that cannot be had.
+    #[error(transparent)]
+    Planner(#[from] ragtag_scheduler::planner::PlanError),
+    /// A split that cannot be read.
+    #[error("--split: {0}")]
+    Split(#[from] ragtag_scheduler::split::SplitError),
+    /// A plan for another model, other devices, or damaged.
+    #[error("{}: {cause}", path.display())]
+    PlanFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: ragtag_scheduler::plan::InvalidPlan,
+    },
+    /// Segments that a device cannot run.
+    #[error("{device}: {cause}")]
+    Compile {
+        /// The device.
+        device: String,
+        /// Why.
+        cause: ragtag_graph::CompileError,
+    },
+    /// A device that failed before the pipeline ran.
+    #[error("{device}: {cause}")]
+    Device {
+        /// The device.
+        device: String,
+        /// What its driver said.
+        cause: ragtag_hal::Error,
+    },
+    /// The pipeline failed, or refused a request.
+    #[error(transparent)]
+    Run(#[from] ragtag_scheduler::Error),
+    /// `--strict` found something.
+    #[error("refused by --strict: {}", findings.join("; "))]
+    Strict {
+        /// What it found.
+        findings: Vec<String>,
+    },
+}
+
+impl Error {
+    /// The exit code of the command.
+    pub fn exit_code(&self) -> u8 {
+        use ragtag_scheduler::planner::PlanError;
+        match self {
+            Error::Usage(_) => 2,
+            Error::Model { .. } | Error::Tokenizer { .. } => 3,
+            Error::Planner(PlanError::DoesNotFit { .. }) => 6,
+            Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
+            Error::Devices(_) => 5,
+            Error::File { .. } => 7,
+            Error::Strict { .. } => 8,
+            Error::Device { cause, .. } if matches!(cause.root(), ragtag_hal::Error::OutOfMemory { .. }) => 6,
+            Error::Compile { .. } | Error::Device { .. } | Error::Run(_) => 1,
+        }
+    }
+}

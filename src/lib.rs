@@ -1,0 +1,47 @@
+//! Ragtag runs one language model as a pipeline across whatever GPUs and CPUs a machine has.
+//!
+//! A [`Model`] is opened, [`Devices`] are probed and selected, a [`Planner`] decides which device runs which segments
+//! and why, and an [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of
+//! tokens:
+//!
+//! ```
+//! use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
+//!
+//! # fn main() -> ragtag::Result<()> {
+//! let model = Model::bundled()?;
+//! let devices = Devices::probe(&DeviceOptions { cpu_devices: 2, ..Default::default() })?;
+//! let plan = Planner::new(&model).devices(&devices).plan()?;
+//! let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+//!
+//! let generation = Generation { max_tokens: 8, ..Generation::greedy() };
+//! let text = engine.session().generate("Once upon a time", &generation)?.blocking_text()?;
+//! assert!(!text.is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
+//! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
+
+pub mod cli;
+mod devices;
+mod engine;
+mod error;
+mod map;
+mod model;
+pub mod npy;
+mod planner;
+mod session;
+mod stop;
+mod strict;
+mod trace;
+
+pub use devices::{DeviceOptions, Devices};
+pub use engine::{Engine, EngineOptions, Progress, StageInfo};
+pub use error::{Error, Result};
+pub use model::{BUNDLED_MODEL, Model};
+pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
+pub use ragtag_scheduler::plan::Plan;
+pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
+pub use strict::suspicious_weights;
+pub use trace::{Overlap, Trace, overlap};

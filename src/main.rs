@@ -1,0 +1,5 @@
+//! The command `ragtag`.
+
+fn main() -> std::process::ExitCode {
+    ragtag::cli::main()
+}

@@ -1,0 +1,64 @@
+//! Files as [`Source`]s: memory-mapped, so that a tensor's bytes go from the page cache to a device without a copy.
+//!
+//! The one place of the root package with `unsafe`: mapping a file is only sound while nobody changes it.
+
+use ragtag_graph::{Source, SourceError};
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+/// A mapped file.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    name: String,
+    file: File,
+    map: memmap2::Mmap,
+}
+
+impl MappedFile {
+    /// Maps a file for reading.
+    ///
+    /// # Errors
+    /// If it cannot be opened, is a directory, or is empty.
+    pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        if metadata.is_dir() {
+            return Err(std::io::Error::new(std::io::ErrorKind::IsADirectory, "is a directory"));
+        }
+        if metadata.len() == 0 {
+            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "is empty"));
+        }
+        // SAFETY: the map is only read. A file that another process shrinks is noticed before each use by `range`; one
+        // that is rewritten in place yields other numbers, never other types.
+        let map = unsafe { memmap2::Mmap::map(&file)? };
+        Ok(Self { name: path.display().to_string(), file, map })
+    }
+}
+
+impl Source for MappedFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    fn range(&self, range: Range<u64>) -> Result<&[u8], SourceError> {
+        let mapped = self.bytes();
+        let now = self.file.metadata().map_or(0, |m| m.len());
+        if now < mapped {
+            return Err(SourceError::Shrank { name: self.name.clone(), had: mapped, has: now });
+        }
+        let outside = || SourceError::OutOfRange {
+            name: self.name.clone(),
+            start: range.start,
+            end: range.end,
+            bytes: mapped,
+        };
+        let start = usize::try_from(range.start).map_err(|_| outside())?;
+        let end = usize::try_from(range.end).map_err(|_| outside())?;
+        self.map.get(start..end).ok_or_else(outside)
+    }
+}

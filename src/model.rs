@@ -1,0 +1,165 @@
+//! Model files, opened: mapped, understood, with their tokenizer and what identifies them.
+
+use crate::error::{Error, Result};
+use crate::map::MappedFile;
+use ragtag_graph::tokenizer::Tokenizer;
+use ragtag_graph::{Hyperparameters, MemorySource, ModelFile, Source};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Name of the bundled model.
+pub const BUNDLED_MODEL: &str = "tales-bitnet-tq2_0.gguf";
+
+#[cfg(feature = "bundled-model")]
+static BUNDLED_BYTES: &[u8] = include_bytes!("../examples/models/tales-bitnet-tq2_0.gguf");
+
+/// A model, cheap to clone. Opening it reads the headers; weights are read when an engine loads them.
+#[derive(Clone)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    name: String,
+    graph: ragtag_graph::Model,
+    sources: Vec<Arc<dyn Source>>,
+    tokenizer: OnceLock<Tokenizer>,
+    digest: OnceLock<String>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Opens a `.gguf` file; of a split model its first file, the others are found beside it.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be read, [`Error::Model`] if it is not a model that Ragtag runs.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let mut sources: Vec<Arc<dyn Source>> = Vec::new();
+        for shard in shard_paths(path) {
+            let file = MappedFile::open(&shard).map_err(|cause| Error::File {
+                action: "read",
+                path: shard.clone(),
+                cause,
+            })?;
+            sources.push(Arc::new(file));
+        }
+        Self::from_sources(file_name(path), sources)
+    }
+
+    /// The model that is embedded in this build.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if it was built without the feature `bundled-model`.
+    pub fn bundled() -> Result<Self> {
+        #[cfg(feature = "bundled-model")]
+        return Self::from_sources(
+            BUNDLED_MODEL.into(),
+            vec![Arc::new(MemorySource::new(format!("bundled {BUNDLED_MODEL}"), BUNDLED_BYTES))],
+        );
+        #[cfg(not(feature = "bundled-model"))]
+        Err(Error::Usage("this build has no bundled model; name a .gguf file".into()))
+    }
+
+    /// A model from bytes in memory.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if they are not a model that Ragtag runs.
+    pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        Self::from_sources(name.into(), vec![Arc::new(MemorySource::new(name, bytes))])
+    }
+
+    fn from_sources(name: String, sources: Vec<Arc<dyn Source>>) -> Result<Self> {
+        let model_error = |cause| Error::Model { name: name.clone(), cause };
+        let file = ModelFile::open(sources.clone()).map_err(|e| model_error(e.into()))?;
+        let graph = ragtag_graph::Model::new(file).map_err(model_error)?;
+        let inner = Inner { name, graph, sources, tokenizer: OnceLock::new(), digest: OnceLock::new() };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The file's name without its folder.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The numbers that shape it.
+    pub fn hyperparameters(&self) -> &Hyperparameters {
+        self.inner.graph.hyperparameters()
+    }
+
+    /// The model as the graph crate sees it: tensors, operator graph, segments.
+    pub fn graph(&self) -> &ragtag_graph::Model {
+        &self.inner.graph
+    }
+
+    /// Bytes of all its files.
+    pub fn file_bytes(&self) -> u64 {
+        self.inner.sources.iter().map(|s| s.bytes()).sum()
+    }
+
+    /// Its tokenizer, built on first use.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`] if the file has none, or one of a kind that Ragtag does not know.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        if let Some(tokenizer) = self.inner.tokenizer.get() {
+            return Ok(tokenizer);
+        }
+        let tokenizer = Tokenizer::from_metadata(self.inner.graph.metadata())
+            .map_err(|cause| Error::Tokenizer { name: self.name().into(), cause })?;
+        Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
+    }
+
+    /// What tells this model from others at the cost of its header: a digest of everything before the weights and of
+    /// the files' sizes. Plans name models by it. For the whole content see [`Model::digest`].
+    ///
+    /// # Errors
+    /// [`Error::Model`] if a file cannot be read any more.
+    pub fn fingerprint(&self) -> Result<String> {
+        let tensors = self.inner.graph.weights().tensors();
+        let mut hasher = blake3::Hasher::new();
+        for (shard, source) in self.inner.sources.iter().enumerate() {
+            let header =
+                tensors.iter().filter(|t| t.shard == shard).map(|t| t.offset).min().unwrap_or(source.bytes());
+            hasher.update(&source.bytes().to_le_bytes());
+            hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
+        }
+        Ok(format!("header-blake3:{}", &hasher.finalize().to_hex()[..32]))
+    }
+
+    /// BLAKE3 of the files' whole content, in order. Reads everything once.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if a file cannot be read any more.
+    pub fn digest(&self) -> Result<String> {
+        if let Some(digest) = self.inner.digest.get() {
+            return Ok(digest.clone());
+        }
+        let mut hasher = blake3::Hasher::new();
+        for source in &self.inner.sources {
+            hasher.update_rayon(source.range(0..source.bytes()).map_err(|e| self.source_error(e))?);
+        }
+        Ok(self.inner.digest.get_or_init(|| format!("blake3:{}", hasher.finalize().to_hex())).clone())
+    }
+
+    fn source_error(&self, error: ragtag_graph::SourceError) -> Error {
+        Error::Model { name: self.name().into(), cause: ragtag_graph::FormatError::from(error).into() }
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The files of a model, given its first.
+fn shard_paths(path: &Path) -> Vec<PathBuf> {
+    match ragtag_graph::gguf::shard_names(&file_name(path)) {
+        Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),
+        None => vec![path.to_path_buf()],
+    }
+}

@@ -1,0 +1,82 @@
+//! Stop strings: text flows through until one of them begins to appear, and ends before it.
+
+/// Watches a stream of text for stop strings. Text that may be the start of one is held back until it is clear.
+#[derive(Debug)]
+pub(crate) struct StopMatcher {
+    stops: Vec<String>,
+    held: String,
+}
+
+/// What came out of a piece of text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Matched {
+    /// This much is clear of any stop string.
+    Text(String),
+    /// A stop string appeared after this.
+    Stop(String),
+}
+
+impl StopMatcher {
+    pub(crate) fn new(stops: Vec<String>) -> Self {
+        Self { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
+    }
+
+    pub(crate) fn push(&mut self, text: &str) -> Matched {
+        self.held.push_str(text);
+        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.held.truncate(at);
+            return Matched::Stop(std::mem::take(&mut self.held));
+        }
+        let clear = self.held.len() - self.longest_start();
+        Matched::Text(self.held.drain(..clear).collect())
+    }
+
+    /// What was held back, when nothing more comes.
+    pub(crate) fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+
+    /// Bytes at the end that may be the start of a stop string.
+    fn longest_start(&self) -> usize {
+        let longest = |stop: &String| {
+            let ends = stop.char_indices().map(|(at, _)| at).rev();
+            ends.filter(|&n| self.held.ends_with(&stop[..n])).max().unwrap_or(0)
+        };
+        self.stops.iter().map(longest).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, bool) {
+        let mut matcher = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
+        let mut out = String::new();
+        for piece in pieces {
+            match matcher.push(piece) {
+                Matched::Text(text) => out.push_str(&text),
+                Matched::Stop(text) => return (out + &text, true),
+            }
+        }
+        (out + &matcher.finish(), false)
+    }
+
+    #[test]
+    fn text_ends_before_a_stop_string_however_it_is_cut() {
+        assert_eq!(run(&["END"], &["a E", "N", "D b"]), ("a ".into(), true));
+        assert_eq!(run(&["END"], &["a EN", "C", "E b"]), ("a ENCE b".into(), false));
+        assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
+        assert_eq!(run(&["\n\n", "ö!"], &["x\n", "y", "ö", "!"]), ("x\ny".into(), true));
+        assert_eq!(run(&["zz", "b"], &["abz", "z"]), ("a".into(), true));
+        assert_eq!(run(&["", "never"], &["nev", "e"]), ("neve".into(), false));
+    }
+
+    #[test]
+    fn nothing_is_held_back_without_need() {
+        let mut matcher = StopMatcher::new(vec!["END".into()]);
+        assert_eq!(matcher.push("hello"), Matched::Text("hello".into()));
+        assert_eq!(matcher.push("x E"), Matched::Text("x ".into()));
+        assert_eq!(matcher.push("x"), Matched::Text("Ex".into()));
+    }
+}

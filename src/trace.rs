@@ -1,0 +1,154 @@
+//! What the device queues did and when: for trace viewers, and for the question whether the stages worked at once.
+
+use crate::engine::StageInfo;
+use ragtag_hal::QueueKind;
+use ragtag_scheduler::{Span, SpanKind};
+use serde_json::json;
+
+/// A run on the clock of its devices: one span for each submission of each queue.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trace {
+    spans: Vec<Span>,
+    /// Labels of the stages' devices.
+    devices: Vec<String>,
+}
+
+impl Trace {
+    pub(crate) fn new(trace: ragtag_scheduler::Trace, stages: &[StageInfo]) -> Self {
+        let devices = stages.iter().map(|s| s.adapter.label()).collect();
+        Self { spans: trace.spans, devices }
+    }
+
+    /// The spans, in the order in which they were learnt.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// The trace-event format of Chrome and Perfetto: a process for each device, a thread for each queue.
+    pub fn to_chrome_json(&self) -> String {
+        let mut events = Vec::new();
+        for (stage, device) in self.devices.iter().enumerate() {
+            events
+                .push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
+            for queue in QueueKind::ALL {
+                let name = json!({ "name": queue.name() });
+                events.push(
+                    json!({ "ph": "M", "pid": stage, "tid": queue.index(), "name": "thread_name", "args": name }),
+                );
+            }
+        }
+        for span in &self.spans {
+            events.push(json!({
+                "ph": "X",
+                "pid": span.stage,
+                "tid": span.queue.index(),
+                "name": span_name(span),
+                "cat": span.queue.name(),
+                "ts": span.start_ns as f64 / 1e3,
+                "dur": span.end_ns.saturating_sub(span.start_ns) as f64 / 1e3,
+                "args": { "rows": span.rows, "micro_batch": span.micro_batch.map(|id| id.0) },
+            }));
+        }
+        json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
+    }
+}
+
+/// Named by segments and micro-batch.
+fn span_name(span: &Span) -> String {
+    let what = match span.kind {
+        SpanKind::Weights => return format!("weights of segments {}", range(span)),
+        SpanKind::Compute => format!("segments {}", range(span)),
+        SpanKind::Upload => "activation in".into(),
+        SpanKind::Download => "activation out".into(),
+        SpanKind::Logits => "logits out".into(),
+    };
+    match span.micro_batch {
+        Some(id) => format!("{what} · {id}"),
+        None => what,
+    }
+}
+
+fn range(span: &Span) -> String {
+    match (span.segments.start, span.segments.end.saturating_sub(1)) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    }
+}
+
+/// How long stages computed, and how long at least two of them did at once, in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// From the first computation to the last.
+    pub wall_ns: u64,
+    /// Busy time of each stage.
+    pub busy_ns: Vec<u64>,
+    /// Time in which at least two stages computed.
+    pub together_ns: u64,
+}
+
+/// Measures how the stages of a trace overlapped.
+pub fn overlap(trace: &Trace) -> Overlap {
+    let computing = || trace.spans.iter().filter(|s| s.kind == SpanKind::Compute && s.end_ns > s.start_ns);
+    let mut busy_ns = vec![0; trace.devices.len()];
+    let mut edges = Vec::new();
+    for span in computing() {
+        if let Some(busy) = busy_ns.get_mut(span.stage as usize) {
+            *busy += span.end_ns - span.start_ns;
+        }
+        edges.push((span.start_ns, 1i32));
+        edges.push((span.end_ns, -1));
+    }
+    edges.sort_unstable();
+    let (mut active, mut since, mut together_ns) = (0, 0, 0);
+    for &(at, change) in &edges {
+        if active >= 2 {
+            together_ns += at - since;
+        }
+        active += change;
+        since = at;
+    }
+    let wall_ns = match (edges.first(), edges.last()) {
+        (Some(first), Some(last)) => last.0 - first.0,
+        _ => 0,
+    };
+    Overlap { wall_ns, busy_ns, together_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_scheduler::core::MicroBatchId;
+
+    fn span(stage: u32, kind: SpanKind, start_ns: u64, end_ns: u64) -> Span {
+        let micro_batch = Some(MicroBatchId(start_ns));
+        let queue = QueueKind::Compute;
+        Span { stage, queue, kind, segments: 0..3, micro_batch, rows: 2, start_ns, end_ns }
+    }
+
+    fn trace() -> Trace {
+        let spans = vec![
+            span(0, SpanKind::Compute, 100, 200),
+            span(1, SpanKind::Compute, 150, 260),
+            span(0, SpanKind::Compute, 200, 250),
+            span(1, SpanKind::Upload, 0, 1000),
+        ];
+        Trace { spans, devices: vec!["cpu:0".into(), "cpu:1".into()] }
+    }
+
+    #[test]
+    fn overlap_counts_time_in_which_two_stages_compute() {
+        let expected = Overlap { wall_ns: 160, busy_ns: vec![150, 110], together_ns: 100 };
+        assert_eq!(overlap(&trace()), expected);
+        assert_eq!(overlap(&Trace::default()), Overlap::default());
+    }
+
+    #[test]
+    fn every_queue_has_a_lane_and_every_span_a_name() {
+        let json: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
+        let events = json["traceEvents"].as_array().unwrap();
+        assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 6);
+        let first = events.iter().find(|e| e["ph"] == "X").unwrap();
+        assert_eq!(first["name"], "segments 0-2 · micro-batch 100");
+        assert_eq!((first["ts"].as_f64(), first["dur"].as_f64()), (Some(0.1), Some(0.1)));
+    }
+}

@@ -1,0 +1,148 @@
+//! What the tests share: models, golden data, engines, errors, and the command itself.
+
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Model, Planner};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::Split;
+use std::path::{Path, PathBuf};
+
+/// The four golden models; the last two are not part of the repository.
+pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
+
+/// The repository.
+pub fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The file of a golden model, or a visible skip.
+pub fn model_path(name: &str) -> Option<PathBuf> {
+    let file = format!("{name}.gguf");
+    let folders = [root().join("examples/models"), root().join("../shared/models/tales")];
+    let found = folders.iter().map(|folder| folder.join(&file)).find(|path| path.exists());
+    if found.is_none() {
+        eprintln!("SKIPPED {name}: {file} is neither in examples/models nor in ../shared/models/tales");
+    }
+    found
+}
+
+/// What an independent implementation says of a model.
+pub struct Golden {
+    /// Logits of all positions of the first prompt.
+    pub logits: Vec<f32>,
+    /// The cases.
+    pub cases: Vec<GoldenCase>,
+}
+
+/// A prompt with its greedy continuation.
+pub struct GoldenCase {
+    pub prompt: String,
+    pub prompt_ids: Vec<u32>,
+    pub greedy_ids: Vec<u32>,
+    pub margins: Vec<f64>,
+    pub text: String,
+}
+
+pub fn golden(name: &str) -> Golden {
+    let folder = root().join("tests/golden");
+    let npy = std::fs::read(folder.join(format!("{name}.logits.npy"))).unwrap();
+    let json = std::fs::read_to_string(folder.join(format!("{name}.golden.json"))).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let ids = |v: &serde_json::Value| v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
+    let case = |case: &serde_json::Value| GoldenCase {
+        prompt: case["prompt"].as_str().unwrap().into(),
+        prompt_ids: ids(&case["prompt_ids"]),
+        greedy_ids: ids(&case["greedy_ids"]),
+        margins: case["top2_margin"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect(),
+        text: case["text"].as_str().unwrap().into(),
+    };
+    Golden {
+        logits: ragtag::npy::decode(&npy).unwrap().0,
+        cases: json["cases"].as_array().unwrap().iter().map(case).collect(),
+    }
+}
+
+/// ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which passes no bound.
+pub fn relative_error(out: &[f32], reference: &[f32]) -> f64 {
+    assert_eq!(out.len(), reference.len());
+    let square = |x: f64| x * x;
+    let difference: f64 = out.iter().zip(reference).map(|(&o, &r)| square(f64::from(o) - f64::from(r))).sum();
+    let norm: f64 = reference.iter().map(|&r| square(f64::from(r))).sum();
+    (difference / norm).sqrt()
+}
+
+pub fn argmax(row: &[f32]) -> u32 {
+    let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)));
+    best.unwrap().0 as u32
+}
+
+/// How a test wants its engine.
+#[derive(Clone)]
+pub struct Setup<'a> {
+    pub cpu_devices: u32,
+    pub threads: u32,
+    pub split: Option<&'a str>,
+    pub activations: Activations,
+    pub chunk: u32,
+    pub sequences: u32,
+    pub context: u32,
+    pub all_logits: bool,
+    pub trace: bool,
+}
+
+impl Default for Setup<'_> {
+    fn default() -> Self {
+        Self {
+            cpu_devices: 1,
+            threads: 1,
+            split: None,
+            activations: Activations::F32,
+            chunk: 32,
+            sequences: 1,
+            context: 128,
+            all_logits: true,
+            trace: false,
+        }
+    }
+}
+
+pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
+    let options = DeviceOptions {
+        requested: Some("cpu".into()),
+        cpu_devices: setup.cpu_devices,
+        cpu_threads: Some(setup.threads),
+        ..Default::default()
+    };
+    let devices = Devices::probe(&options).unwrap();
+    let mut planner = Planner::new(model)
+        .devices(&devices)
+        .context(setup.context)
+        .sequences(setup.sequences)
+        .chunk(setup.chunk)
+        .activations(setup.activations)
+        .kv(if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 });
+    if setup.all_logits {
+        planner = planner.all_logits();
+    }
+    if let Some(split) = setup.split {
+        planner = planner.split(split.parse::<Split>().unwrap());
+    }
+    let plan = planner.plan().unwrap();
+    let options = EngineOptions { all_logits: setup.all_logits, trace: setup.trace, progress: None };
+    Engine::start(model, &devices, &plan, options).unwrap()
+}
+
+/// Runs an async test body.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
+}
+
+/// The command, in an empty environment of its own.
+pub fn ragtag() -> assert_cmd::Command {
+    let mut command = assert_cmd::Command::cargo_bin("ragtag").unwrap();
+    command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
+    command.timeout(std::time::Duration::from_secs(300));
+    command
+}
+
+pub fn read_json(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}

@@ -1,0 +1,175 @@
+//! Random blocks of every tensor type, with mean zero and a wanted standard deviation.
+//!
+//! Floating-point values are uniform. Quanta are random bits, and the scale follows from the deviation that these bits
+//! have; scales vary a little from block to block, so that a kernel that mixes them up is found out. Block layouts are
+//! those of ggml (`block_q8_0` and so on).
+
+use half::{bf16, f16};
+use ragtag_kernels::TensorType;
+
+/// What a tensor holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Values {
+    /// Ones, in F32.
+    Ones,
+    /// Noise.
+    Random {
+        /// Its standard deviation.
+        deviation: f32,
+    },
+}
+
+/// A sequence of random words: a counter, mixed.
+pub struct Random(u64);
+
+impl Random {
+    /// The `stream`-th sequence of a seed.
+    pub fn new(seed: u64, stream: u64) -> Self {
+        // Two rounds, so that neighbouring seeds and streams start far apart.
+        Random(mix(mix(seed).wrapping_add(stream)))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for part in bytes.chunks_mut(8) {
+            part.copy_from_slice(&self.next().to_le_bytes()[..part.len()]);
+        }
+    }
+}
+
+/// The finisher of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
+fn mix(mut word: u64) -> u64 {
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// Values in the table of a floating-point type.
+const TABLE_BITS: u32 = 12;
+/// Scales that the blocks of a tensor choose from.
+const SCALES: usize = 16;
+
+/// Makes a block of quanta with this scale.
+type FillBlock = fn(&mut Random, &mut [u8], f16);
+
+/// Fills a tensor.
+pub enum Fill {
+    /// F32 ones.
+    Ones,
+    /// Values of 2 bytes, drawn from a table.
+    Table2(Vec<[u8; 2]>),
+    /// Values of 4 bytes, drawn from a table.
+    Table4(Vec<[u8; 4]>),
+    /// Blocks of quanta: how to make one, and the scales to choose from.
+    Blocks(FillBlock, TensorType, [f16; SCALES]),
+}
+
+impl Fill {
+    /// How to fill a tensor of this type.
+    pub fn new(tensor_type: TensorType, values: Values) -> Self {
+        let Values::Random { deviation } = values else { return Fill::Ones };
+        // Evenly spaced from -√3·σ to √3·σ: deviation σ.
+        let table = (0..1u32 << TABLE_BITS).map(|i| {
+            let position = (2 * i + 1) as f32 / (1u32 << TABLE_BITS) as f32 - 1.0;
+            position * 3f32.sqrt() * deviation
+        });
+        let (block, quanta_deviation): (FillBlock, f32) = match tensor_type {
+            TensorType::F32 => return Fill::Table4(table.map(f32::to_le_bytes).collect()),
+            TensorType::F16 => return Fill::Table2(table.map(|v| f16::from_f32(v).to_le_bytes()).collect()),
+            TensorType::BF16 => {
+                return Fill::Table2(table.map(|v| bf16::from_f32(v).to_le_bytes()).collect());
+            }
+            TensorType::Q8_0 => (q8_0, 73.6),
+            TensorType::Q4_0 => (q4_0, 4.18),
+            TensorType::Q4_K => (q4_k, 4.61 * 48.4),
+            TensorType::Q6_K => (q6_k, 18.5 * 74.6),
+            TensorType::TQ2_0 => (tq2_0, 0.707),
+        };
+        let scale = |i: usize| f16::from_f32(deviation / quanta_deviation * (0.75 + i as f32 / 30.0));
+        Fill::Blocks(block, tensor_type, std::array::from_fn(scale))
+    }
+
+    /// Fills whole blocks.
+    pub fn blocks(&self, random: &mut Random, out: &mut [u8]) {
+        match self {
+            Fill::Ones => out.chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&1f32.to_le_bytes())),
+            Fill::Table2(table) => draw(table, random, out),
+            Fill::Table4(table) => draw(table, random, out),
+            Fill::Blocks(fill, tensor_type, scales) => {
+                for block in out.chunks_exact_mut(tensor_type.block_bytes()) {
+                    let scale = scales[(random.next() % SCALES as u64) as usize];
+                    fill(random, block, scale);
+                }
+            }
+        }
+    }
+}
+
+/// Values from a table, four for each random word.
+fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) {
+    for four in out.chunks_mut(4 * N) {
+        let mut word = random.next();
+        for value in four.chunks_exact_mut(N) {
+            value.copy_from_slice(&table[(word >> (64 - TABLE_BITS)) as usize]);
+            word <<= 16;
+        }
+    }
+}
+
+/// Scale, 32 × i8. -128 does not occur, as in files that were quantised.
+fn q8_0(random: &mut Random, block: &mut [u8], scale: f16) {
+    random.fill(&mut block[2..]);
+    block[2..].iter_mut().for_each(|q| *q = q.cast_signed().max(-127).cast_unsigned());
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// Scale, 32 × 4 bits less 8. 0 (that is, -8) becomes 8 (that is, 0), so that the mean is zero.
+fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
+    random.fill(&mut block[2..]);
+    for byte in &mut block[2..] {
+        let filled = *byte | *byte >> 1;
+        let nonzero = (filled | filled >> 2) & 0x11;
+        *byte |= (nonzero ^ 0x11) << 3;
+    }
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. Each sub-block has its minimum equal to
+/// its scale and the minima's scale is 7.5 times the scale, so that the mean is zero.
+fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+    block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * 7.5).to_le_bytes());
+    // From 32 to 63: the top bit of six is set.
+    let subscale = random.next().to_le_bytes().map(|byte| byte & 31 | 32);
+    for i in 0..4 {
+        let (low, high) = (subscale[i], subscale[i + 4]);
+        block[4 + i] = low | (high >> 4) << 6;
+        block[8 + i] = low | (high >> 4) << 6;
+        block[12 + i] = (high & 15) | (high & 15) << 4;
+    }
+    random.fill(&mut block[16..]);
+}
+
+/// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have either sign, so that the mean is zero.
+fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
+    random.fill(&mut block[..208]);
+    for subscale in &mut block[192..208] {
+        let size = (*subscale & 127).max(32).cast_signed();
+        *subscale = if *subscale & 128 == 0 { size } else { -size }.cast_unsigned();
+    }
+    block[208..].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// 256 × 2 bits less 1, scale. 3 does not occur; it becomes 1 (that is, 0).
+fn tq2_0(random: &mut Random, block: &mut [u8], scale: f16) {
+    random.fill(&mut block[..64]);
+    for byte in &mut block[..64] {
+        let threes = *byte & *byte >> 1 & 0x55;
+        *byte ^= threes << 1;
+    }
+    block[64..].copy_from_slice(&scale.to_le_bytes());
+}

@@ -1,0 +1,125 @@
+//! Who may import whom. The list is the architecture: a new edge is a decision, made here and in ARCHITECTURE.md.
+
+use super::Violation;
+
+/// A dependency of one crate of the workspace on another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Edge {
+    pub from: String,
+    pub to: String,
+    /// A dev-dependency.
+    pub tests_only: bool,
+}
+
+/// For each crate the crates that it may import.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("ragtag-hal", &[]),
+    ("ragtag-kernels", &["ragtag-hal"]),
+    ("ragtag-graph", &["ragtag-hal", "ragtag-kernels"]),
+    ("ragtag-transfer", &["ragtag-hal"]),
+    // A backend knows no operator and no model.
+    ("ragtag-cpu", &["ragtag-hal"]),
+    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu"]),
+    ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
+    // The scheduler names no backend.
+    ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
+    (
+        "ragtag",
+        &[
+            "ragtag-hal",
+            "ragtag-kernels",
+            "ragtag-graph",
+            "ragtag-devices",
+            "ragtag-transfer",
+            "ragtag-scheduler",
+            // `ragtag selftest`.
+            "ragtag-conformance",
+        ],
+    ),
+    // Writes made-up models.
+    ("xtask", &["ragtag-kernels", "ragtag-graph"]),
+];
+
+/// Edges that tests may have besides.
+const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
+    // Backends run the conformance suite on themselves.
+    ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
+    // The suite is tested on the one device that is everywhere.
+    ("ragtag-conformance", &["ragtag-cpu"]),
+    // Programs are compiled for, and run on, that device as well.
+    ("ragtag-graph", &["ragtag-cpu"]),
+];
+
+/// Every edge that is not in the lists, every crate that the lists do not know.
+pub(super) fn check(edges: &[Edge]) -> Vec<Violation> {
+    edges.iter().filter_map(check_edge).collect()
+}
+
+fn check_edge(edge: &Edge) -> Option<Violation> {
+    let list = |lists: &[(&str, &'static [&'static str])]| {
+        lists.iter().find(|(from, _)| *from == edge.from).map(|(_, to)| *to)
+    };
+    let Some(allowed) = list(ALLOWED) else {
+        let what = "the list of imports in xtask/src/tidy/imports.rs does not know this crate";
+        return Some(Violation::new(&edge.from, 0, what));
+    };
+    let in_tests = list(ALLOWED_IN_TESTS).filter(|_| edge.tests_only).unwrap_or_default();
+    if allowed.iter().chain(in_tests).any(|to| *to == edge.to) {
+        return None;
+    }
+    let Edge { from, to, .. } = edge;
+    let tests = if edge.tests_only { " in its tests" } else { "" };
+    let what = format!("{from} must not import {to}{tests} (see ARCHITECTURE.md: who may import whom)");
+    Some(Violation::new(from, 0, what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn edge(from: &str, to: &str, tests_only: bool) -> Edge {
+        Edge { from: from.into(), to: to.into(), tests_only }
+    }
+
+    #[test]
+    fn forbidden_edges_are_found() {
+        for (from, to) in [
+            ("ragtag-scheduler", "ragtag-cpu"),
+            ("ragtag-scheduler", "ragtag-devices"),
+            ("ragtag-cpu", "ragtag-kernels"),
+            ("ragtag-hal", "ragtag-kernels"),
+            ("ragtag-transfer", "ragtag-graph"),
+            ("ragtag", "ragtag-cpu"),
+            ("ragtag", "xtask"),
+        ] {
+            let found = check(&[edge(from, to, false)]);
+            assert!(matches!(&found[..], [v] if v.what.contains("must not import")), "{from} -> {to}");
+        }
+    }
+
+    #[test]
+    fn allowed_edges_pass_and_test_edges_only_in_tests() {
+        assert_eq!(check(&[edge("ragtag-graph", "ragtag-kernels", false)]), []);
+        assert_eq!(check(&[edge("ragtag-cpu", "ragtag-kernels", true)]), []);
+        assert_eq!(check(&[edge("ragtag-cpu", "ragtag-kernels", false)]).len(), 1);
+        assert_eq!(check(&[edge("ragtag-scheduler", "ragtag-cpu", true)]).len(), 1);
+    }
+
+    #[test]
+    fn a_crate_that_the_list_lacks_is_found() {
+        let found = check(&[edge("ragtag-vulkan", "ragtag-hal", false)]);
+        assert!(matches!(&found[..], [v] if v.what.contains("does not know this crate")));
+    }
+
+    #[test]
+    fn the_list_has_no_cycle() {
+        // Each crate imports only crates that come before it, in some order: peel off those that import nothing left.
+        let mut left: Vec<_> = ALLOWED.to_vec();
+        while !left.is_empty() {
+            let names: Vec<_> = left.iter().map(|(name, _)| *name).collect();
+            let before = left.len();
+            left.retain(|(_, to)| to.iter().any(|t| names.contains(t)));
+            assert!(left.len() < before, "a cycle among {names:?}");
+        }
+    }
+}

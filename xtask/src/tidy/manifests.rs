@@ -1,0 +1,124 @@
+//! Rules about Cargo.toml: lints are inherited, every dependency has its reason.
+//!
+//! Manifests are read line by line: what cargo makes of them is `imports`' question, what people read is this one.
+
+use super::{Source, Violation};
+
+/// Manifests that stand outside the workspace: cargo-fuzz wants its own.
+const OUTSIDE: &[&str] = &["fuzz/Cargo.toml"];
+
+/// Runs the rules over all manifests.
+pub(super) fn check(manifests: &[&Source]) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for manifest in manifests {
+        violations.extend(reasons(manifest));
+        if !OUTSIDE.contains(&manifest.path.as_str()) {
+            violations.extend(lints(manifest));
+        }
+    }
+    violations
+}
+
+/// A crate of the workspace takes the workspace's lints.
+fn lints(manifest: &Source) -> Option<Violation> {
+    let mut section = "";
+    for line in manifest.text.lines().map(str::trim) {
+        if line.starts_with('[') {
+            section = line;
+        } else if section == "[lints]" && line.replace(' ', "") == "workspace=true" {
+            return None;
+        }
+    }
+    Some(Violation::new(&manifest.path, 0, "the crate does not inherit the lints: [lints] workspace = true"))
+}
+
+/// Every dependency has a comment above it that says why it is there. Crates of the workspace need none (the import rule is
+/// their reason), nor does what is taken from `[workspace.dependencies]`, where the reason stands.
+fn reasons(manifest: &Source) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut within = false;
+    let mut above = "";
+    for (number, line) in (1..).zip(manifest.text.lines().map(str::trim)) {
+        let dependency = if line.starts_with('[') {
+            let header = line.trim_matches(['[', ']']);
+            within = header.ends_with("dependencies");
+            // `[dependencies.name]`: the header is the dependency.
+            header
+                .rsplit_once('.')
+                .filter(|(section, _)| !within && section.ends_with("dependencies"))
+                .map(|h| h.1)
+        } else if within {
+            dependency_of(line)
+        } else {
+            None
+        };
+        if let Some(name) = dependency.filter(|name| !name.starts_with("ragtag") && !above.starts_with('#')) {
+            let what = format!("the dependency {name} has no comment above it that says what it is for");
+            violations.push(Violation::new(&manifest.path, number, what));
+        }
+        above = line;
+    }
+    violations
+}
+
+/// The dependency that a line of a dependencies section declares, unless it is inherited.
+fn dependency_of(line: &str) -> Option<&str> {
+    let (key, value) = line.split_once('=')?;
+    let key = key.trim();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if key.is_empty() || !key.chars().all(plain) || !key.starts_with(|c: char| c.is_ascii_alphabetic()) {
+        return None;
+    }
+    let inherited = key.ends_with(".workspace") || value.replace(' ', "").contains("workspace=true");
+    (!inherited).then(|| key.split('.').next().unwrap_or(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(text: &str) -> Source {
+        Source { path: "a/Cargo.toml".into(), text: text.into() }
+    }
+
+    fn names(text: &str) -> Vec<(usize, String)> {
+        let name = |v: Violation| (v.line, v.what.split(' ').nth(2).unwrap_or_default().to_owned());
+        reasons(&manifest(text)).into_iter().map(name).collect()
+    }
+
+    #[test]
+    fn a_dependency_without_reason_is_found() {
+        assert_eq!(names("[dependencies]\nrand = \"1\"\n"), [(2, "rand".into())]);
+        assert_eq!(names("[dependencies]\n# Dice.\nrand = \"1\"\nserde = \"1\"\n"), [(4, "serde".into())]);
+        assert_eq!(names("[dev-dependencies]\n\nrand = { version = \"1\" }\n"), [(3, "rand".into())]);
+        assert_eq!(names("[workspace.dependencies]\nrand.version = \"1\"\n"), [(2, "rand".into())]);
+        assert_eq!(names("[target.'cfg(unix)'.dependencies]\nlibc = \"1\"\n"), [(2, "libc".into())]);
+        assert_eq!(names("[dependencies.rand]\nversion = \"1\"\n"), [(1, "rand".into())]);
+    }
+
+    #[test]
+    fn dependencies_with_reasons_pass() {
+        for text in [
+            "[dependencies]\n# Dice.\nrand = \"1\"\n",
+            "[dependencies]\nrand.workspace = true\nserde = { workspace = true, optional = true }\n",
+            "[dependencies]\nragtag-hal = { path = \"../hal\" }\n",
+            "# Dice.\n[dependencies.rand]\nversion = \"1\"\n",
+            "[dev-dependencies]\n[[bench]]\nname = \"b\"\n",
+            "[features]\ndefault = []\n[package]\nname = \"x\"\n",
+            "[dependencies]\n# Dice.\nrand = { version = \"1\", features = [\n    \"a\",\n] }\n",
+        ] {
+            assert_eq!(names(text), [], "{text}");
+        }
+    }
+
+    #[test]
+    fn lints_must_be_inherited() {
+        assert!(lints(&manifest("[lints]\nworkspace = true\n")).is_none());
+        assert!(lints(&manifest("[package]\nname = \"x\"\n")).is_some());
+        assert!(lints(&manifest("[dependencies]\nworkspace = true\n")).is_some());
+        assert!(lints(&manifest("[lints]\nworkspace = false\n")).is_some());
+        let outside = Source { path: "fuzz/Cargo.toml".into(), text: String::new() };
+        assert_eq!(check(&[&outside]), []);
+        assert_eq!(check(&[&manifest("[dependencies]\nrand = \"1\"\n")]).len(), 2);
+    }
+}

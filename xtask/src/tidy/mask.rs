@@ -1,0 +1,148 @@
+//! Rust source with comments and literals blanked out, so that rules about code see code alone.
+//!
+//! A small lexer: it knows comments, strings and characters, nothing else of the language.
+
+/// The source with every character of a comment, string or character literal replaced by a space. Line breaks stay, so
+/// that line numbers do.
+pub(super) fn code(source: &str) -> String {
+    let chars: Vec<char> = source.chars().collect();
+    let mut masked = String::with_capacity(source.len());
+    let mut at = 0;
+    while at < chars.len() {
+        match literal_end(&chars, at) {
+            Some(end) => {
+                masked.extend(chars[at..end].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
+                at = end;
+            }
+            None => {
+                masked.push(chars[at]);
+                at += 1;
+            }
+        }
+    }
+    masked
+}
+
+/// The end of the comment or literal that begins here, if one does.
+fn literal_end(chars: &[char], at: usize) -> Option<usize> {
+    let next = chars.get(at + 1).copied();
+    // `r` and `b` begin a literal only where no identifier is going on.
+    let inside_word = at > 0 && is_word(chars[at - 1]);
+    match chars[at] {
+        '/' if next == Some('/') => Some(find(chars, at, |c| c == '\n')),
+        '/' if next == Some('*') => Some(block_comment_end(chars, at)),
+        '"' => Some(string_end(chars, at + 1)),
+        '\'' => char_end(chars, at),
+        'r' if !inside_word => raw_end(chars, at + 1),
+        'b' | 'c' if !inside_word => match next {
+            Some('"') => Some(string_end(chars, at + 2)),
+            Some('\'') => char_end(chars, at + 1),
+            Some('r') => raw_end(chars, at + 2),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Whether a character may be part of an identifier.
+pub(super) fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn find(chars: &[char], from: usize, stop: impl Fn(char) -> bool) -> usize {
+    (from..chars.len()).find(|at| stop(chars[*at])).unwrap_or(chars.len())
+}
+
+fn block_comment_end(chars: &[char], from: usize) -> usize {
+    let (mut at, mut depth) = (from, 0);
+    while at < chars.len() {
+        match (chars[at], chars.get(at + 1)) {
+            ('/', Some('*')) => (depth, at) = (depth + 1, at + 2),
+            ('*', Some('/')) => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+        if depth == 0 {
+            return at;
+        }
+    }
+    chars.len()
+}
+
+/// The end of a string whose first character is at `at`.
+fn string_end(chars: &[char], mut at: usize) -> usize {
+    while at < chars.len() {
+        match chars[at] {
+            '\\' => at += 2,
+            '"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    chars.len()
+}
+
+/// The end of a raw string whose hashes or quote are at `at`; `None` if it is a raw identifier or a name.
+fn raw_end(chars: &[char], at: usize) -> Option<usize> {
+    let quote = find(chars, at, |c| c != '#');
+    if chars.get(quote) != Some(&'"') {
+        return None;
+    }
+    let hashes = quote - at;
+    let closes = |end: &usize| {
+        chars[*end] == '"'
+            && chars.len() > end + hashes
+            && chars[end + 1..=end + hashes].iter().all(|c| *c == '#')
+    };
+    Some((quote + 1..chars.len()).find(closes).map_or(chars.len(), |end| end + 1 + hashes))
+}
+
+/// The end of a character literal whose quote is at `at`; `None` for a lifetime.
+fn char_end(chars: &[char], at: usize) -> Option<usize> {
+    match (chars.get(at + 1)?, chars.get(at + 2)) {
+        ('\\', Some(_)) => Some((find(chars, at + 3, |c| c == '\'') + 1).min(chars.len())),
+        (_, Some('\'')) => Some(at + 3),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is left of the source, blanks squeezed.
+    fn left(source: &str) -> String {
+        let masked = code(source);
+        assert_eq!(masked.chars().count(), source.chars().count());
+        assert_eq!(masked.lines().count(), source.lines().count());
+        masked.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn comments_go() {
+        assert_eq!(left("a // b\nc"), "a c");
+        assert_eq!(left("//! a\n/// b\nc"), "c");
+        assert_eq!(left("a /* b /* c */ d */ e"), "a e");
+        assert_eq!(left("a /* never closed"), "a");
+        assert_eq!(left("a / b // \"\nc"), "a / b c");
+    }
+
+    #[test]
+    fn strings_go() {
+        assert_eq!(left(r#"a("b \" // c", d)"#), "a( , d)");
+        assert_eq!(left(r###"a(r#"b " c"#, d)"###), "a( , d)");
+        assert_eq!(left(r##"a(br#"b"#, b"c", c"d", e)"##), "a( , , , e)");
+        assert_eq!(left("a(\"\\\\\", b)"), "a( , b)");
+        assert_eq!(left("a \"never closed"), "a");
+        assert_eq!(left("a r#\"never closed\""), "a");
+    }
+
+    #[test]
+    fn characters_go_and_lifetimes_stay() {
+        assert_eq!(left("a('b', '\\'', '\\u{1f600}', b'\"', c)"), "a( , , , , c)");
+        assert_eq!(left("fn f<'a>(x: &'a str) -> &'static str"), "fn f<'a>(x: &'a str) -> &'static str");
+    }
+
+    #[test]
+    fn names_that_look_like_prefixes_stay() {
+        assert_eq!(left("r#type br bar(\"x\") for r in b"), "r#type br bar( ) for r in b");
+    }
+}

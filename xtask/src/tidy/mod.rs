@@ -1,0 +1,181 @@
+//! The project's rules about its own tree, as far as the compiler and clippy do not hold them.
+//!
+//! Each rule is a pure function from texts to violations, tested apart; this module reads the tree and runs them all.
+
+mod imports;
+mod manifests;
+mod mask;
+mod sources;
+
+use serde::Deserialize;
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+
+/// Most bytes of all tracked files together.
+const TREE_BYTES: u64 = 40 << 20;
+
+/// A place where the tree breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Violation {
+    /// The file, from the root.
+    path: String,
+    /// The line, from 1; 0 for the file as a whole.
+    line: usize,
+    /// What is wrong, and what would be right.
+    what: String,
+}
+
+impl Violation {
+    fn new(path: &str, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.into(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.what),
+            line => write!(f, "{}:{line}: {}", self.path, self.what),
+        }
+    }
+}
+
+/// A file of the tree with its text.
+#[derive(Debug)]
+struct Source {
+    path: String,
+    text: String,
+}
+
+/// Runs every rule over the tree.
+pub(crate) fn run(root: &Path) -> Result<(), String> {
+    let paths = tracked(root)?;
+    let (bytes, texts) = read(root, &paths)?;
+    let mut violations: Vec<_> = tree_size(bytes).into_iter().collect();
+    for source in &texts {
+        violations.extend(sources::machine_paths(source));
+        if source.path.ends_with(".rs") {
+            violations.extend(sources::check(source));
+        }
+    }
+    let manifest = |source: &&Source| source.path == "Cargo.toml" || source.path.ends_with("/Cargo.toml");
+    let manifests: Vec<_> = texts.iter().filter(manifest).collect();
+    violations.extend(manifests::check(&manifests));
+    violations.extend(imports::check(&edges(root)?));
+    for violation in &violations {
+        eprintln!("{violation}");
+    }
+    match violations.len() {
+        0 => {
+            println!("tidy: {} files, {:.1} MiB", paths.len(), bytes as f64 / f64::from(1 << 20));
+            Ok(())
+        }
+        1 => Err("tidy found a violation".into()),
+        n => Err(format!("tidy found {n} violations")),
+    }
+}
+
+fn tree_size(bytes: u64) -> Option<Violation> {
+    let what = format!("all files together have {bytes} bytes; {TREE_BYTES} are allowed");
+    (bytes > TREE_BYTES).then(|| Violation::new(".", 0, what))
+}
+
+/// The files that git knows of, and those that it would with the next `git add`.
+fn tracked(root: &Path) -> Result<Vec<String>, String> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(root)
+        .output()
+        .map_err(|e| format!("git ls-files: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let list = String::from_utf8(output.stdout).map_err(|_| "a path is not UTF-8")?;
+    let mut paths: Vec<String> = list.split('\0').filter(|p| !p.is_empty()).map(Into::into).collect();
+    paths.sort_unstable();
+    paths.dedup();
+    // A file that was deleted but is still in the index is no part of the tree.
+    paths.retain(|path| root.join(path).is_file());
+    if paths.is_empty() {
+        return Err("git lists no file".into());
+    }
+    Ok(paths)
+}
+
+/// Bytes of all files, and the texts among them.
+fn read(root: &Path, paths: &[String]) -> Result<(u64, Vec<Source>), String> {
+    let (mut bytes, mut texts) = (0, Vec::new());
+    for path in paths {
+        let content = std::fs::read(root.join(path)).map_err(|e| format!("{path}: {e}"))?;
+        bytes += content.len() as u64;
+        if let Ok(text) = String::from_utf8(content) {
+            texts.push(Source { path: path.clone(), text });
+        }
+    }
+    Ok((bytes, texts))
+}
+
+/// The dependencies between crates of the workspace, as cargo sees them.
+fn edges(root: &Path) -> Result<Vec<imports::Edge>, String> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        packages: Vec<Package>,
+    }
+    #[derive(Deserialize)]
+    struct Package {
+        name: String,
+        dependencies: Vec<Dependency>,
+    }
+    #[derive(Deserialize)]
+    struct Dependency {
+        name: String,
+        kind: Option<String>,
+        path: Option<String>,
+    }
+    let output = Command::new(crate::checks::cargo())
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root)
+        .output()
+        .map_err(|e| format!("cargo metadata: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    let metadata: Metadata =
+        serde_json::from_slice(&output.stdout).map_err(|e| format!("cargo metadata: {e}"))?;
+    let mut edges = Vec::new();
+    for package in metadata.packages {
+        for dependency in package.dependencies.into_iter().filter(|d| d.path.is_some()) {
+            let tests_only = dependency.kind.as_deref() == Some("dev");
+            edges.push(imports::Edge { from: package.name.clone(), to: dependency.name, tests_only });
+        }
+    }
+    Ok(edges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_bounded() {
+        assert_eq!(tree_size(TREE_BYTES), None);
+        assert!(tree_size(TREE_BYTES + 1).is_some_and(|v| v.what.contains("allowed")));
+    }
+
+    #[test]
+    fn violations_name_path_and_line() {
+        assert_eq!(Violation::new("a.rs", 3, "wrong").to_string(), "a.rs:3: wrong");
+        assert_eq!(Violation::new("a.rs", 0, "wrong").to_string(), "a.rs: wrong");
+    }
+
+    #[test]
+    fn cargo_and_git_answer() {
+        let root = crate::root();
+        let edges = edges(&root).expect("cargo metadata");
+        assert!(edges.iter().any(|e| e.from == "ragtag-kernels" && e.to == "ragtag-hal" && !e.tests_only));
+        let paths = tracked(&root).expect("git ls-files");
+        assert!(paths.iter().any(|p| p == "xtask/src/tidy/mod.rs"));
+        assert!(!paths.iter().any(|p| p.starts_with("target/")));
+    }
+}
