@@ -17,6 +17,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
+    // Before anything is loaded.
+    generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: false, context: None };
     let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
@@ -63,11 +65,10 @@ async fn generate(
     generation: &Generation,
     echo: bool,
 ) -> Result<Outcome> {
-    if echo {
-        print(prompt);
-    }
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
+    // A prompt that is refused is not echoed.
+    let mut unprinted = echo.then_some(prompt);
     loop {
         let event = tokio::select! {
             event = stream.next_event() => event,
@@ -76,7 +77,11 @@ async fn generate(
                 continue;
             }
         };
-        match event? {
+        let event = event?;
+        if let Some(prompt) = unprinted.take() {
+            print(prompt);
+        }
+        match event {
             Event::Token { id, text: piece } => {
                 tokens.extend(id);
                 if echo {
