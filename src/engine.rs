@@ -41,7 +41,7 @@ pub struct StageInfo {
     pub kernels: Vec<String>,
 }
 
-/// A loaded pipeline. Dropping it stops it.
+/// A loaded pipeline. It stops when the engine, its sessions and their streams are dropped.
 #[derive(Debug)]
 pub struct Engine {
     model: Model,

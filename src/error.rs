@@ -87,7 +87,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         use ragtag_scheduler::planner::PlanError;
         match self {
-            Error::Usage(_) => 2,
+            Error::Usage(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Planner(PlanError::DoesNotFit { .. }) => 6,
             Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,

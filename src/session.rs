@@ -345,7 +345,10 @@ impl TokenStream {
             }
             match self.replies.poll_recv(context) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(None) => return Poll::Ready(Err(Error::Run(ragtag_scheduler::Error::Stopped))),
+                Poll::Ready(None) => {
+                    self.running.ended = true;
+                    return Poll::Ready(Err(Error::Run(ragtag_scheduler::Error::Stopped)));
+                }
                 Poll::Ready(Some(reply)) => {
                     if let Err(error) = self.take(reply) {
                         return Poll::Ready(Err(error));

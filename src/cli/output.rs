@@ -56,16 +56,26 @@ pub(crate) fn count(value: u64) -> String {
     }
 }
 
+/// Whether a path leads to a device or a pipe, as `/dev/stdout` does. Such things are written to, never replaced.
+fn is_special(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir())
+}
+
 /// Writes a whole file or none: to a temporary file beside it, then renamed.
 pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
-        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        if is_special(path) {
+            return std::fs::OpenOptions::new().write(true).open(path)?.write_all(content);
+        }
+        // A link stays a link.
+        let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let mut name = target.file_name().unwrap_or_default().to_os_string();
         name.push(format!(".{}.part", std::process::id()));
-        let part = path.with_file_name(name);
+        let part = target.with_file_name(name);
         let written = std::fs::File::create(&part).and_then(|mut file| {
             file.write_all(content)?;
             file.sync_all()?;
-            std::fs::rename(&part, path)
+            std::fs::rename(&part, &target)
         });
         if written.is_err() {
             let _ = std::fs::remove_file(&part);
@@ -77,6 +87,9 @@ pub(crate) fn write_file(path: &Path, content: &[u8]) -> Result<()> {
 
 /// Fails early if a file cannot be written, so that no long run ends in nothing.
 pub(crate) fn check_writable(path: &Path) -> Result<()> {
+    if is_special(path) {
+        return Ok(());
+    }
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),

@@ -17,6 +17,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
+    // Before anything is loaded.
+    generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: false, context: None };
     let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
@@ -65,8 +67,8 @@ async fn generate(
 ) -> Result<Outcome> {
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
-    // The prompt is shown when the pipeline has taken it.
-    let mut untold = echo.then_some(prompt);
+    // A prompt that is refused is not echoed.
+    let mut unprinted = echo.then_some(prompt);
     loop {
         let event = tokio::select! {
             event = stream.next_event() => event,
@@ -76,7 +78,7 @@ async fn generate(
             }
         };
         let event = event?;
-        if let Some(prompt) = untold.take() {
+        if let Some(prompt) = unprinted.take() {
             print(prompt);
         }
         match event {

@@ -42,7 +42,12 @@ fn exact_greedy_tokens_are_the_golden_ones() {
                 if margin >= 0.005 {
                     let position = case.prompt_ids.len() + step - 1;
                     let row = &logits[position * vocabulary..(position + 1) * vocabulary];
-                    assert_eq!(argmax(row), expected, "{name}, {:?}, step {step}, margin {margin}", case.prompt);
+                    assert_eq!(
+                        argmax(row),
+                        expected,
+                        "{name}, {:?}, step {step}, margin {margin}",
+                        case.prompt
+                    );
                     compared += 1;
                 }
             }
@@ -70,7 +75,9 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [29.56, 29.66, 29.53, 32.51];
-    for (name, published) in ["tales-q8_0", "tales-q4_0", "tales-q4_k_m", "tales-bitnet-tq2_0"].iter().zip(published) {
+    for (name, published) in
+        ["tales-q8_0", "tales-q4_0", "tales-q4_k_m", "tales-bitnet-tq2_0"].iter().zip(published)
+    {
         let Some(path) = support::model_path(name) else { continue };
         let text = support::root().join("tests/golden/held.txt");
         let output = support::ragtag()

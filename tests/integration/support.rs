@@ -46,7 +46,8 @@ pub fn golden(name: &str) -> Golden {
     let npy = std::fs::read(folder.join(format!("{name}.logits.npy"))).unwrap();
     let json = std::fs::read_to_string(folder.join(format!("{name}.golden.json"))).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let ids = |v: &serde_json::Value| v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
+    let ids =
+        |v: &serde_json::Value| v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
     let case = |case: &serde_json::Value| GoldenCase {
         prompt: case["prompt"].as_str().unwrap().into(),
         prompt_ids: ids(&case["prompt_ids"]),
@@ -145,4 +146,59 @@ pub fn ragtag() -> assert_cmd::Command {
 
 pub fn read_json(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Runs a test body on a thread of its own and fails the test if it does not end: nothing here may hang.
+pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let _ = sender.send(body());
+    });
+    match receiver.recv_timeout(std::time::Duration::from_secs(seconds)) {
+        Ok(value) => value,
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {seconds} s"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => unreachable!("a body that returned has sent its value"),
+        },
+    }
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("test paths are UTF-8")
+}
+
+/// A model file in bytes, to be spoilt.
+pub fn model_bytes(name: &str) -> Vec<u8> {
+    std::fs::read(model_path(name).unwrap()).unwrap()
+}
+
+/// Where a metadata value stands in a model file: just after its type.
+pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
+    after_string(bytes, key) + 4
+}
+
+/// Where the info of a tensor goes on after its name: dimensions, extents, type, offset.
+pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
+    after_string(bytes, tensor)
+}
+
+/// Where a string of the format, with its length before it, ends.
+fn after_string(bytes: &[u8], text: &str) -> usize {
+    let pattern = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let at = bytes.windows(pattern.len()).position(|window| window == pattern);
+    at.unwrap_or_else(|| panic!("no {text} in the file")) + pattern.len()
+}
+
+/// Overwrites bytes in place.
+pub fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
+    bytes[at..at + with.len()].copy_from_slice(with);
+}
+
+/// Where the data of a tensor stands in its file.
+pub fn tensor_data(bytes: &[u8], tensor: &str) -> std::ops::Range<usize> {
+    let model = Model::from_bytes("copy", bytes.to_vec()).unwrap();
+    let found = model.graph().weights().tensor(tensor).unwrap();
+    found.offset as usize..(found.offset + found.bytes) as usize
 }

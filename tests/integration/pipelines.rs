@@ -1,0 +1,581 @@
+//! Whatever the shape of the pipeline, the model says the same; and what a sequence held is free when it ends, however it
+//! ends.
+
+use crate::support::{self, Setup, block_on, golden, model_path, relative_error, within};
+use ragtag::{
+    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Model, Planner, Prompt, Reason,
+    Session, Summary, TokenStream, overlap,
+};
+use ragtag_kernels::{Activations, NumericsClass};
+use ragtag_scheduler::SpanKind;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use tokio_stream::StreamExt;
+
+const BITNET: &str = "tales-bitnet-tq2_0";
+const LLAMA: &str = "tales-q8_0";
+/// Embedding, twelve blocks, head.
+const SEGMENTS: u32 = 14;
+
+fn open(name: &str) -> Model {
+    Model::open(model_path(name).expect("bundled")).unwrap()
+}
+
+/// The first golden prompt with this many of its golden tokens.
+fn ids(name: &str, more: usize) -> Vec<u32> {
+    let case = &golden(name).cases[0];
+    [&case.prompt_ids[..], &case.greedy_ids[..more]].concat()
+}
+
+fn logits(model: &Model, setup: &Setup<'_>, ids: &[u32]) -> Vec<f32> {
+    let engine = support::engine(model, setup);
+    block_on(engine.session().logits(ids)).unwrap()
+}
+
+fn assert_same_bits(out: &[f32], reference: &[f32], what: &str) {
+    assert_eq!(out.len(), reference.len(), "{what}");
+    let other = out.iter().zip(reference).position(|(o, r)| o.to_bits() != r.to_bits());
+    if let Some(at) = other {
+        panic!("{what}: value {at} of {} is {}, not {}", out.len(), out[at], reference[at]);
+    }
+}
+
+/// Everything that one stream said.
+#[derive(Debug)]
+struct Said {
+    ids: Vec<u32>,
+    text: String,
+    summary: Summary,
+}
+
+async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    loop {
+        match stream.next_event().await? {
+            Event::Token { id, text: piece } => {
+                ids.extend(id);
+                text.push_str(&piece);
+            }
+            Event::Finished(summary) => return Ok(Said { ids, text, summary }),
+        }
+    }
+}
+
+fn say(session: &Session, prompt: &[u32], generation: &Generation) -> ragtag::Result<Said> {
+    block_on(listen(session.generate(Prompt::Tokens(prompt), generation)?))
+}
+
+fn greedy(max_tokens: u32) -> Generation {
+    Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
+}
+
+/// Engines that generate: logits of the last row only.
+fn generating<'a>() -> Setup<'a> {
+    Setup { all_logits: false, ..Setup::default() }
+}
+
+// ---- Cuts ---------------------------------------------------------------------------------------------------------
+
+fn check_every_cut(name: &'static str, activations: Activations) {
+    within(120, move || {
+        let (model, ids) = (open(name), ids(name, 8));
+        assert_eq!(model.graph().segment_count(), SEGMENTS as usize);
+        let setup = Setup { activations, chunk: 8, context: 32, ..Setup::default() };
+        let alone = logits(&model, &setup, &ids);
+        assert!(alone.iter().all(|v| v.is_finite()));
+        for cut in 1..SEGMENTS {
+            for (first, second) in [("cpu:0", "cpu:1"), ("cpu:1", "cpu:0")] {
+                let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SEGMENTS - 1);
+                let setup = Setup { cpu_devices: 2, split: Some(&split), ..setup.clone() };
+                let engine = support::engine(&model, &setup);
+                let order: Vec<_> = engine.stages().iter().map(|s| s.adapter.label()).collect();
+                assert_eq!(order, [first, second]);
+                let out = block_on(engine.session().logits(&ids)).unwrap();
+                assert_same_bits(&out, &alone, &format!("{name} {activations:?} {split}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn every_cut_of_the_ternary_model_gives_the_bits_of_one_device() {
+    check_every_cut(BITNET, Activations::F32);
+}
+
+#[test]
+fn every_cut_of_the_llama_model_gives_the_bits_of_one_device() {
+    check_every_cut(LLAMA, Activations::F32);
+}
+
+#[test]
+fn every_cut_with_int8_activations_gives_the_bits_of_one_device() {
+    check_every_cut(LLAMA, Activations::Int8);
+}
+
+#[test]
+fn three_four_and_fourteen_devices_give_the_bits_of_one() {
+    within(120, || {
+        let (model, ids) = (open(BITNET), ids(BITNET, 8));
+        let setup = Setup { chunk: 8, context: 32, ..Setup::default() };
+        let alone = logits(&model, &setup, &ids);
+        let each: Vec<_> = (0..SEGMENTS).map(|s| format!("{s}=cpu:{s}")).collect();
+        for split in [
+            "0=cpu:0,1-12=cpu:1,13=cpu:2",
+            "0-4=cpu:2,5-8=cpu:0,9-13=cpu:1",
+            "0-3=cpu:0,4-6=cpu:1,7-10=cpu:2,11-13=cpu:3",
+            "0-11=cpu:3,12=cpu:1,13=cpu:0",
+            &each.join(","),
+        ] {
+            let setup = Setup { cpu_devices: SEGMENTS, split: Some(split), ..setup.clone() };
+            assert_same_bits(&logits(&model, &setup, &ids), &alone, split);
+        }
+    });
+}
+
+// ---- Micro-batches ------------------------------------------------------------------------------------------------
+
+fn check_chunks(activations: Activations, class: NumericsClass) {
+    within(120, move || {
+        for name in [BITNET, LLAMA] {
+            let (model, ids) = (open(name), ids(name, 64));
+            let setup = |chunk, cpu_devices| Setup {
+                activations,
+                chunk,
+                cpu_devices,
+                context: 96,
+                ..Setup::default()
+            };
+            let whole = logits(&model, &setup(96, 1), &ids);
+            for chunk in [1, 2, 5, 16, 64] {
+                let engine = support::engine(&model, &Setup { trace: true, ..setup(chunk, 2) });
+                let out = block_on(engine.session().logits(&ids)).unwrap();
+                let trace = engine.shutdown().unwrap();
+                let batches = trace.spans().iter().filter(|s| s.kind == SpanKind::Compute && s.stage == 0);
+                assert_eq!(batches.count(), ids.len().div_ceil(chunk as usize), "chunk {chunk}");
+                let error = relative_error(&out, &whole);
+                println!("{name} {activations:?} chunk {chunk}: relative error {error:.2e}");
+                assert!(error <= class.tolerance(), "{name} {activations:?}, chunk {chunk}: {error}");
+            }
+        }
+    });
+}
+
+#[test]
+fn every_chunk_length_agrees_within_the_exact_class() {
+    check_chunks(Activations::F32, NumericsClass::Exact);
+}
+
+#[test]
+fn every_chunk_length_agrees_within_the_fast_class() {
+    check_chunks(Activations::Int8, NumericsClass::Fast);
+}
+
+/// Sequences of any length, arriving together, mixed into micro-batches of any size.
+#[test]
+fn sequences_in_flight_together_have_the_logits_of_sequences_alone() {
+    within(120, || {
+        let (model, ids) = (open(LLAMA), ids(LLAMA, 60));
+        let vocabulary = model.hyperparameters().vocabulary as usize;
+        for (activations, class) in
+            [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)]
+        {
+            let whole = logits(&model, &Setup { activations, chunk: 73, ..Setup::default() }, &ids);
+            for seed in 0..3 {
+                let mut random = StdRng::seed_from_u64(seed);
+                let cut = random.random_range(1..SEGMENTS);
+                let split = format!("0-{}=cpu:0,{cut}-13=cpu:1", cut - 1);
+                let chunk = random.random_range(4..24);
+                let setup = Setup { activations, cpu_devices: 2, split: Some(&split), ..Setup::default() };
+                let engine = support::engine(&model, &Setup { chunk, sequences: 4, ..setup });
+                let session = engine.session();
+                let lengths: Vec<usize> = (0..8).map(|_| random.random_range(1..=ids.len())).collect();
+                let running: Vec<_> =
+                    lengths.iter().map(|&n| session.start_logits(&ids[..n]).unwrap()).collect();
+                for (&length, running) in lengths.iter().zip(running) {
+                    let out = block_on(running.collect()).unwrap();
+                    let error = relative_error(&out, &whole[..length * vocabulary]);
+                    assert!(
+                        error <= class.tolerance(),
+                        "seed {seed} {activations:?} length {length}: {error}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+/// The four golden prompts, and four more.
+fn eight_prompts(model: &Model) -> Vec<Vec<u32>> {
+    let more =
+        ["The", "There was once a princess", "\"No,\" said the fox", "In the middle of the night the giant"];
+    let tokenizer = model.tokenizer().unwrap();
+    let more = more.iter().map(|text| tokenizer.encode(text, true).unwrap());
+    golden(BITNET).cases.into_iter().map(|case| case.prompt_ids).chain(more).collect()
+}
+
+#[test]
+fn eight_sequences_at_once_say_what_each_says_alone() {
+    within(120, || {
+        let model = open(BITNET);
+        let prompts = eight_prompts(&model);
+        let alone = support::engine(&model, &generating());
+        let together = Setup { cpu_devices: 2, sequences: 8, ..generating() };
+        let together = support::engine(&model, &together);
+        let generation = greedy(32);
+        let session = together.session();
+        let start = |prompt: &Vec<u32>| session.generate(Prompt::Tokens(prompt), &generation).unwrap();
+        let streams: Vec<_> = prompts.iter().map(start).collect();
+        for (at, (prompt, stream)) in prompts.iter().zip(streams).enumerate() {
+            let said = block_on(listen(stream)).unwrap();
+            let expected = say(&alone.session(), prompt, &generation).unwrap();
+            assert_eq!(said.ids, expected.ids, "sequence {at}");
+            assert_eq!(said.text, expected.text, "sequence {at}");
+        }
+    });
+}
+
+// ---- Cancelling ---------------------------------------------------------------------------------------------------
+
+#[test]
+fn dropped_streams_give_back_their_cache_and_credits() {
+    within(120, || {
+        const CONTEXT: u32 = 256;
+        const ROUNDS: u32 = 30;
+        let model = open(BITNET);
+        let setup = Setup { cpu_devices: 2, sequences: 2, context: CONTEXT, chunk: 8, ..generating() };
+        let engine = support::engine(&model, &setup);
+        let (session, case) = (engine.session(), &golden(BITNET).cases[0]);
+        let full = greedy(CONTEXT - case.prompt_ids.len() as u32);
+        let start = |_| session.generate(Prompt::Tokens(&case.prompt_ids), &full).unwrap();
+        let mut random = StdRng::seed_from_u64(7);
+        let rounds = Instant::now();
+        for _ in 0..ROUNDS {
+            // Six sequences, two of which have room; each is dropped somewhere between its submission and its end.
+            let mut streams: Vec<_> = (0..6).map(start).collect();
+            let events = random.random_range(0..6);
+            for _ in 0..events {
+                block_on(streams[0].next_event()).unwrap();
+            }
+            while !streams.is_empty() {
+                drop(streams.swap_remove(random.random_range(0..streams.len())));
+            }
+        }
+        let rounds = rounds.elapsed();
+        // Both of these need half of the cache, all of it together.
+        let all = Instant::now();
+        let both: Vec<_> = (0..2).map(start).collect();
+        for stream in both {
+            let said = block_on(listen(stream)).unwrap();
+            assert_eq!(said.ids.len(), full.max_tokens as usize);
+            assert_eq!(said.ids[..64], case.greedy_ids);
+        }
+        // Had the dropped ones gone on to their ends, a round would have taken three times as long as this pair.
+        assert!(rounds < all.elapsed() * ROUNDS, "{ROUNDS} rounds {rounds:?}, one pair {:?}", all.elapsed());
+    });
+}
+
+#[test]
+fn a_cancelled_stream_still_says_how_it_ended() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { context: 512, cpu_devices: 2, ..generating() });
+        let case = &golden(BITNET).cases[0];
+        let mut stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(400)).unwrap();
+        let mut first = Vec::new();
+        for _ in 0..3 {
+            match block_on(stream.next_event()).unwrap() {
+                Event::Token { id, .. } => first.extend(id),
+                Event::Finished(summary) => panic!("{summary:?}"),
+            }
+        }
+        stream.cancel();
+        let rest = block_on(listen(stream)).unwrap();
+        assert_eq!(rest.summary.reason, Reason::Cancelled);
+        assert_eq!(first, case.greedy_ids[..3]);
+        assert_eq!(rest.ids.len() + 3, rest.summary.new_tokens as usize);
+        assert!(rest.summary.new_tokens < 400);
+    });
+}
+
+#[test]
+fn dropping_an_engine_with_running_sequences_ends_at_once() {
+    within(120, || {
+        let model = open(BITNET);
+        let setup = Setup { context: 512, cpu_devices: 2, sequences: 8, ..generating() };
+        let engine = support::engine(&model, &setup);
+        let prompts = eight_prompts(&model);
+        let session = engine.session();
+        let start = |prompt: &Vec<u32>| session.generate(Prompt::Tokens(prompt), &greedy(450)).unwrap();
+        let mut streams: Vec<_> = prompts.iter().map(start).collect();
+        // What 30 tokens of each take tells what 450 would.
+        for stream in &mut streams {
+            block_on(stream.next_event()).unwrap();
+        }
+        let started = Instant::now();
+        for stream in &mut streams {
+            for _ in 0..30 {
+                block_on(stream.next_event()).unwrap();
+            }
+        }
+        let expected = started.elapsed() * (450 - 31) / 30;
+        let dropped = Instant::now();
+        drop((engine, session, streams));
+        let took = dropped.elapsed();
+        assert!(took < expected / 4, "the end took {took:?}, all tokens would have taken {expected:?}");
+    });
+}
+
+#[test]
+fn a_stream_outlives_its_engine() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, ..generating() });
+        let case = &golden(BITNET).cases[0];
+        let stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(20)).unwrap();
+        drop(engine);
+        assert_eq!(block_on(listen(stream)).unwrap().ids, case.greedy_ids[..20]);
+    });
+}
+
+// ---- Endings ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn generations_end_where_they_should() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, context: 48, ..generating() });
+        let (session, case) = (engine.session(), &golden(BITNET).cases[0]);
+        let new_text = case.text.strip_prefix(&case.prompt).unwrap();
+
+        for tokens in [1, 2, 17] {
+            let said = say(&session, &case.prompt_ids, &greedy(tokens)).unwrap();
+            assert_eq!(said.summary.reason, Reason::MaxTokens);
+            assert_eq!(said.ids, case.greedy_ids[..tokens as usize]);
+            assert_eq!(said.summary.new_tokens, tokens);
+            assert_eq!(said.summary.prompt_tokens, 13);
+            assert!(new_text.starts_with(&said.text), "{:?}", said.text);
+        }
+        // 13 positions are taken, and the last token needs none.
+        let said = say(&session, &case.prompt_ids, &greedy(200)).unwrap();
+        assert_eq!(said.summary.reason, Reason::ContextFull);
+        assert_eq!(said.ids, case.greedy_ids[..48 - 13 + 1]);
+
+        let nothing = say(&session, &case.prompt_ids, &greedy(0)).unwrap();
+        assert_eq!((nothing.ids.len(), nothing.text.as_str()), (0, ""));
+        assert_eq!(nothing.summary.reason, Reason::MaxTokens);
+    });
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, ..generating() });
+        let (session, case) = (engine.session(), &golden(BITNET).cases[0]);
+        let new_text = case.text.strip_prefix(&case.prompt).unwrap();
+        for stops in
+            [vec!["much alike"], vec!["o much"], vec!["ugly", "queen", "alike"], vec!["\nOne"], vec![","]]
+        {
+            let stop: Vec<String> = stops.iter().map(ToString::to_string).collect();
+            let said = say(&session, &case.prompt_ids, &Generation { stop, ..greedy(64) }).unwrap();
+            let at = stops.iter().filter_map(|stop| new_text.find(stop)).min().unwrap();
+            assert_eq!(said.text, new_text[..at], "{stops:?}");
+            assert_eq!(said.summary.reason, Reason::Stop, "{stops:?}");
+        }
+        let stop = vec!["aeroplane".to_string(), String::new()];
+        let said = say(&session, &case.prompt_ids, &Generation { stop, ..greedy(64) }).unwrap();
+        assert_eq!((said.text.as_str(), said.summary.reason), (new_text, Reason::MaxTokens));
+    });
+}
+
+#[test]
+fn requests_that_cannot_be_are_refused_and_the_pipeline_goes_on() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, context: 32, ..generating() });
+        let (session, case) = (engine.session(), &golden(BITNET).cases[0]);
+        let refused = |ids: &[u32], message: &str| {
+            let error = say(&session, ids, &greedy(4)).unwrap_err();
+            assert!(matches!(error, Error::Run(ragtag_scheduler::Error::Refused(_))), "{error:?}");
+            assert_eq!(error.exit_code(), 2);
+            assert_eq!(error.to_string(), message);
+            let error = block_on(session.logits(ids)).unwrap_err();
+            assert_eq!(error.to_string(), message);
+        };
+        refused(&[7; 33], "the prompt has 33 tokens, the context holds 32");
+        refused(&[7; 5000], "the prompt has 5000 tokens, the context holds 32");
+        refused(&[], "the prompt is empty");
+        refused(&[1, 4096], "token 4096 at position 1 is outside the vocabulary of 4096");
+        refused(&[u32::MAX], "token 4294967295 at position 0 is outside the vocabulary of 4096");
+        let bad = Generation {
+            sampling: ragtag_scheduler::Sampling { top_p: 0.0, ..Default::default() },
+            ..greedy(4)
+        };
+        let error = session.generate("Once", &bad).unwrap_err();
+        assert_eq!(
+            (error.exit_code(), error.to_string().as_str()),
+            (2, "top-p is 0; it must be above 0 and at most 1")
+        );
+
+        let said = say(&session, &case.prompt_ids, &greedy(8)).unwrap();
+        assert_eq!(said.ids, case.greedy_ids[..8]);
+        // A prompt that fills the context leaves room for the one token that needs none.
+        let full: Vec<u32> = case.prompt_ids.iter().chain(&case.greedy_ids).copied().take(32).collect();
+        assert_eq!(say(&session, &full, &greedy(8)).unwrap().ids, case.greedy_ids[19..20]);
+    });
+}
+
+#[test]
+fn a_token_stream_is_a_stream() {
+    within(60, || {
+        let model = open(BITNET);
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, ..generating() });
+        let case = &golden(BITNET).cases[1];
+        let mut stream = engine.session().generate(case.prompt.as_str(), &greedy(64)).unwrap();
+        let events: Vec<Event> = block_on(async {
+            let mut events = Vec::new();
+            while let Some(event) = stream.next().await {
+                events.push(event.unwrap());
+            }
+            assert!(stream.next().await.is_none(), "a stream that has ended stays ended");
+            events
+        });
+        let (last, tokens) = events.split_last().unwrap();
+        assert!(matches!(last, Event::Finished(summary) if summary.reason == Reason::MaxTokens), "{last:?}");
+        let mut text = case.prompt.clone();
+        for event in tokens {
+            match event {
+                Event::Token { text: piece, .. } => text.push_str(piece),
+                Event::Finished(_) => panic!("finished twice"),
+            }
+        }
+        assert_eq!(text, case.text);
+        let again = engine.session().generate(case.prompt.as_str(), &greedy(64)).unwrap();
+        assert_eq!(case.prompt.clone() + &again.blocking_text().unwrap(), case.text);
+        let refused = engine.session().generate(Prompt::Tokens(&[]), &greedy(1)).unwrap();
+        let events: Vec<_> = block_on(refused.collect());
+        assert!(matches!(events.as_slice(), [Err(Error::Run(_))]), "{events:?}");
+    });
+}
+
+// ---- Traces -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_trace_shows_both_stages_busy_at_once() {
+    within(120, || {
+        let model = open(BITNET);
+        let split = Some("0-6=cpu:0,7-13=cpu:1");
+        let setup = Setup {
+            cpu_devices: 2,
+            split,
+            sequences: 8,
+            chunk: 16,
+            context: 512,
+            trace: true,
+            ..generating()
+        };
+        let engine = support::engine(&model, &setup);
+        let session = engine.session();
+        let prompt: Vec<u32> = (0..200).map(|i| (i * 31 + 7) % 4096).collect();
+        let streams: Vec<_> =
+            (0..8).map(|_| session.generate(Prompt::Tokens(&prompt), &greedy(16)).unwrap()).collect();
+        for stream in streams {
+            block_on(listen(stream)).unwrap();
+        }
+        drop(session);
+        let trace = engine.shutdown().unwrap();
+
+        let overlap = overlap(&trace);
+        let least = *overlap.busy_ns.iter().min().unwrap();
+        println!("{overlap:?}");
+        assert!(overlap.busy_ns.len() == 2 && least > 0, "{overlap:?}");
+        assert!(overlap.together_ns > least / 20, "{overlap:?}");
+
+        // Every micro-batch passes both stages, in their order, and brings all prompt rows with it.
+        let computed = |stage: u32| -> std::collections::BTreeMap<_, _> {
+            let spans = trace.spans().iter().filter(|s| s.kind == SpanKind::Compute && s.stage == stage);
+            spans.map(|s| (s.micro_batch.expect("compute belongs to a micro-batch"), s.clone())).collect()
+        };
+        let (first, second) = (computed(0), computed(1));
+        assert!(first.keys().eq(second.keys()));
+        for (id, span) in &first {
+            assert_eq!((span.segments.clone(), second[id].segments.clone()), (0..7, 7..14));
+            assert_eq!(span.rows, second[id].rows);
+            assert!(span.start_ns <= span.end_ns && span.end_ns <= second[id].start_ns, "{span:?}");
+        }
+        let rows: u32 = first.values().map(|s| s.rows).sum();
+        assert_eq!(rows, 8 * (200 + 15), "eight prompts, and fifteen tokens that are fed back");
+
+        let json: serde_json::Value = serde_json::from_str(&trace.to_chrome_json()).unwrap();
+        let events = json["traceEvents"].as_array().unwrap();
+        for name in
+            ["segments 0-6 · micro-batch 0", "segments 7-13 · micro-batch 0", "weights of segments 0-6"]
+        {
+            assert!(events.iter().any(|event| event["name"] == name), "{name}");
+        }
+    });
+}
+
+// ---- Files that change --------------------------------------------------------------------------------------------
+
+struct Copy {
+    _folder: tempfile::TempDir,
+    file: std::fs::File,
+    model: Model,
+    devices: Devices,
+    plan: ragtag::Plan,
+}
+
+/// A plan for a copy of a model that may be cut.
+fn copy() -> Copy {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("copy.gguf");
+    std::fs::copy(model_path(LLAMA).unwrap(), &path).unwrap();
+    let model = Model::open(&path).unwrap();
+    let options = DeviceOptions { requested: Some("cpu".into()), cpu_threads: Some(1), ..Default::default() };
+    let devices = Devices::probe(&options).unwrap();
+    let plan = Planner::new(&model).devices(&devices).context(32).plan().unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    Copy { _folder: folder, file, model, devices, plan }
+}
+
+#[test]
+fn a_file_that_shrank_before_loading_is_a_clear_error() {
+    within(60, || {
+        let copy = copy();
+        let bytes = copy.model.file_bytes();
+        for left in [bytes - 1, bytes / 2, 100, 0] {
+            copy.file.set_len(left).unwrap();
+            let error =
+                Engine::start(&copy.model, &copy.devices, &copy.plan, EngineOptions::default()).unwrap_err();
+            let message = error.to_string();
+            let expected = format!("shrank while in use: it had {bytes} bytes and now has {left}");
+            assert!(message.contains("cpu:0") && message.contains(&expected), "{message}");
+            for error in [copy.model.fingerprint().unwrap_err(), copy.model.digest().unwrap_err()] {
+                assert!(error.to_string().contains(&expected), "{error}");
+                assert_eq!(error.exit_code(), 3);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_file_that_shrinks_while_loading_is_a_clear_error() {
+    within(60, || {
+        let copy = copy();
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let (seen, file) = (Arc::clone(&told), copy.file);
+        let progress = Box::new(move |done: u64, total: u64| {
+            seen.lock().unwrap().push((done, total));
+            // Called by the one thread that reads: nothing is being read meanwhile.
+            file.set_len(4096).unwrap();
+        });
+        let options = EngineOptions { progress: Some(progress), ..EngineOptions::default() };
+        let error = Engine::start(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
+        assert!(error.to_string().contains("shrank while in use"), "{error}");
+        let told = told.lock().unwrap();
+        assert!(told.iter().all(|(done, total)| done < total), "it was cut before the end: {told:?}");
+    });
+}
