@@ -23,7 +23,7 @@ pub enum Error {
         cause: std::io::Error,
     },
     /// A model file that is damaged, or of a kind that Ragtag does not run.
-    #[error("{name}: {cause}")]
+    #[error("{}", about(name, cause))]
     Model {
         /// The file, or the bundled model.
         name: String,
@@ -31,7 +31,7 @@ pub enum Error {
         cause: ragtag_graph::ModelError,
     },
     /// The model's tokenizer.
-    #[error("{name}: {cause}")]
+    #[error("{}", about(name, cause))]
     Tokenizer {
         /// The file, or the bundled model.
         name: String,
@@ -80,6 +80,12 @@ pub enum Error {
         /// What it found.
         findings: Vec<String>,
     },
+}
+
+/// What is wrong with a model. Errors of its files name it already, with the whole path.
+fn about(name: &str, cause: &impl std::fmt::Display) -> String {
+    let cause = cause.to_string();
+    if cause.contains(name) { cause } else { format!("{name}: {cause}") }
 }
 
 impl Error {

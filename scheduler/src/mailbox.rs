@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use ragtag_hal::Timeline;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
 
 /// Messages of the urgent lane that are kept: an actor stops at the first.
 const URGENT: usize = 8;
@@ -102,6 +103,24 @@ impl<M, U> Mailbox<M, U> {
     /// The lanes that wake, for an owner that listens to more than these.
     pub(crate) fn waking_lanes(&self) -> (&Receiver<M>, &Receiver<U>) {
         (&self.waking, &self.urgent)
+    }
+}
+
+/// How long an owner that runs out of messages looks again before it sleeps. A thread that sleeps costs whoever wakes it,
+/// and itself, some tens of microseconds where its core has gone idle; steps of a small model take no longer than that.
+const LINGER: Duration = Duration::from_micros(40);
+
+/// Looks again for a while, letting others run in between, before its caller sleeps.
+pub(crate) fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if start.elapsed() >= LINGER {
+            return None;
+        }
+        std::thread::yield_now();
     }
 }
 

@@ -287,7 +287,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// How many pieces of --ctx tokens to take from the start of the text. Default: all.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) chunks: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,

@@ -35,6 +35,9 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
     let model = super::open_model(args.model.as_deref())?;
     let tests = tests(args);
+    if tests.is_empty() {
+        return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
+    }
     let longest = tests.iter().map(|t| t.positions()).max().unwrap_or(2);
     if longest > model.hyperparameters().context {
         note(&format!(

@@ -9,7 +9,9 @@ use std::path::Path;
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.
 pub(crate) fn print(text: &str) {
-    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    let mut out = std::io::stdout().lock();
+    // Tokens appear as they come, not line by line.
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Writes a line to standard error.

@@ -97,9 +97,8 @@ fn like_file(
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
-    let devices = super::open_devices(&args.devices)?;
     let needs = Needs { sequences: args.parallel, all_logits: false, context: None };
-    let plan = make(&model, &devices, &args.placement, needs)?;
+    let (_, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
     if args.json {
         print(&plan.to_json());
     } else {

@@ -1,1 +1,554 @@
-//! Bad input: each kind with the words that say what is wrong, and its exit code.
+//! Bad input: each kind with the words that say what is wrong, its exit code, nothing on standard output, and no panic.
+
+use crate::support::{self, metadata_value, model_path, patch, ragtag, tensor_data, tensor_info, text};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const LLAMA: &str = "tales-q8_0";
+const USAGE: i32 = 2;
+const MODEL: i32 = 3;
+const PLACEMENT: i32 = 4;
+const DEVICES: i32 = 5;
+const DOES_NOT_FIT: i32 = 6;
+const FILE: i32 = 7;
+
+/// Runs a command that must end with this code, and say each of these words. Returns what it said.
+fn refused(arguments: &[&str], code: i32, words: &[&str]) -> String {
+    let output = ragtag().args(arguments).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {:?}\n{err}", output.status);
+    assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
+    assert!(!err.contains("panicked") && !err.contains("internal:"), "{arguments:?}: {err}");
+    // Words of one sentence may be on two lines in a narrow terminal.
+    let flat = err.split_whitespace().collect::<Vec<_>>().join(" ");
+    for word in words {
+        assert!(flat.contains(word), "{arguments:?}: {word:?} in {err}");
+    }
+    err
+}
+
+fn llama() -> PathBuf {
+    model_path(LLAMA).expect("bundled")
+}
+
+/// A folder with spoilt models.
+struct Spoilt {
+    folder: TempDir,
+    sound: Vec<u8>,
+}
+
+impl Spoilt {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), sound: support::model_bytes(LLAMA) }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> String {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        text(&path).to_string()
+    }
+
+    /// A model with other bytes somewhere.
+    fn patched(&self, name: &str, at: usize, with: &[u8]) -> String {
+        let mut bytes = self.sound.clone();
+        patch(&mut bytes, at, with);
+        self.write(name, &bytes)
+    }
+
+    fn refused(&self, path: &str, words: &[&str]) {
+        refused(&["run", path, "-n", "1"], MODEL, words);
+    }
+}
+
+// ---- Model files --------------------------------------------------------------------------------------------------
+
+#[test]
+fn what_is_not_a_model() {
+    let spoilt = Spoilt::new();
+    let tale = spoilt.write("tale.gguf", b"Once upon a time there was no model.\n");
+    for command in ["run", "inspect", "plan", "bench"] {
+        refused(&[command, &tale], MODEL, &["tale.gguf is not a GGUF file"]);
+    }
+    spoilt.refused(&spoilt.write("zeros.gguf", &[0; 4096]), &["is not a GGUF file"]);
+    let mut swapped = spoilt.sound[..4096].to_vec();
+    patch(&mut swapped, 4, &3u32.to_be_bytes());
+    spoilt.refused(&spoilt.write("big.gguf", &swapped), &["big-endian"]);
+    spoilt
+        .refused(&spoilt.patched("old.gguf", 4, &1u32.to_le_bytes()), &["GGUF version 1; versions 2 and 3"]);
+
+    let run = |path: &str, words: &str| refused(&["run", path], FILE, &["cannot read", path, words]);
+    run(&spoilt.write("empty.gguf", b""), "is empty");
+    run(text(spoilt.folder.path()), "is a directory");
+    run(text(&spoilt.folder.path().join("missing.gguf")), "No such file");
+    run(&format!("{tale}/within.gguf"), "Not a directory");
+}
+
+#[test]
+fn models_that_end_too_early() {
+    let spoilt = Spoilt::new();
+    let sound = &spoilt.sound;
+    let architecture = metadata_value(sound, "general.architecture");
+    let tokens = metadata_value(sound, "tokenizer.ggml.tokens");
+    let query = tensor_info(sound, "blk.0.attn_q.weight");
+    let data = tensor_data(sound, "blk.5.ffn_up.weight");
+    let cuts = [
+        (2, "the magic number"),
+        (4, "the version"),
+        (7, "the version"),
+        (8, "the number of tensors"),
+        (16, "the number of metadata entries"),
+        (24, "the length of the key of metadata entry 0"),
+        (30, "the length of the key of metadata entry 0"),
+        (34, "the key of metadata entry 0"),
+        (architecture - 4, "the value type of metadata"),
+        (architecture + 3, "the length of the value of metadata"),
+        (architecture + 9, "the value of metadata"),
+        (tokens + 6, "tokenizer.ggml.tokens"),
+        (tokens + 5000, "tokenizer.ggml.tokens"),
+        (query, "the number of dimensions of tensor"),
+        (query + 6, "dimension 0 of tensor"),
+        (query + 22, "the type of tensor"),
+        (query + 30, "the offset of tensor"),
+        (data.start, "the data of tensor"),
+        (data.end - 1, "the data of tensor"),
+        (sound.len() - 1, "the data of tensor"),
+    ];
+    for (bytes, words) in cuts {
+        let path = spoilt.write("cut.gguf", &sound[..bytes]);
+        spoilt.refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is cut, or lies"]);
+    }
+}
+
+#[test]
+fn counts_lengths_and_offsets_that_lie() {
+    let spoilt = Spoilt::new();
+    let sound = &spoilt.sound;
+    let architecture = metadata_value(sound, "general.architecture");
+    let tokens = metadata_value(sound, "tokenizer.ggml.tokens");
+    let query = tensor_info(sound, "blk.0.attn_q.weight");
+    let lies = [1 << 32, (1 << 32) - 1, 1 << 63, (1 << 63) - 1, u64::MAX, u64::MAX - 31];
+    let places = [
+        ("the number of tensors", 8),
+        ("the number of metadata entries", 16),
+        ("the length of a key", 24),
+        ("the length of a value", architecture),
+        ("the length of an array", tokens + 4),
+        ("the length of a string in an array", tokens + 12),
+        ("an extent", query + 4),
+        ("the other extent", query + 12),
+        ("an offset", query + 24),
+    ];
+    for (what, at) in places {
+        for lie in lies {
+            let path = spoilt.patched("lie.gguf", at, &u64::to_le_bytes(lie));
+            println!("{what} is {lie}: {}", refused(&["run", &path, "-n", "1"], MODEL, &["lie.gguf"]).trim());
+        }
+    }
+    for dimensions in [0, 5, u32::MAX] {
+        let path = spoilt.patched("lie.gguf", query, &dimensions.to_le_bytes());
+        spoilt.refused(&path, &[&format!("{dimensions} is not 1 to 4")]);
+    }
+}
+
+#[test]
+fn hyperparameters_that_lie() {
+    let spoilt = Spoilt::new();
+    let keys = [
+        "embedding_length",
+        "block_count",
+        "attention.head_count",
+        "attention.head_count_kv",
+        "feed_forward_length",
+    ];
+    for key in keys {
+        let key = format!("llama.{key}");
+        let at = metadata_value(&spoilt.sound, &key);
+        for lie in [0, 1, 3, 255, u32::MAX] {
+            let path = spoilt.patched("lie.gguf", at, &u32::to_le_bytes(lie));
+            println!("{key} is {lie}: {}", refused(&["run", &path, "-n", "1"], MODEL, &["lie.gguf"]).trim());
+        }
+    }
+    let context = metadata_value(&spoilt.sound, "llama.context_length");
+    spoilt.refused(&spoilt.patched("context.gguf", context, &[0; 4]), &["context"]);
+    let epsilon = metadata_value(&spoilt.sound, "llama.attention.layer_norm_rms_epsilon");
+    for lie in [f32::NAN, f32::INFINITY, -1.0] {
+        spoilt.refused(
+            &spoilt.patched("epsilon.gguf", epsilon, &lie.to_le_bytes()),
+            &["layer_norm_rms_epsilon"],
+        );
+    }
+}
+
+#[test]
+fn architectures_types_and_tensors_that_are_not_known() {
+    let spoilt = Spoilt::new();
+    let at = metadata_value(&spoilt.sound, "general.architecture") + 8;
+    let path = spoilt.patched("mamba.gguf", at, b"mamba");
+    spoilt.refused(
+        &path,
+        &["mamba.gguf", "architecture \"mamba\" is not supported", "supported are llama, bitnet"],
+    );
+
+    let query = tensor_info(&spoilt.sound, "blk.0.attn_q.weight");
+    for (id, name) in [(2u32, None), (10, Some("Q2_K")), (16, Some("IQ2_XXS")), (9999, Some("number 9999"))] {
+        let path = spoilt.patched("type.gguf", query + 20, &id.to_le_bytes());
+        match name {
+            Some(name) => {
+                let words =
+                    format!("blk.0.attn_q.weight has type {name}, which is not supported; supported are");
+                spoilt.refused(
+                    &path,
+                    &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
+                );
+            }
+            // A known type that is not the tensor's own: it reads as other numbers, never outside of its bytes.
+            None => drop(ragtag().args(["inspect", &path]).assert().success()),
+        }
+    }
+
+    let name = "blk.0.attn_q.weight";
+    let path = spoilt.patched("renamed.gguf", query - name.len(), b"blk.0.attn_x.weight");
+    spoilt.refused(&path, &["tensor", "blk.0.attn_"]);
+    let path = spoilt.write("more.gguf", &with_another_tensor(&spoilt.sound, "blk.0.moustache.weight"));
+    spoilt.refused(&path, &["blk.0.moustache.weight"]);
+    let path = spoilt.patched("twice.gguf", query - name.len(), b"blk.1.attn_q.weight");
+    spoilt.refused(&path, &["there is another tensor", "blk.1.attn_q.weight"]);
+    let path = spoilt.patched(
+        "key.gguf",
+        metadata_value(&spoilt.sound, "llama.block_count") - 4,
+        &6u32.to_le_bytes(),
+    );
+    spoilt.refused(&path, &["llama.block_count", "should be"]);
+}
+
+/// The model with one more tensor info; its data is that of the first tensor.
+fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
+    let model = ragtag::Model::from_bytes("copy", sound.to_vec()).unwrap();
+    let tensors = model.graph().weights().tensors();
+    let data = tensors.iter().map(|t| t.offset).min().unwrap() as usize;
+    let info_end = |t: &ragtag_graph::TensorInfo| tensor_info(sound, &t.name) + 4 + 8 * t.shape.len() + 4 + 8;
+    let end = tensors.iter().map(info_end).max().unwrap();
+    let mut bytes = sound[..end].to_vec();
+    let count = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+    patch(&mut bytes, 8, &(count + 1).to_le_bytes());
+    bytes.extend((name.len() as u64).to_le_bytes());
+    bytes.extend(name.as_bytes());
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend(32u64.to_le_bytes());
+    // F32, at the start of the data.
+    bytes.extend([0; 4]);
+    bytes.extend([0; 8]);
+    bytes.resize(bytes.len().next_multiple_of(32), 0);
+    bytes.extend(&sound[data..]);
+    bytes
+}
+
+#[test]
+fn split_models_with_a_file_missing() {
+    let spoilt = Spoilt::new();
+    let first = spoilt.write("part-00001-of-00003.gguf", &spoilt.sound);
+    refused(&["run", &first], FILE, &["cannot read", "part-00002-of-00003.gguf"]);
+}
+
+// ---- Prompts ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn prompts_that_cannot_be() {
+    let long = "the wolf and the fox ".repeat(300);
+    refused(&["run", "-p", &long], USAGE, &["the prompt has", "tokens, the context holds 512"]);
+    refused(&["run", "-p", &long, "--json"], USAGE, &["the context holds 512"]);
+    refused(
+        &["run", "-p", "Once upon a time there was", "--ctx", "4"],
+        USAGE,
+        &["the prompt has", "the context holds 4"],
+    );
+
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out.npy");
+    let logits =
+        |ids: &str, words: &[&str]| refused(&["logits", "--ids", ids, "-o", text(&output)], USAGE, words);
+    logits("1,4096", &["token 4096 at position 1 is outside the vocabulary of 4096"]);
+    logits("4294967295", &["token 4294967295 at position 0"]);
+    logits("4294967296", &["--ids"]);
+    logits("-1", &[]);
+    logits("", &["--ids"]);
+    logits("1,,2", &["--ids"]);
+    logits("1;2", &["--ids"]);
+    let arguments = ["logits", "--ids", "1,2,3,4,5", "--ctx", "4", "-o", text(&output)];
+    refused(&arguments, USAGE, &["the prompt has 5 tokens, the context holds 4"]);
+    assert!(!output.exists(), "nothing is written for refused ids");
+
+    let missing = folder.path().join("missing.txt");
+    refused(&["run", "-f", text(&missing)], FILE, &["cannot read", "missing.txt", "No such file"]);
+    let bytes = folder.path().join("bytes.txt");
+    std::fs::write(&bytes, [0xff, 0xfe, 0x80]).unwrap();
+    refused(&["run", "-f", text(&bytes)], FILE, &["cannot read", "bytes.txt", "UTF-8"]);
+}
+
+#[test]
+fn texts_too_short_for_perplexity() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = folder.path().join("short.txt");
+    std::fs::write(&short, "Once upon a time.").unwrap();
+    let perplexity = |more: &[&str], code, words: &[&str]| {
+        refused(&[&["perplexity", "-f", text(&short)], more].concat(), code, words);
+    };
+    perplexity(&[], USAGE, &["short.txt has", "tokens, fewer than one piece of 512"]);
+    perplexity(&["--ctx", "3"], USAGE, &["--ctx must be at least 4"]);
+    perplexity(&["--ctx", "4", "--chunks", "0"], USAGE, &["--chunks"]);
+    std::fs::write(&short, "").unwrap();
+    perplexity(&["--ctx", "8"], USAGE, &["fewer than one piece of 8"]);
+    std::fs::remove_file(&short).unwrap();
+    perplexity(&[], FILE, &["cannot read", "short.txt"]);
+}
+
+#[test]
+fn sampling_settings_out_of_range() {
+    let settings = [
+        ("--temp=-0.5", "temperature is -0.5; it must be"),
+        ("--temp=nan", "temperature is NaN"),
+        ("--temp=inf", "temperature is inf"),
+        ("--top-p=0", "top-p is 0; it must be above 0 and at most 1"),
+        ("--top-p=1.5", "top-p is 1.5"),
+        ("--top-p=nan", "top-p is NaN"),
+        ("--min-p=-0.1", "min-p is -0.1; it must be from 0 to 1"),
+        ("--min-p=2", "min-p is 2"),
+        ("--repeat-penalty=0", "repetition-penalty is 0; it must be"),
+        ("--repeat-penalty=inf", "repetition-penalty is inf"),
+        ("--top-k=-1", "--top-k"),
+        ("--seed=x", "--seed"),
+        ("--tokens=-3", "--tokens"),
+    ];
+    for (setting, words) in settings {
+        let err = refused(&["run", setting], USAGE, &[words]);
+        assert!(!err.contains("requested="), "found before anything starts: {err}");
+    }
+}
+
+// ---- Plans and splits ---------------------------------------------------------------------------------------------
+
+struct PlanFile {
+    folder: TempDir,
+    json: String,
+}
+
+impl PlanFile {
+    /// A sound plan for the bundled model over two devices.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments =
+            ["plan", "--cpu-devices", "2", "--split", "0-5=cpu:0,6-13=cpu:1", "--ctx", "64", "--json"];
+        let output = ragtag().args(arguments).output().unwrap();
+        assert!(output.status.success());
+        Self { folder, json: String::from_utf8(output.stdout).unwrap() }
+    }
+
+    fn write(&self, json: &str) -> PathBuf {
+        let path = self.folder.path().join("plan.json");
+        std::fs::write(&path, json).unwrap();
+        path
+    }
+
+    fn run(path: &Path, more: &[&str], code: i32, words: &[&str]) {
+        let arguments = ["run", "-n", "1", "--cpu-devices", "2", "--plan", text(path)];
+        refused(&[&arguments[..], more].concat(), code, words);
+    }
+
+    /// Runs the plan with one text in it replaced.
+    fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
+        let changed = self.json.replacen(from, to, 1);
+        assert_ne!(changed, self.json, "{from}");
+        Self::run(&self.write(&changed), &[], code, words);
+    }
+}
+
+#[test]
+fn plans_for_other_devices_or_models_and_damaged_plans() {
+    let plan = PlanFile::new();
+    let path = plan.write(&plan.json);
+    ragtag().args(["run", "-n", "1", "--cpu-devices", "2", "--plan", text(&path)]).assert().success();
+
+    let arguments = ["run", "--plan", text(&path)];
+    refused(
+        &arguments,
+        PLACEMENT,
+        &["plan.json: the plan's stages: there is no device cpu:1 (devices: cpu:0)"],
+    );
+    let chosen = [&arguments[..], &["--cpu-devices", "2", "--device", "cpu:0"]].concat();
+    refused(&chosen, PLACEMENT, &["there is no device cpu:1"]);
+    let llama = llama();
+    let other = ["run", text(&llama), "--cpu-devices", "2", "--plan", text(&path)];
+    let words = ["the plan was made for the model tales-bitnet-tq2_0.gguf", "not for tales-q8_0.gguf"];
+    refused(&other, PLACEMENT, &words);
+
+    plan.changed("{", "[", PLACEMENT, &["not a plan"]);
+    plan.changed(
+        "\"chunk\"",
+        "\"chunkiness\": 1, \"chunk\"",
+        PLACEMENT,
+        &["not a plan: unknown field `chunkiness`", "line"],
+    );
+    plan.changed(
+        "\"ragtag_plan\": 1",
+        "\"ragtag_plan\": 2, \"more\": []",
+        PLACEMENT,
+        &["of version 2, this build reads version 1"],
+    );
+    plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
+    plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);
+    plan.changed("\"context\": 64", "\"context\": 0", PLACEMENT, &["context is 0"]);
+    plan.changed("\"context\": 64", "\"context\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
+    plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
+    plan.changed("\"sequences\": 1", "\"sequences\": -1", PLACEMENT, &["not a plan"]);
+    plan.changed("\"segments\": 14", "\"segments\": 15", PLACEMENT, &["15 segments"]);
+    for cut in [0, 1, 100, plan.json.len() / 2, plan.json.len() - 3] {
+        let path = plan.write(&plan.json[..cut]);
+        PlanFile::run(&path, &[], PLACEMENT, &["plan.json: not a plan"]);
+    }
+    PlanFile::run(&plan.folder.path().join("missing.json"), &[], FILE, &["cannot read", "missing.json"]);
+    PlanFile::run(plan.folder.path(), &[], FILE, &["cannot read"]);
+}
+
+#[test]
+fn splits_that_are_none() {
+    let cases = [
+        ("0-5=cpu:0,7-13=cpu:1", "segments 6 are on no device"),
+        ("1-5=cpu:0,6-13=cpu:1", "segments 0 are on no device"),
+        ("0-5=cpu:0,6-12=cpu:1", "segments 13 are on no device (the model's segments are 0-13)"),
+        ("0-6=cpu:0,5-13=cpu:1", "segments 5-6 are on cpu:0 and on cpu:1"),
+        ("0-5=cpu:0,6-14=cpu:1", "segments 6-14 on cpu:1: the model's last segment is 13"),
+        ("0-4294967295=cpu:0", "the model's last segment is 13"),
+        ("0-4294967296=cpu:0", "is not FIRST-LAST=DEVICE"),
+        ("0-5=cpu:0,6-13=cpu:7", "there is no device cpu:7 (devices: cpu:0, cpu:1)"),
+        ("0-5=cpu:0,6-13=cuda:0", "there is no device cuda:0"),
+        ("0-5=cpu:0,6-13=cpu:0", "cpu:0 is named twice"),
+        ("6-13=cpu:1,0-5=cpu:0", "in the order of the segments"),
+        ("5-0=cpu:0,6-13=cpu:1", "'5-0=cpu:0': the last segment comes before the first"),
+        ("", "an empty part in the split"),
+        ("0-5=cpu:0,,6-13=cpu:1", "an empty part in the split"),
+        ("half and half", "'half and half' is not FIRST-LAST=DEVICE"),
+        ("0-=cpu:0", "is not FIRST-LAST=DEVICE"),
+        ("+0-13=cpu:0", "is not FIRST-LAST=DEVICE"),
+    ];
+    for (split, words) in cases {
+        for command in ["run", "plan"] {
+            refused(&[command, "--cpu-devices", "2", "--split", split], PLACEMENT, &["split", words]);
+        }
+    }
+}
+
+#[test]
+fn models_that_fit_nowhere() {
+    let plan = |more: &[&str]| {
+        let words = ["does not fit", "cpu:0", "GiB"];
+        println!("{}", refused(&[&["plan"], more].concat(), DOES_NOT_FIT, &words));
+    };
+    plan(&["--ctx", "16777216", "--parallel", "64"]);
+    plan(&["--ctx", "16777216", "--parallel", "1024", "--kv", "f32"]);
+    plan(&["--ctx", "16777216", "--parallel", "1024", "--cpu-devices", "2"]);
+    plan(&["--ctx", "16777216", "--parallel", "64", "--cpu-devices", "2", "--split", "0-5=cpu:0,6-13=cpu:1"]);
+    refused(&["bench", "--ctx", "16777216", "--parallel", "1024"], DOES_NOT_FIT, &["does not fit", "cpu:0"]);
+}
+
+// ---- Devices ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn devices_that_are_not_there() {
+    let cases = [
+        ("cpu:9", "no device cpu:9; there are cpu:0"),
+        ("cpu:4294967295", "no device cpu:4294967295"),
+        ("cpu:4294967296", "is not a device"),
+        ("quantum:0", "unknown backend \"quantum\"; there are cpu"),
+        ("gpu", "no GPU found; there are cpu:0"),
+        ("cpu,gpu", "no GPU found"),
+        ("min-memory=1000TiB", "no device fits \"min-memory=1000TiB\"; there are cpu:0"),
+        ("min-memory=lots", "is not a filter: expected min-memory=SIZE"),
+        ("max-memory=1GiB", "is not a filter"),
+        ("min-memory=99999999999999999999GiB", "is not a filter"),
+        ("", "is not a device: expected auto, gpu, cpu, BACKEND:INDEX or min-memory=SIZE"),
+        ("cpu:", "is not a device"),
+        ("cpu:-1", "is not a device"),
+        (":0", "is not a device"),
+        ("cpu:0;cpu:1", "is not a device"),
+        ("the fast one", "\"the fast one\" is not a device"),
+        ("cpu:0,,cpu:1", "\"\" in \"cpu:0,,cpu:1\" is not a device"),
+    ];
+    for (list, words) in cases {
+        refused(&["run", &format!("--device={list}")], DEVICES, &[words]);
+        refused(&["devices", &format!("--device={list}")], DEVICES, &[words]);
+    }
+    let output = ragtag().env("RAGTAG_DEVICES", "cpu:9").args(["run"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(DEVICES));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no device cpu:9"));
+    for count in ["0", "65", "-1", "two"] {
+        refused(&["run", &format!("--cpu-devices={count}")], USAGE, &["--cpu-devices"]);
+    }
+    refused(&["run", "--threads=0"], USAGE, &["--threads"]);
+}
+
+// ---- Output -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn outputs_that_cannot_be_written_are_found_before_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "in the way").unwrap();
+    let bad = [folder.path().join("missing/out"), file.join("out"), folder.path().to_path_buf()];
+    for path in &bad {
+        let path = text(path);
+        for arguments in [
+            &["logits", "--ids", "1", "-o", path][..],
+            &["run", "-n", "1", "--trace", path],
+            &["run", "-n", "1", "--receipt", path],
+            &["bench", "-p", "4", "-n", "1", "--trace", path],
+            &["perplexity", "-f", text(&file), "--receipt", path],
+        ] {
+            let err = refused(arguments, FILE, &["cannot write", path]);
+            assert!(!err.contains("requested="), "before the run: {err}");
+        }
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), b"in the way");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no probe is left");
+}
+
+/// A device that takes nothing: the run ends, and says that its record was not written.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_device_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let full = folder.path().join("full");
+    std::os::unix::fs::symlink("/dev/full", &full).unwrap();
+    let arguments = ["logits", "--ids", "1,2", "--ctx", "8", "-o", text(&full)];
+    refused(&arguments, FILE, &["cannot write", text(&full), "No space left"]);
+    assert!(full.symlink_metadata().unwrap().is_symlink());
+}
+
+// ---- Arguments ----------------------------------------------------------------------------------------------------
+
+#[test]
+fn arguments_that_contradict_each_other_or_mean_nothing() {
+    let cases: [(&[&str], &str); 16] = [
+        (&["run", "--split", "0-13=cpu:0", "--plan", "plan.json"], "cannot be used with"),
+        (&["run", "-p", "text", "-f", "file"], "cannot be used with"),
+        (&["inspect", "--dot", "--json"], "cannot be used with"),
+        (&["run", "--no-such-flag"], "unexpected argument"),
+        (&["walk"], "unrecognized subcommand"),
+        (&["run", "one.gguf", "two.gguf"], "unexpected argument"),
+        (&["run", "--ctx", "0"], "--ctx"),
+        (&["run", "--ctx", "16777217"], "--ctx"),
+        (&["run", "--chunk", "0"], "--chunk"),
+        (&["run", "--activations", "int4"], "--activations"),
+        (&["plan", "--parallel", "0"], "--parallel"),
+        (&["bench", "-r", "0"], "--repetitions"),
+        (&["bench", "-p", "many"], "-p"),
+        (&["logits", "--ids", "1"], "--output"),
+        (&["perplexity"], "--file"),
+        (&["completions", "tcsh"], "tcsh"),
+    ];
+    for (arguments, words) in cases {
+        refused(arguments, USAGE, &[words]);
+    }
+    refused(&[], USAGE, &["Usage: ragtag"]);
+    // Nothing to measure is no measurement.
+    refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
+}

@@ -1,1 +1,578 @@
-//! The command as its users run it.
+//! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
+
+use crate::support::{
+    self, golden, metadata_value, model_path, patch, ragtag, read_json, relative_error, text,
+};
+use ragtag_kernels::NumericsClass;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::path::Path;
+
+const BITNET: &str = "tales-bitnet-tq2_0";
+const LLAMA: &str = "tales-q8_0";
+const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
+/// Two devices of one thread each.
+const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
+
+struct Done {
+    out: String,
+    err: String,
+}
+
+impl Done {
+    /// Standard output as the one JSON value that it must be.
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}:\n{}", self.out))
+    }
+}
+
+/// Runs a command that must succeed.
+fn done(arguments: &[&str]) -> Done {
+    done_by(ragtag().args(arguments))
+}
+
+fn done_by(command: &mut assert_cmd::Command) -> Done {
+    let output = command.output().unwrap();
+    let done = Done {
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    };
+    assert!(output.status.success(), "{command:?}: {:?}\n{}", output.status, done.err);
+    assert!(!done.err.contains("panicked"), "{}", done.err);
+    done
+}
+
+fn file(name: &str) -> String {
+    text(&model_path(name).expect("bundled")).to_string()
+}
+
+fn keys(value: &Value) -> BTreeSet<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+fn numbers(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
+}
+
+/// A plan without what changes from moment to moment: free memory, and the words about it.
+fn lasting(plan: &Value) -> Value {
+    let mut plan = plan.clone();
+    plan["reasons"].take();
+    for stage in plan["stages"].as_array_mut().unwrap() {
+        stage["memory_bytes"]["available"].take();
+    }
+    plan
+}
+
+// ---- run ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
+    let case = &golden(BITNET).cases[1];
+    let arguments = ["run", "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32"];
+    let done = done(&[&arguments[..], &TWO].concat());
+    assert_eq!(done.out, case.text.clone() + "\n");
+    assert_eq!(done.err.lines().next(), Some(START));
+    for words in
+        ["plan: 0-", "=cpu:0,", "=cpu:1 · context 512", "10 prompt tokens at", "64 new tokens at", "tokens/s"]
+    {
+        assert!(done.err.contains(words), "{words} in {}", done.err);
+    }
+}
+
+#[test]
+fn run_json_is_one_object_and_nothing_else() {
+    for (name, case) in [(BITNET, 1), (LLAMA, 2)] {
+        let (file, case) = (file(name), &golden(name).cases[case]);
+        let arguments =
+            ["run", &file, "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32", "--json"];
+        let done = done(&[&arguments[..], &TWO].concat());
+        let json = done.json();
+        let expected = ["finish_reason", "plan", "prompt_tokens", "seed", "text", "timings", "tokens"];
+        assert_eq!(keys(&json), BTreeSet::from(expected));
+        assert_eq!(numbers(&json["prompt_tokens"]), case.prompt_ids);
+        assert_eq!(numbers(&json["tokens"]), case.greedy_ids);
+        assert_eq!(case.prompt.clone() + json["text"].as_str().unwrap(), case.text);
+        assert_eq!(json["finish_reason"], "max-tokens");
+        assert_eq!(json["plan"]["stages"].as_array().unwrap().len(), 2);
+        assert_eq!((&json["plan"]["activations"], &json["plan"]["kv"]), (&"f32".into(), &"f32".into()));
+        let timings = &json["timings"];
+        assert_eq!(
+            (&timings["prompt_tokens"], &timings["new_tokens"]),
+            (&case.prompt_ids.len().into(), &64.into())
+        );
+        for figure in ["prefill_s", "decode_s", "prefill_tokens_per_s", "decode_tokens_per_s"] {
+            assert!(timings[figure].as_f64().unwrap() > 0.0, "{figure}: {timings}");
+        }
+        assert!(done.err.starts_with(START), "{}", done.err);
+    }
+}
+
+#[test]
+fn the_same_seed_tells_the_same_tale() {
+    let tale = |seed: &str| done(&["run", "-n", "40", "--seed", seed, "--ctx", "64"]).out;
+    let first = tale("7");
+    assert_eq!(tale("7"), first);
+    assert_ne!(tale("8"), first);
+    assert!(first.starts_with("Once upon a time"));
+
+    // A seed that was drawn is printed, and tells its tale again.
+    let drawn = done(&["run", "-n", "40", "--ctx", "64"]);
+    let seed = drawn.err.lines().find_map(|line| line.split("seed ").nth(1)).unwrap();
+    assert_eq!(tale(seed), drawn.out);
+}
+
+#[test]
+fn prompts_come_from_files_and_standard_input() {
+    let case = &golden(BITNET).cases[2];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt.txt");
+    std::fs::write(&path, &case.prompt).unwrap();
+    let arguments = ["run", "-n", "8", "--temp", "0", "--json", "--ctx", "32"];
+    let from_file = done(&[&arguments[..], &["-f", text(&path)]].concat()).json();
+    let from_input =
+        done_by(ragtag().args(arguments).args(["-f", "-"]).write_stdin(case.prompt.as_str())).json();
+    for json in [&from_file, &from_input] {
+        assert_eq!(numbers(&json["prompt_tokens"]), case.prompt_ids);
+    }
+    assert_eq!(from_file["tokens"], from_input["tokens"]);
+}
+
+#[test]
+fn stop_strings_and_limits_end_a_run() {
+    let case = &golden(BITNET).cases[0];
+    let arguments = ["run", "-p", &case.prompt, "--temp", "0", "--activations", "f32", "--json"];
+    let stopped = done(&[&arguments[..], &["--stop", "queen", "--stop", "much alike"]].concat()).json();
+    assert_eq!((&stopped["text"], &stopped["finish_reason"]), (&", who were so ".into(), &"stop".into()));
+    let full = done(&[&arguments[..], &["--ctx", "20"]].concat()).json();
+    assert_eq!(full["finish_reason"], "context-full");
+    assert_eq!(numbers(&full["tokens"]), case.greedy_ids[..8]);
+}
+
+// ---- devices and plans --------------------------------------------------------------------------------------------
+
+#[test]
+fn devices_are_listed_api_by_api() {
+    let table = done(&["devices", "--cpu-devices", "2"]);
+    assert!(table.out.contains("cpu:0") && table.out.contains("cpu:1"), "{}", table.out);
+    assert!(table.err.starts_with(START));
+    let json = done(&["devices", "--cpu-devices", "2", "--device", "cpu:1", "--json"]).json();
+    assert_eq!(json["requested"], "cpu:1");
+    assert_eq!(json["selected"], serde_json::json!(["cpu:1"]));
+    assert_eq!(json["detected"], serde_json::json!(["cpu:0", "cpu:1"]));
+    assert_eq!(json["report"]["backends"][0]["adapters"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn the_environment_chooses_devices_and_the_flag_overrides_it() {
+    let selected = |environment: &str, flag: &[&str]| {
+        let mut command = ragtag();
+        command
+            .env("RAGTAG_DEVICES", environment)
+            .args(["run", "-n", "1", "--ctx", "16"])
+            .args(TWO)
+            .args(flag);
+        done_by(&mut command).err.lines().next().unwrap().to_string()
+    };
+    let line =
+        |requested, selected| format!("requested={requested} detected=[cpu:0, cpu:1] selected=[{selected}]");
+    assert_eq!(selected("cpu:1", &[]), line("cpu:1", "cpu:1"));
+    assert_eq!(selected("cpu:1", &["--device", "cpu:0"]), line("cpu:0", "cpu:0"));
+    assert_eq!(selected("cpu:1,cpu:0", &[]), line("cpu:1,cpu:0", "cpu:1, cpu:0"));
+    assert_eq!(selected("", &[]), START);
+    assert_eq!(selected("no device at all", &["--device", "cpu"]), line("cpu", "cpu:0, cpu:1"));
+}
+
+#[test]
+fn a_plan_is_a_table_with_reasons_or_json_that_makes_the_same_plan_again() {
+    let file = file(LLAMA);
+    let arguments = ["plan", &file, "--cpu-devices", "2", "--threads", "1", "--ctx", "256"];
+    let table = done(&arguments);
+    for words in ["cpu:0", "cpu:1", "- bottleneck: ", "- context 256: as asked"] {
+        assert!(table.out.contains(words), "{words} in {}", table.out);
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    let more = [
+        "--parallel",
+        "3",
+        "--chunk",
+        "48",
+        "--activations",
+        "f32",
+        "--split",
+        "0-3=cpu:1,4-13=cpu:0",
+        "--json",
+    ];
+    let made = done(&[&arguments[..], &more].concat());
+    std::fs::write(&path, &made.out).unwrap();
+    let made = made.json();
+    assert_eq!((&made["context"], &made["sequences"], &made["chunk"]), (&256.into(), &3.into(), &48.into()));
+    assert_eq!(made["stages"][0]["device"], "cpu:1");
+
+    let again = done(&[&["plan", &file, "--plan", text(&path), "--json"], &TWO[..]].concat()).json();
+    assert_eq!(lasting(&again), lasting(&made));
+    let run = done(&[&["run", &file, "--plan", text(&path), "-n", "2", "--json"], &TWO[..]].concat()).json();
+    assert_eq!(lasting(&run["plan"]), lasting(&made));
+}
+
+// ---- inspect ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn inspect_shows_a_model_as_tables_and_as_json() {
+    let out = done(&["inspect", &file(LLAMA), "--tensors"]).out;
+    for words in [
+        "llama",
+        "10.5 M",
+        "1-12",
+        "block 0 … block 11",
+        "Q8_0",
+        "blk.11.ffn_down.weight",
+        "tokenizer with 4096",
+    ] {
+        assert!(out.contains(words), "{words} in {out}");
+    }
+    let json = done(&["inspect", "--json", "--tensors"]).json();
+    assert_eq!(json["hyperparameters"]["architecture"], "bitnet");
+    assert_eq!(json["segments"].as_array().unwrap().len(), 14);
+    assert_eq!(json["file_bytes"], std::fs::metadata(file(BITNET)).unwrap().len());
+    let tensors = json["tensors"].as_array().unwrap();
+    let values: u64 = tensors
+        .iter()
+        .map(|t| t["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product::<u64>())
+        .sum();
+    assert_eq!(json["parameters"], values);
+    assert!(done(&["inspect", "--json"]).json().get("tensors").is_none());
+}
+
+/// Reads Graphviz's language as far as `inspect` writes it; nodes of each cluster, and edges.
+fn read_dot(dot: &str) -> (Vec<Vec<String>>, Vec<(String, String)>) {
+    let (mut clusters, mut edges, mut depth) = (Vec::<Vec<String>>::new(), Vec::new(), 0);
+    for line in dot.lines().map(str::trim) {
+        let statement = line.strip_suffix(';');
+        match statement {
+            _ if line == "}" => depth -= 1,
+            _ if depth == 0 => {
+                assert!(line.starts_with("digraph ") && line.ends_with('{'), "{line}");
+                depth += 1;
+            }
+            None => {
+                assert_eq!(line, format!("subgraph cluster_{} {{", clusters.len()));
+                assert_eq!(depth, 1, "clusters do not nest");
+                clusters.push(Vec::new());
+                depth += 1;
+            }
+            Some(statement) => {
+                assert!(statement.matches('"').count().is_multiple_of(2), "{statement}");
+                let subject = statement.split(" [").next().unwrap();
+                match subject.split_once(" -> ") {
+                    Some((from, to)) => edges.push((from.to_string(), to.to_string())),
+                    None if subject.contains('=') || subject == "node" => {}
+                    None => clusters.last_mut().unwrap().push(subject.to_string()),
+                }
+            }
+        }
+        assert!(depth >= 0);
+    }
+    assert_eq!(depth, 0, "every brace is closed");
+    (clusters, edges)
+}
+
+#[test]
+fn inspect_draws_the_graph_with_a_cluster_for_each_segment() {
+    for arguments in [&["inspect", "--dot"][..], &["inspect", &file(LLAMA), "--dot", "--activations", "f32"]]
+    {
+        let (clusters, edges) = read_dot(&done(arguments).out);
+        assert_eq!(clusters.len(), 14);
+        assert!(clusters.iter().all(|nodes| !nodes.is_empty()));
+        let nodes: BTreeSet<_> = clusters.iter().flatten().collect();
+        assert_eq!(nodes.len(), clusters.iter().map(Vec::len).sum::<usize>(), "each node is drawn once");
+        assert!(edges.len() >= nodes.len() - 1);
+        for (from, to) in &edges {
+            assert!(nodes.contains(from) && nodes.contains(to), "{from} -> {to}");
+        }
+    }
+}
+
+// ---- logits, bench, perplexity ------------------------------------------------------------------------------------
+
+#[test]
+fn logits_writes_the_golden_matrix() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in [BITNET, LLAMA] {
+        let golden = golden(name);
+        let ids: Vec<_> = golden.cases[0].prompt_ids.iter().map(u32::to_string).collect();
+        for (activations, class) in [("f32", NumericsClass::Exact), ("int8", NumericsClass::Fast)] {
+            let path = folder.path().join(format!("{name}-{activations}.npy"));
+            let arguments = ["logits", &file(name), "--ids", &ids.join(","), "-o", text(&path)];
+            let done = done(&[&arguments[..], &["--activations", activations], &TWO].concat());
+            assert_eq!(done.out, "");
+            assert!(done.err.contains("13 positions"), "{}", done.err);
+            let (values, columns) = ragtag::npy::decode(&std::fs::read(&path).unwrap()).unwrap();
+            assert_eq!((columns, values.len()), (4096, 13 * 4096));
+            let error = relative_error(&values, &golden.logits);
+            assert!(error <= class.tolerance(), "{name} {activations}: {error}");
+        }
+    }
+}
+
+#[test]
+fn bench_measures_prompts_and_generation() {
+    let json = done(
+        &[&["bench", "-p", "16,0", "-n", "4", "-r", "2", "--parallel", "3", "--json"], &TWO[..]].concat(),
+    )
+    .json();
+    assert_eq!(json["model"], "tales-bitnet-tq2_0.gguf");
+    let measurements = json["measurements"].as_array().unwrap();
+    let names: Vec<_> =
+        measurements.iter().map(|m| (m["test"].as_str().unwrap(), m["tokens"].as_u64().unwrap())).collect();
+    assert_eq!(names, [("pp16", 48), ("tg4", 12)]);
+    for measurement in measurements {
+        let samples: Vec<f64> = measurement["samples_tokens_per_s"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|s| s.as_f64().unwrap())
+            .collect();
+        assert!(samples.len() == 2 && samples.iter().all(|&s| s > 0.0), "{measurement}");
+        let mean = samples.iter().sum::<f64>() / 2.0;
+        assert!((measurement["mean_tokens_per_s"].as_f64().unwrap() / mean - 1.0).abs() < 1e-9);
+        let (low, high) = (samples[0].min(samples[1]), samples[0].max(samples[1]));
+        assert!((low..=high).contains(&measurement["median_tokens_per_s"].as_f64().unwrap()));
+        assert_eq!(measurement["parallel"], 3);
+    }
+    let table = done(&["bench", "-p", "16", "-n", "4", "-r", "1"]).out;
+    assert!(["pp16", "tg4", "±", "10.5 M"].iter().all(|words| table.contains(words)), "{table}");
+}
+
+#[test]
+fn perplexity_counts_the_second_half_of_each_piece() {
+    let held = support::root().join("tests/golden/held.txt");
+    let arguments = ["perplexity", "-f", text(&held), "--ctx", "32", "--chunks", "3"];
+    let json = done(&[&arguments[..], &["--json"], &TWO].concat()).json();
+    assert_eq!((&json["tokens"], &json["chunks"], &json["ctx"]), (&45.into(), &3.into(), &32.into()));
+    let perplexity = json["perplexity"].as_f64().unwrap();
+    assert!(perplexity > 1.0 && perplexity < 200.0, "{json}");
+    let line = done(&[&arguments[..], &TWO].concat()).out;
+    assert!(line.starts_with(&format!("perplexity {perplexity:.4} ± ")), "{line}");
+    assert!(line.ends_with(" over 45 tokens\n"), "{line}");
+}
+
+// ---- records ------------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_trace_has_a_lane_for_each_queue() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    done(
+        &[&["run", "-n", "4", "--split", "0-6=cpu:0,7-13=cpu:1", "--trace", text(&path)], &TWO[..]].concat(),
+    );
+    let json = read_json(&path);
+    let events = json["traceEvents"].as_array().unwrap();
+    let named = |what: &str| -> BTreeSet<(u64, Option<u64>, &str)> {
+        let found = events.iter().filter(|e| e["ph"] == "M" && e["name"] == what);
+        found
+            .map(|e| (e["pid"].as_u64().unwrap(), e["tid"].as_u64(), e["args"]["name"].as_str().unwrap()))
+            .collect()
+    };
+    assert_eq!(named("process_name"), BTreeSet::from([(0, None, "cpu:0"), (1, None, "cpu:1")]));
+    let queues = [(0, "compute"), (1, "upload"), (2, "download")];
+    let lanes = (0..2).flat_map(|pid| queues.map(|(tid, name)| (pid, Some(tid), name)));
+    assert_eq!(named("thread_name"), lanes.collect());
+
+    let spans: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
+    for span in &spans {
+        assert!(span["pid"].as_u64().unwrap() < 2 && span["tid"].as_u64().unwrap() < 3, "{span}");
+        assert!(span["ts"].as_f64().unwrap() >= 0.0 && span["dur"].as_f64().unwrap() >= 0.0, "{span}");
+    }
+    // A prompt and three tokens that were fed back.
+    for (pid, segments) in [(0, "segments 0-6"), (1, "segments 7-13")] {
+        for batch in 0..4 {
+            let name = format!("{segments} · micro-batch {batch}");
+            let found = spans.iter().filter(|e| e["name"] == name.as_str() && e["pid"] == pid).count();
+            assert_eq!(found, 1, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_receipt_says_what_really_ran() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("receipt.json");
+    let model = file(LLAMA);
+    let arguments =
+        ["run", &model, "-n", "2", "--split", "0-6=cpu:1,7-13=cpu:0", "--receipt", text(&path), "--json"];
+    let json = done(&[&arguments[..], &TWO].concat()).json();
+    let receipt = read_json(&path);
+    let expected = [
+        "compute_path",
+        "detected",
+        "model",
+        "plan",
+        "ragtag",
+        "ragtag_receipt",
+        "requested",
+        "routes",
+        "selected",
+        "stages",
+    ];
+    assert_eq!(keys(&receipt), BTreeSet::from(expected));
+    let digest = blake3::hash(&std::fs::read(&model).unwrap()).to_hex();
+    assert_eq!(receipt["model"]["digest"], format!("blake3:{digest}"));
+    assert_eq!(receipt["model"]["fingerprint"], json["plan"]["model"]["digest"]);
+    assert_eq!(receipt["compute_path"], "cpu:1(0-6) -> cpu:0(7-13)");
+    assert_eq!(receipt["plan"], json["plan"]);
+    assert_eq!(receipt["routes"], json["plan"]["routes"]);
+    assert_eq!(receipt["routes"].as_array().unwrap().len(), 1);
+    let stages = receipt["stages"].as_array().unwrap();
+    assert_eq!(stages.len(), 2);
+    for (stage, device) in stages.iter().zip(["cpu:1", "cpu:0"]) {
+        assert_eq!(stage["device"], device);
+        assert!(!stage["driver"].as_str().unwrap().is_empty());
+        assert!(
+            stage["kernels"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|k| k.as_str().unwrap().starts_with("matmul/Q8_0"))
+        );
+    }
+}
+
+/// `/dev/stdout` and its like are written to, not replaced by a file.
+#[cfg(target_os = "linux")]
+#[test]
+fn records_go_to_devices_and_through_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let (link, real) = (folder.path().join("link.npy"), folder.path().join("real.npy"));
+    std::fs::write(&real, "old").unwrap();
+    std::os::unix::fs::symlink(&real, &link).unwrap();
+    done(&["logits", "--ids", "1,2", "-o", text(&link), "--ctx", "16"]);
+    assert!(link.symlink_metadata().unwrap().is_symlink());
+    assert_eq!(ragtag::npy::decode(&std::fs::read(&real).unwrap()).unwrap().0.len(), 2 * 4096);
+
+    let nothing = folder.path().join("nothing");
+    std::os::unix::fs::symlink("/dev/null", &nothing).unwrap();
+    done(&["run", "-n", "1", "--ctx", "16", "--trace", text(&nothing)]);
+    assert!(nothing.symlink_metadata().unwrap().is_symlink());
+}
+
+// ---- strict -------------------------------------------------------------------------------------------------------
+
+fn spoilt(folder: &Path, name: &str, spoil: impl FnOnce(&mut [u8])) -> String {
+    let mut bytes = support::model_bytes(LLAMA);
+    spoil(&mut bytes);
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).unwrap();
+    text(&path).to_string()
+}
+
+fn refused_by_strict(command: &mut assert_cmd::Command, words: &str) {
+    let output = command.output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(8), "{err}");
+    assert!(err.contains("refused by --strict: ") && err.contains(words), "{words} in {err}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn strict_passes_sound_models_and_refuses_suspicious_ones() {
+    let short = ["-n", "1", "--ctx", "16"];
+    done(&[&["run", "--strict"], &short[..]].concat());
+    done(&[&["run", &file(LLAMA), "--strict"], &short[..]].concat());
+
+    let folder = tempfile::tempdir().unwrap();
+    let zero = spoilt(folder.path(), "zero.gguf", |bytes| {
+        let data = support::tensor_data(bytes, "blk.3.attn_v.weight");
+        bytes[data].fill(0);
+    });
+    let nan = spoilt(folder.path(), "nan.gguf", |bytes| {
+        // The scale of one block, a half.
+        let data = support::tensor_data(bytes, "blk.7.ffn_up.weight");
+        patch(bytes, data.start + 34 * 5, &0x7e00u16.to_le_bytes());
+    });
+    let huge = spoilt(folder.path(), "huge.gguf", |bytes| {
+        let data = support::tensor_data(bytes, "output_norm.weight");
+        for value in bytes[data].chunks_mut(4) {
+            value.copy_from_slice(&1e30f32.to_le_bytes());
+        }
+    });
+    let reasons = [
+        (&zero, "blk.3.attn_v.weight is all zero"),
+        (&nan, "blk.7.ffn_up.weight has 32 values that are NaN or infinite"),
+        (&huge, "output_norm.weight has a root mean square of 1.000e30"),
+    ];
+    for (path, words) in reasons {
+        refused_by_strict(ragtag().args(["run", path, "--strict"]).args(short), words);
+    }
+    refused_by_strict(ragtag().env("RAGTAG_STRICT", "1").args(["run", &zero]).args(short), reasons[0].1);
+    refused_by_strict(ragtag().args(["plan", &nan, "--strict"]), reasons[1].1);
+    refused_by_strict(ragtag().args(["bench", &nan, "--strict"]), reasons[1].1);
+
+    // Who does not ask for it gets what the weights make.
+    done(&[&["run", &zero], &short[..]].concat());
+    done_by(ragtag().env("RAGTAG_STRICT", "0").args(["run", &zero]).args(short));
+    let output = ragtag().args(["run", &nan]).args(short).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(
+        err.contains("no token for position") && err.contains("NaN") && !err.contains("panicked"),
+        "{err}"
+    );
+}
+
+// ---- help ---------------------------------------------------------------------------------------------------------
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let commands = ["devices", "plan", "run", "bench", "inspect", "logits", "perplexity", "completions"];
+    let whole = done(&["--help"]).out;
+    assert!(whole.contains("Examples:") && whole.contains("Exit codes: 0 done"), "{whole}");
+    for command in commands {
+        assert!(whole.contains(&format!("\n  {command} ")), "{command} in {whole}");
+        let help = done(&[command, "--help"]).out;
+        assert!(
+            help.contains(&format!("Example:\n  ragtag {command}"))
+                || help.contains(&format!("Examples:\n  ragtag {command}")),
+            "{help}"
+        );
+    }
+    assert_eq!(done(&["--version"]).out, format!("ragtag {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = done(&["completions", shell]).out;
+        for word in ["perplexity", "cpu-devices", "completions"] {
+            assert!(script.contains(word), "{word} for {shell}");
+        }
+        // A shell that is there says whether it can read its script.
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("script");
+        std::fs::write(&path, &script).unwrap();
+        match std::process::Command::new(shell).arg("-n").arg(&path).status() {
+            Ok(status) => assert!(status.success(), "{shell}"),
+            Err(error) => eprintln!("SKIPPED reading the script with {shell}: {error}"),
+        }
+    }
+}
+
+/// A model without a tokenizer still has ids and logits.
+#[test]
+fn logits_need_no_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = spoilt(folder.path(), "mute.gguf", |bytes| {
+        let at = metadata_value(bytes, "tokenizer.ggml.model");
+        patch(bytes, at + 8, b"xxxxx");
+    });
+    let out = folder.path().join("out.npy");
+    done(&["logits", &path, "--ids", "1,1798", "-o", text(&out), "--ctx", "16"]);
+    assert!(out.exists());
+    let output = ragtag().args(["run", &path]).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(err.contains("tokenizer model \"xxxxx\" is not supported"), "{err}");
+    assert!(output.stdout.is_empty());
+}

@@ -11,7 +11,7 @@ pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
-use crate::mailbox::{Letter, Mailbox, Notice};
+use crate::mailbox::{Letter, Mailbox, Notice, linger};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::trace::{Computed, Label, Recorder, SpanKind, TraceSink};
 use gate::Gate;
@@ -230,7 +230,10 @@ impl Actor {
         loop {
             let letter = match self.mailbox.poll() {
                 Some(letter) => Some(letter),
-                None => self.before_sleep()?.or_else(|| self.mailbox.receive()),
+                None => self
+                    .before_sleep()?
+                    .or_else(|| linger(|| self.mailbox.poll()))
+                    .or_else(|| self.mailbox.receive()),
             };
             let Some(letter) = letter else { return Ok(()) };
             match letter {

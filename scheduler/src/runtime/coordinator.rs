@@ -3,7 +3,7 @@
 use crate::actor::culprit;
 use crate::core::{LogitRows, MicroBatch, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent};
 use crate::error::{Error, Result};
-use crate::mailbox::{self, Mailbox, Notice};
+use crate::mailbox::{self, Mailbox, Notice, linger};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
@@ -89,7 +89,11 @@ impl Coordinator {
 
     fn work(&mut self) {
         loop {
-            let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.receive());
+            let next = self
+                .poll()
+                .or_else(|| self.before_sleep())
+                .or_else(|| linger(|| self.poll()))
+                .or_else(|| self.receive());
             let Some(letter) = next else { return };
             match letter {
                 Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),

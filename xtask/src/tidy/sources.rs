@@ -19,6 +19,8 @@ const UNSAFE: &[&str] = &[
     // Benches that launch kernels by hand.
     "devices/cpu/benches/",
     "kernels/benches/",
+    // Kernels of the pipeline tests' made-up model.
+    "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/host/",
     // The map of model files.
