@@ -3,7 +3,8 @@
 //! Shows: tracing an engine, and reading the trace. One sequence that decodes keeps one stage busy at a time; sixteen
 //! keep both, and so do the chunks of one long prompt.
 //! You should see: bars for each stage and for both together, as shares of the time from the first computation to the last.
-//! "both" is empty for the first run and long for the others, if the machine has two cores with nothing else to do.
+//! "both" is empty for the first run and not for the others. How long it gets depends on two cores having nothing else to
+//! do: on a busy machine the threads of the two stages wait for each other's cores.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap
