@@ -53,7 +53,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        cause: ragtag_scheduler::plan::InvalidPlan,
+        cause: Box<ragtag_scheduler::plan::InvalidPlan>,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]

@@ -41,7 +41,13 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
+// What the types above are described with.
+pub use ragtag_hal::AdapterKind;
+pub use ragtag_kernels::{Activations, KvType};
 pub use ragtag_scheduler::plan::Plan;
+pub use ragtag_scheduler::{
+    DeviceFacts, Figure, FigureSource, Links, Objective, Sampling, Span, SpanKind, Split, Workload,
+};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use strict::suspicious_weights;
 pub use trace::{Overlap, Trace, overlap};

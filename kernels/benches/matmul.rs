@@ -1,9 +1,10 @@
-//! Products against the machine: bandwidth of one token (GEMV) beside the bandwidth of reading, and GFLOP/s of many.
+//! Products against the machine: bandwidth of one token (GEMV) beside the bandwidth of reading, GFLOP/s of many, and
+//! GB/s of packing weights.
 //!
-//! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm] [types…]`, for example `-- gemv Q8_0 F16`.
+//! `cargo bench -p ragtag-kernels --bench matmul -- [gemv|gemm|pack] [types…]`, for example `-- gemv Q8_0 F16`.
 #![allow(clippy::print_stdout)] // a report is what it is for
 
-use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
+use ragtag_hal::{Caps, Feature, Features, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::{
     Activations, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
 };
@@ -40,10 +41,25 @@ impl Memory {
     }
 }
 
+/// What this machine has.
+fn features() -> Features {
+    #[cfg(target_arch = "x86_64")]
+    let found = [
+        (Feature::Avx2, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (Feature::Avx512Vnni, is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let found = [(Feature::NeonDot, std::arch::is_aarch64_feature_detected!("dotprod"))];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let found: [(Feature, bool); 0] = [];
+    found.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect()
+}
+
+/// A host with these features; the variable `ISA` (`avx2`, `none`) leaves all but one out.
 fn caps() -> Caps {
     let mut caps = Caps {
         languages: [KernelLanguage::Host].into(),
-        features: Default::default(),
+        features: features(),
         queues: QueueLayout::Separate,
         foreign_points: true,
         records_programs: false,
@@ -52,18 +68,6 @@ fn caps() -> Caps {
         binding_alignment_bytes: 64,
         parallel_units: 1,
     };
-    #[cfg(target_arch = "x86_64")]
-    {
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
-            caps.features.insert(Feature::Avx2);
-        }
-        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw") {
-            caps.features.insert(Feature::Avx512Vnni);
-        }
-    }
     if let Ok(only) = std::env::var("ISA") {
         caps.features.retain(|f| format!("{f:?}").eq_ignore_ascii_case(&only));
     }
@@ -171,6 +175,17 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
     Model { launches, bytes: at, values }
 }
 
+/// Packs a matrix from one half of the memory into the other.
+fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
+    let layout = Resident::new(tensor_type, 5632, 2048).expect("whole blocks");
+    let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);
+    let file = &file[..layout.rows() * layout.file_row_bytes()];
+    let resident = &mut resident[..layout.bytes() as usize];
+    let start = Instant::now();
+    layout.pack(0..layout.groups(), file, resident).expect("lengths are the layout's");
+    file.len() as f64 / start.elapsed().as_secs_f64() / 1e9
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let asked = |name: &str| arguments.iter().any(|a| a == name);
@@ -180,14 +195,23 @@ fn main() {
     let (mut x, mut y) = (Memory::new(64), Memory::new(64));
     noise(weights.bytes());
     let mut pairs = Vec::new();
-    for tensor_type in types {
+    for tensor_type in types.iter().copied() {
         for wanted in [Activations::F32, Activations::Int8] {
             if activations_for(tensor_type, wanted) == wanted {
                 pairs.push((tensor_type, wanted));
             }
         }
     }
-    if !asked("gemm") {
+    let all = !["gemv", "gemm", "pack"].iter().any(|section| asked(section));
+    if all || asked("pack") {
+        println!("packing, GB/s of file bytes, median (best) of 5, one thread");
+        for tensor_type in &types {
+            let (median, best) = repeat(5, || pack(*tensor_type, weights.bytes()));
+            println!("{:24}  {median:5.2} ({best:5.2})", tensor_type.name());
+        }
+        noise(weights.bytes());
+    }
+    if all || asked("gemv") {
         println!("GEMV, GB/s, median (best) of 7; read bandwidth measured in between");
         for (tensor_type, wanted) in &pairs {
             let mut line = format!("{:24}", Kernel::MatMul(*tensor_type, *wanted).to_string());
@@ -209,7 +233,7 @@ fn main() {
             println!("{line}");
         }
     }
-    if !asked("gemv") {
+    if all || asked("gemm") {
         println!("GEMM, GFLOP/s, median (best) of 5");
         for (tensor_type, wanted) in &pairs {
             let mut line = format!("{:24}", Kernel::MatMul(*tensor_type, *wanted).to_string());

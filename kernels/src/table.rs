@@ -79,6 +79,17 @@ mod tests {
     }
 
     #[test]
+    fn constants_that_overflow_ask_for_more_than_there_is() {
+        for variant in variants() {
+            for constant in [u32::MAX, u32::MAX - 31] {
+                let mut extents = vec![0; variant.abi.bindings.len()];
+                (variant.abi.extents)(&vec![constant; variant.abi.constants], &mut extents);
+                assert!(extents.iter().any(|bytes| *bytes > 1 << 62), "{}: {extents:?}", variant.abi.name);
+            }
+        }
+    }
+
+    #[test]
     fn a_device_that_takes_no_host_code_gets_none() {
         let caps = Caps { languages: Default::default(), ..caps(&[]) };
         assert!(select(Kernel::Add, &caps).is_none());

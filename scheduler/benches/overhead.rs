@@ -1,2 +1,66 @@
-//! Placeholder.
-fn main() {}
+//! What scheduling costs: pipelines of devices whose submissions complete at once, so that nothing but the cores, the
+//! mailboxes and the threads takes time. `cargo bench -p ragtag-scheduler`.
+//!
+//! Saturated: enough sequences decode that every stage always has a micro-batch; printed is the time for each stage and
+//! micro-batch, all threads of the machine at work. Alone: one sequence decodes, so each step is a round trip through all
+//! threads; printed is the time for each step.
+
+#![allow(missing_docs)]
+#![allow(clippy::print_stdout)] // this is what it is for
+
+#[path = "../tests/support/null.rs"]
+mod null;
+
+use null::{Zero, stage};
+use ragtag_scheduler::{Job, Pipeline, PipelineOptions, Reply, Request};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Time and micro-batches for `sequences` sequences of `tokens` tokens each.
+fn measure(stages: usize, sequences: usize, tokens: u32) -> (Duration, u64) {
+    let specs = (0..stages).map(|index| stage(index, stages)).collect();
+    let options = PipelineOptions::new(stages, 4096, 256 * sequences as u32, 16);
+    let pipeline = Pipeline::start(specs, &options, |_| {}).expect("null devices start");
+    let (send, ended) = channel();
+    let run = |tokens| {
+        for _ in 0..sequences {
+            let send = send.clone();
+            let reply = move |reply| match reply {
+                Reply::Finished(_) => send.send(()).expect("somebody counts"),
+                Reply::Failed(error) => panic!("{error}"),
+                Reply::Token { .. } | Reply::Logits { .. } => {}
+            };
+            let job =
+                Job::Generate { max_new_tokens: tokens, end_tokens: Vec::new(), sampler: Box::new(Zero) };
+            pipeline.submit(Request { prompt: vec![0], job, reply: Box::new(reply) });
+        }
+        (0..sequences).for_each(|_| ended.recv().expect("every sequence ends"));
+    };
+    run(100);
+    let before = pipeline.stats().micro_batches;
+    let start = Instant::now();
+    run(tokens);
+    (start.elapsed(), pipeline.stats().micro_batches - before)
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+fn main() {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    println!("scheduling with devices that do nothing, {cores} cores, medians of 5");
+    println!("stages  saturated, us per stage and micro-batch  alone, us per step");
+    for stages in 1..=4 {
+        let saturated = (0..5).map(|_| {
+            let (time, micro_batches) = measure(stages, 4 * stages, 1000);
+            time.as_secs_f64() * 1e6 / micro_batches as f64 / stages as f64
+        });
+        let alone = (0..5).map(|_| {
+            let (time, micro_batches) = measure(stages, 1, 1000);
+            time.as_secs_f64() * 1e6 / micro_batches as f64
+        });
+        println!("{stages:6}  {:40.2}  {:18.2}", median(saturated.collect()), median(alone.collect()));
+    }
+}

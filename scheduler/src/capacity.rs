@@ -1,13 +1,30 @@
 //! How many messages a mailbox can ever hold. Senders never wait: what bounds the messages in flight are credits and ring
-//! slots, so a mailbox of this size is never full, and a full one is a defect that ends the run.
+//! slots, so a lane of this size is never full, and a full one is a defect that ends the run.
 
-/// Capacity of a stage's mailbox: a hand-off for each micro-batch in flight, a message for each slot of the ring on
-/// either side, and one pending notice of progress for each timeline that the actor listens to.
-pub fn stage_mailbox(credits: u32, incoming_depth: u32, outgoing_depth: u32, timelines: u32) -> usize {
-    [credits, incoming_depth, outgoing_depth, timelines].iter().map(|&n| n as usize).sum()
+/// Capacities of a mailbox's two bounded lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    /// Messages that wake their owner.
+    pub waking: usize,
+    /// Messages that lie there until the owner is awake.
+    pub quiet: usize,
 }
 
-/// Capacity of the coordinator's mailbox: a return for each micro-batch in flight, and one pending notice of progress.
-pub fn run_mailbox(credits: u32) -> usize {
-    credits as usize + 1
+impl Lanes {
+    /// A stage's mailbox. Waking: a hand-off for each micro-batch in flight, a chunk for each slot of the incoming ring,
+    /// and one pending notice each of its own progress, of its neighbours' and of the outgoing ring. Quiet: a credit for
+    /// each slot of the outgoing ring.
+    pub fn of_stage(credits: u32, incoming_depth: u32, outgoing_depth: u32) -> Self {
+        Self { waking: credits as usize + incoming_depth as usize + 3, quiet: outgoing_depth as usize }
+    }
+
+    /// The coordinator's mailbox. Waking: one pending notice of progress. Quiet: a return for each micro-batch in flight.
+    pub fn of_run(credits: u32) -> Self {
+        Self { waking: 1, quiet: credits as usize }
+    }
+
+    /// Messages of both lanes.
+    pub fn total(self) -> usize {
+        self.waking + self.quiet
+    }
 }

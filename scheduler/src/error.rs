@@ -12,7 +12,9 @@ pub enum Refusal {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The prompt does not fit the context.
-    #[error("the prompt has {tokens} tokens, the context holds {context}")]
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {context}: shorten it, or plan for a longer context"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,

@@ -20,7 +20,7 @@ pub mod sim;
 pub mod split;
 mod trace;
 
-pub use actor::{StageReport, WeightSource};
+pub use actor::{StageReport, WEIGHT_STAGING_BYTES, WeightSource};
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 pub use error::{Error, Refusal, Result};
 pub use plan::{

@@ -1,13 +1,16 @@
-//! Mailboxes: what an actor sleeps on. Bounded, with a lane for what cannot wait; sending never blocks.
+//! Mailboxes: what an actor sleeps on. Bounded, with a lane for what cannot wait and one for what nobody needs to wake up
+//! for; sending never blocks.
 //!
 //! The bound comes from [`crate::capacity`]: credits and ring slots limit what can be in flight, so a full mailbox is a
 //! defect, reported as such and not waited out.
 
+use crate::capacity::Lanes;
 use crate::error::{Error, Result};
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use ragtag_hal::Timeline;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::time::{Duration, Instant};
 
 /// Messages of the urgent lane that are kept: an actor stops at the first.
 const URGENT: usize = 8;
@@ -20,42 +23,48 @@ pub(crate) enum Letter<M, U> {
 
 /// The owner's end.
 pub(crate) struct Mailbox<M, U> {
-    normal: Receiver<M>,
+    waking: Receiver<M>,
+    quiet: Receiver<M>,
     urgent: Receiver<U>,
 }
 
 /// The senders' end.
 pub(crate) struct Address<M, U> {
-    normal: Sender<M>,
+    waking: Sender<M>,
+    quiet: Sender<M>,
     urgent: Sender<U>,
 }
 
 impl<M, U> Clone for Address<M, U> {
     fn clone(&self) -> Self {
-        Self { normal: self.normal.clone(), urgent: self.urgent.clone() }
+        Self { waking: self.waking.clone(), quiet: self.quiet.clone(), urgent: self.urgent.clone() }
     }
 }
 
-/// A mailbox for at most `capacity` messages, besides urgent ones.
-pub(crate) fn mailbox<M, U>(capacity: usize) -> (Address<M, U>, Mailbox<M, U>) {
-    let (normal, normal_inbox) = bounded(capacity);
+/// A mailbox for so many messages, besides urgent ones.
+pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
+    let (waking, waking_inbox) = bounded(lanes.waking);
+    let (quiet, quiet_inbox) = bounded(lanes.quiet);
     let (urgent, urgent_inbox) = bounded(URGENT);
-    (Address { normal, urgent }, Mailbox { normal: normal_inbox, urgent: urgent_inbox })
+    let mailbox = Mailbox { waking: waking_inbox, quiet: quiet_inbox, urgent: urgent_inbox };
+    (Address { waking, quiet, urgent }, mailbox)
 }
 
 impl<M, U> Address<M, U> {
     /// Sends. An owner that has ended needs nothing any more, so that is no error.
     ///
     /// # Errors
-    /// [`Error::Protocol`] if the mailbox is full.
+    /// [`Error::Protocol`] if the lane is full.
     pub(crate) fn send(&self, message: M) -> Result<()> {
-        match self.normal.try_send(message) {
-            Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
-            Err(TrySendError::Full(_)) => {
-                let capacity = self.normal.capacity().unwrap_or(0);
-                Err(Error::protocol(format!("a mailbox for {capacity} messages is full")))
-            }
-        }
+        put(&self.waking, message)
+    }
+
+    /// Sends what the owner need not wake up for: it finds it when it wakes for something else.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] if the lane is full.
+    pub(crate) fn send_quietly(&self, message: M) -> Result<()> {
+        put(&self.quiet, message)
     }
 
     /// Sends on the urgent lane. If that is full, the owner has reason enough to stop already.
@@ -64,29 +73,54 @@ impl<M, U> Address<M, U> {
     }
 }
 
-impl<M, U> Mailbox<M, U> {
-    /// The next message, urgent ones first; `None` when nobody can send any more.
-    pub(crate) fn receive(&self) -> Option<Letter<M, U>> {
-        if let Some(letter) = self.poll() {
-            return Some(letter);
+fn put<M>(lane: &Sender<M>, message: M) -> Result<()> {
+    match lane.try_send(message) {
+        Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
+        Err(TrySendError::Full(_)) => {
+            let capacity = lane.capacity().unwrap_or(0);
+            Err(Error::protocol(format!("a mailbox lane for {capacity} messages is full")))
         }
+    }
+}
+
+impl<M, U> Mailbox<M, U> {
+    /// Sleeps until there is a message that wakes; `None` when nobody can send any more.
+    pub(crate) fn receive(&self) -> Option<Letter<M, U>> {
         select_biased! {
             recv(self.urgent) -> message => message.ok().map(Letter::Urgent),
-            recv(self.normal) -> message => message.ok().map(Letter::Normal),
+            recv(self.waking) -> message => message.ok().map(Letter::Normal),
         }
     }
 
-    /// The next message, if there is one now.
+    /// The next message, if there is one now: urgent ones first, then quiet ones.
     pub(crate) fn poll(&self) -> Option<Letter<M, U>> {
         if let Ok(urgent) = self.urgent.try_recv() {
             return Some(Letter::Urgent(urgent));
         }
-        self.normal.try_recv().ok().map(Letter::Normal)
+        self.quiet.try_recv().or_else(|_| self.waking.try_recv()).ok().map(Letter::Normal)
     }
 
-    /// Both lanes, for an owner that listens to more than these.
-    pub(crate) fn lanes(&self) -> (&Receiver<M>, &Receiver<U>) {
-        (&self.normal, &self.urgent)
+    /// The lanes that wake, for an owner that listens to more than these.
+    pub(crate) fn waking_lanes(&self) -> (&Receiver<M>, &Receiver<U>) {
+        (&self.waking, &self.urgent)
+    }
+}
+
+/// How long an owner that runs out of messages looks again before it sleeps. A thread that sleeps costs whoever wakes it,
+/// and itself, some tens of microseconds where its core has gone idle; steps of a small model take no longer than that.
+const LINGER: Duration = Duration::from_micros(40);
+
+/// Looks again for a while, letting others run in between, before its caller sleeps.
+pub(crate) fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        if start.elapsed() >= LINGER {
+            return None;
+        }
+        std::thread::yield_now();
     }
 }
 
@@ -98,9 +132,19 @@ impl<M, U> Mailbox<M, U> {
 pub(crate) struct Notice(Arc<AtomicBool>);
 
 impl Notice {
-    /// Asks for a message at the next progress.
+    /// Asks for a message at the next progress. What happened before is seen by whoever looks after this.
     pub(crate) fn arm(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.0.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `take`: either the owner, looking after this, sees what the other side did before its
+        // own fence, or the other side sees that it is armed.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a message was asked for. It is now owed: whoever gets `true` sends it.
+    pub(crate) fn take(&self) -> bool {
+        fence(Ordering::SeqCst);
+        // Looking first keeps the cache line shared while nobody asks.
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }
 
     /// Has `timeline` call `moved` when it moves while armed, and `failed` when it fails.
@@ -110,11 +154,11 @@ impl Notice {
         moved: impl Fn() + Send + 'static,
         failed: impl Fn(&ragtag_hal::Error) + Send + 'static,
     ) {
-        let armed = Arc::clone(&self.0);
+        let notice = self.clone();
         timeline.subscribe(move |progress| match &progress.failure {
             Some(error) => failed(error),
             None => {
-                if armed.swap(false, Ordering::SeqCst) {
+                if notice.take() {
                     moved();
                 }
             }
@@ -128,23 +172,26 @@ mod tests {
     use ragtag_hal::{DeviceId, QueueKind, TimelineId};
 
     #[test]
-    fn urgent_messages_overtake_and_a_full_mailbox_is_an_error() {
-        let (address, mailbox) = mailbox::<u32, &str>(2);
+    fn urgent_and_quiet_messages_overtake_and_a_full_lane_is_an_error() {
+        let (address, mailbox) = mailbox::<u32, &str>(Lanes { waking: 2, quiet: 1 });
         address.send(1).unwrap();
         address.send(2).unwrap();
         assert!(matches!(address.send(3), Err(Error::Protocol { .. })));
+        address.send_quietly(7).unwrap();
+        assert!(matches!(address.send_quietly(8), Err(Error::Protocol { .. })));
         address.send_urgent("stop");
-        assert!(matches!(mailbox.receive(), Some(Letter::Urgent("stop"))));
-        assert!(matches!(mailbox.receive(), Some(Letter::Normal(1))));
-        drop(address);
+        assert!(matches!(mailbox.poll(), Some(Letter::Urgent("stop"))));
+        assert!(matches!(mailbox.poll(), Some(Letter::Normal(7))));
+        assert!(matches!(mailbox.poll(), Some(Letter::Normal(1))));
         assert!(matches!(mailbox.receive(), Some(Letter::Normal(2))));
-        assert!(mailbox.receive().is_none());
+        drop(address);
+        assert!(mailbox.receive().is_none() && mailbox.poll().is_none());
     }
 
     #[test]
     fn progress_is_told_once_and_only_when_asked() {
         let timeline = Timeline::new(TimelineId { device: DeviceId(0), queue: QueueKind::Compute });
-        let (address, mailbox) = mailbox::<u32, String>(1);
+        let (address, mailbox) = mailbox::<u32, String>(Lanes { waking: 1, quiet: 0 });
         let notice = Notice::default();
         let (moved, failed) = (address.clone(), address);
         notice.listen(&timeline, move || moved.send(1).unwrap(), move |e| failed.send_urgent(e.to_string()));

@@ -14,6 +14,8 @@ pub(crate) enum StageMessage {
     Downloaded,
     /// A neighbour's timeline has moved.
     NeighbourMoved,
+    /// A slot of the outgoing ring came back on the quiet lane.
+    RingSlot,
 }
 
 /// To a stage's actor, before anything else.

@@ -96,9 +96,10 @@ impl Test {
         }
     }
 
+    /// Positions that a sequence takes. The last new token takes none: nothing is computed from it.
     fn positions(self) -> u32 {
         let (prompt, new) = self.shape();
-        prompt.saturating_add(new)
+        prompt.saturating_add(new - 1)
     }
 
     fn counted_tokens(self) -> u32 {

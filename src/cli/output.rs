@@ -31,10 +31,10 @@ fn to_json(value: &impl Serialize) -> String {
     }
 }
 
-/// A table with these columns; those marked with `>` hold figures and are aligned to the right.
+/// A table with these columns, in Markdown so that it can be pasted into a report; those marked with `>` hold figures and are aligned to the right.
 pub(crate) fn table(columns: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic);
+    table.load_preset(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(columns.iter().map(|c| c.trim_start_matches('>')));
     for (index, column) in columns.iter().enumerate() {
         if let Some(cells) = table.column_mut(index).filter(|_| column.starts_with('>')) {

@@ -81,7 +81,7 @@ fn like_file(
         path: path.into(),
         cause,
     })?;
-    let invalid = |cause| Error::PlanFile { path: path.into(), cause };
+    let invalid = |cause| Error::PlanFile { path: path.into(), cause: Box::new(cause) };
     let plan = Plan::from_json(&json).map_err(invalid)?;
     let labels = devices.labels();
     let labels: Vec<_> = labels.iter().map(String::as_str).collect();

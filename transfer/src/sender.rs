@@ -100,6 +100,11 @@ impl Sender {
         self.ring.as_ref().map_or(0, |r| r.credits.len() as u32)
     }
 
+    /// Whether some chunk waits for a slot.
+    pub fn is_waiting(&self) -> bool {
+        self.ring.as_ref().is_some_and(|r| !r.queue.is_empty())
+    }
+
     /// Whether everything has been sent and every slot has come back.
     pub fn is_idle(&self) -> bool {
         self.ring.as_ref().is_none_or(|r| r.queue.is_empty() && r.credits.len() == r.depth as usize)

@@ -341,29 +341,3 @@ fn timings_come_once_and_in_order() {
     bench.device.take_timings(&mut timings);
     assert_eq!(timings.len(), 2, "taken once");
 }
-
-/// `cargo test --release -p ragtag-cpu -- --ignored --nocapture` prints what a submission and a dispatch cost.
-#[test]
-#[ignore = "a measurement"]
-#[allow(clippy::print_stdout)]
-fn overhead() {
-    for threads in [1, 2] {
-        let mut bench = Bench::new(threads);
-        let empty = || launch(2, vec![], vec![u32::MAX], [8, 1, 1]);
-        let mut measure = |dispatches: usize| {
-            bench.device.record(ProgramId(0), (0..dispatches).map(|_| empty()).collect()).unwrap();
-            let mut samples: Vec<f64> = (0..200)
-                .map(|_| {
-                    let start = Instant::now();
-                    let point = bench.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
-                    bench.wait(point).unwrap();
-                    start.elapsed().as_secs_f64() * 1e6
-                })
-                .collect();
-            samples.sort_by(f64::total_cmp);
-            samples[samples.len() / 2]
-        };
-        let (one, many) = (measure(1), measure(1001));
-        println!("{threads} threads: submission {one:.1} us, dispatch {:.2} us", (many - one) / 1000.0);
-    }
-}

@@ -14,6 +14,8 @@ mod isa;
 mod kv;
 mod launch;
 mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod rope;
 mod rows;
@@ -52,6 +54,8 @@ pub(crate) fn variants() -> Vec<Variant> {
         add::<avx512::Avx512>(&mut out);
         add::<avx2::Avx2>(&mut out);
     }
+    #[cfg(target_arch = "aarch64")]
+    add::<neon::Neon>(&mut out);
     add::<portable::Portable>(&mut out);
     out
 }

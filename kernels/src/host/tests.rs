@@ -47,6 +47,8 @@ fn has(feature: &Feature) -> bool {
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vnni")
         }
+        #[cfg(target_arch = "aarch64")]
+        Feature::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
         _ => false,
     }
 }

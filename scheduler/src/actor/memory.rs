@@ -154,8 +154,8 @@ impl StageMemory {
         let range = start as usize..(start + shape.bytes()) as usize;
         // The slot's last program has passed, so nobody reads these bytes.
         let mut lease = self.params.write(range).map_err(&failed)?;
-        for (bytes, word) in lease.chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_ne_bytes());
+        for (bytes, word) in lease.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *bytes = word.to_ne_bytes();
         }
         drop(lease);
 

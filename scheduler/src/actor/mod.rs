@@ -7,11 +7,11 @@ mod gate;
 pub(crate) mod memory;
 mod weights;
 
-pub use weights::WeightSource;
+pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
-use crate::mailbox::{Letter, Mailbox, Notice};
+use crate::mailbox::{Letter, Mailbox, Notice, linger};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::trace::{Computed, Label, Recorder, SpanKind, TraceSink};
 use gate::Gate;
@@ -21,7 +21,7 @@ use ragtag_hal::{
     BufferRange, Command, Device, DeviceId, HostRegion, QueueKind, RegionId, Submission, Timeline, Timing,
     Work,
 };
-use ragtag_transfer::{Chunk, Route};
+use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +50,8 @@ pub(crate) struct Edge {
     pub(crate) address: StageAddress,
     /// The neighbour's timeline that this stage waits for.
     pub(crate) timeline: Arc<Timeline>,
+    /// Armed while the ring's sender waits for a slot of it.
+    pub(crate) ring_notice: Notice,
 }
 
 impl Edge {
@@ -227,15 +229,13 @@ impl Actor {
     fn work(&mut self) -> Result<()> {
         loop {
             let letter = match self.mailbox.poll() {
-                Some(letter) => letter,
-                None => {
-                    self.before_sleep()?;
-                    match self.mailbox.receive() {
-                        Some(letter) => letter,
-                        None => return Ok(()),
-                    }
-                }
+                Some(letter) => Some(letter),
+                None => self
+                    .before_sleep()?
+                    .or_else(|| linger(|| self.mailbox.poll()))
+                    .or_else(|| self.mailbox.receive()),
             };
+            let Some(letter) = letter else { return Ok(()) };
             match letter {
                 Letter::Urgent(StageUrgent::Stop) => return Ok(()),
                 Letter::Urgent(StageUrgent::Failed(cause)) => return Err(self.failed(cause)),
@@ -245,6 +245,8 @@ impl Actor {
                 }
                 Letter::Normal(StageMessage::Downloaded) => self.catch_up()?,
                 Letter::Normal(StageMessage::NeighbourMoved) => self.retry()?,
+                // The slot itself lies on the quiet lane.
+                Letter::Normal(StageMessage::RingSlot) => {}
             }
             self.handled += 1;
             if self.handled.is_multiple_of(TIMINGS_PERIOD) {
@@ -253,8 +255,9 @@ impl Actor {
         }
     }
 
-    /// Asks for the notices that are needed, and looks once more at what they are about.
-    fn before_sleep(&mut self) -> Result<()> {
+    /// Asks for the notices that are needed, and looks once more at what they are about: whatever happened before the
+    /// asking is found here, whatever happens after it wakes us.
+    fn before_sleep(&mut self) -> Result<Option<Letter<StageMessage, StageUrgent>>> {
         if self.core.wants_slot() {
             self.download_notice.arm();
             self.catch_up()?;
@@ -263,7 +266,11 @@ impl Actor {
             self.neighbour_notice.arm();
             self.retry()?;
         }
-        Ok(())
+        if let Some(next) = self.next.as_ref().filter(|_| self.core.wants_ring_slot()) {
+            next.ring_notice.arm();
+        }
+        // Ring slots come on the quiet lane.
+        Ok(self.mailbox.poll())
     }
 
     fn retry(&mut self) -> Result<()> {
@@ -330,9 +337,21 @@ impl Actor {
                 send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
             }
             StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
-            StageAction::Free(free) => send(&self.previous, StageMessage::Event(StageEvent::Free(free))),
-            StageAction::Return(returned) => self.run.send(RunMessage::Return(returned)),
+            StageAction::Free(free) => self.free(free),
+            StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
+    }
+
+    /// Gives a ring slot back; its sender is woken only if it waits for one.
+    fn free(&self, free: ChunkFree) -> Result<()> {
+        let Some(previous) = &self.previous else {
+            return Err(Error::protocol("a ring slot of a stage that does not exist"));
+        };
+        previous.address.send_quietly(StageMessage::Event(StageEvent::Free(free)))?;
+        if previous.ring_notice.take() {
+            previous.address.send(StageMessage::RingSlot)?;
+        }
+        Ok(())
     }
 
     /// Where a chunk lies in the ring.

@@ -12,16 +12,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Largest chunk of a weight.
+/// Largest chunk that a source is asked for.
 const CHUNK_BYTES: u64 = 8 << 20;
 /// Chunks in each half of the staging memory; as many threads fill them.
 const HALF: usize = 4;
+/// Most host memory that a stage takes while it loads, unless its source needs larger chunks; given back before it runs.
+pub const WEIGHT_STAGING_BYTES: u64 = CHUNK_BYTES * HALF as u64 * 2;
 /// How soon loading notices that it is not wanted any more.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Where the content of a stage's weight buffers comes from.
 pub trait WeightSource: Send + Sync {
-    /// Cuts weight buffer `weight` into consecutive chunks of at most `max_bytes` bytes that cover it.
+    /// Cuts weight buffer `weight` into consecutive chunks that cover it, of at most `max_bytes` bytes if its layout allows.
     fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk>;
 
     /// Writes one of these chunks, in the resident layout. Several threads call this at once. `out` has the chunk's
@@ -61,12 +63,8 @@ impl Loading<'_> {
         points: &mut Points,
         recorder: &mut Recorder,
     ) -> Result<()> {
-        let largest = memory.compiled().weights.iter().map(|w| w.bytes()).max().unwrap_or(0);
-        if largest == 0 {
-            return Ok(());
-        }
-        let chunk_bytes = largest.min(CHUNK_BYTES);
-        let chunks = self.plan(memory, source, chunk_bytes)?;
+        let chunks = self.plan(memory, source)?;
+        let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
         let region = Arc::new(HostRegion::new(chunk_bytes as usize * HALF * 2).map_err(failed)?);
         device.register_region(STAGING, Arc::clone(&region)).map_err(failed)?;
@@ -96,18 +94,13 @@ impl Loading<'_> {
     }
 
     /// All chunks in the order of the stage's weights, checked: what a source says decides where bytes go.
-    fn plan(
-        &self,
-        memory: &StageMemory,
-        source: &dyn WeightSource,
-        chunk_bytes: u64,
-    ) -> Result<Vec<(usize, WeightChunk)>> {
+    fn plan(&self, memory: &StageMemory, source: &dyn WeightSource) -> Result<Vec<(usize, WeightChunk)>> {
         let mut all = Vec::new();
         for (index, weight) in memory.compiled().weights.iter().enumerate() {
             let mut covered = 0;
-            for chunk in source.chunks(index, chunk_bytes) {
+            for chunk in source.chunks(index, CHUNK_BYTES) {
                 let left = weight.bytes() - covered;
-                if chunk.offset != covered || chunk.bytes == 0 || chunk.bytes > left.min(chunk_bytes) {
+                if chunk.offset != covered || chunk.bytes == 0 || chunk.bytes > left {
                     return Err(self.weight(
                         memory,
                         index,

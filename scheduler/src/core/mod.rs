@@ -20,3 +20,6 @@ pub use stage::{StageAction, StageCore, StageEvent, StagePoints, StageShape, Sta
 
 /// A moment, in nanoseconds since some epoch that the driver of the cores chooses.
 pub type Nanoseconds = u64;
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,12 @@ pub trait Sample: Send {
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String>;
 }
 
+impl Sample for crate::sampling::Sampler {
+    fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, String> {
+        crate::sampling::Sampler::sample(self, logits, history).map_err(|e| e.to_string())
+    }
+}
+
 /// A token chosen for a sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sampled {

@@ -220,6 +220,12 @@ impl StageCore {
         !self.waiting.is_empty()
     }
 
+    /// Whether activations wait for a slot of the outgoing ring. Until some do, nobody needs to hurry with those that
+    /// come back.
+    pub fn wants_ring_slot(&self) -> bool {
+        matches!(&self.outlet, Outlet::Next(sender) if sender.is_waiting())
+    }
+
     /// Whether it holds no micro-batch and every slot and ring slot is home.
     pub fn is_idle(&self) -> bool {
         let sent = match &self.outlet {
@@ -331,22 +337,22 @@ impl StageCore {
             Outlet::Coordinator(points) => {
                 let ready = points.allot();
                 self.draining.push_back((ready.value, slot));
-                let returned = Return { micro_batch: batch.id, ready };
-                actions.push(StageAction::Logits {
-                    slot,
-                    micro_batch: batch,
-                    waits: vec![computed],
-                    signal: ready,
-                });
-                actions.push(StageAction::Return(returned));
+                // Told before it is submitted, so that whoever learns that the point has passed knows what it is about.
+                actions.push(StageAction::Return(Return { micro_batch: batch.id, ready }));
+                let waits = vec![computed];
+                actions.push(StageAction::Logits { slot, micro_batch: batch, waits, signal: ready });
                 Ok(())
             }
             Outlet::Next(_) => {
                 let transfer = TransferId(batch.id.0);
                 self.sending.push_back((batch.id, slot));
-                actions.push(StageAction::HandOff { micro_batch: batch });
-                let bytes = rows * self.row_bytes;
-                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, actions)
+                let (bytes, start) = (rows * self.row_bytes, actions.len());
+                self.sender_event(SenderEvent::Send { transfer, bytes, after: computed }, actions)?;
+                // Right before the first chunk, so that the next stage wakes up once.
+                let chunk = actions[start..].iter().position(|a| matches!(a, StageAction::Chunk(_)));
+                let at = chunk.map_or(actions.len(), |chunk| start + chunk);
+                actions.insert(at, StageAction::HandOff { micro_batch: batch });
+                Ok(())
             }
         }
     }

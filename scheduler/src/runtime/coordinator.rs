@@ -3,7 +3,7 @@
 use crate::actor::culprit;
 use crate::core::{LogitRows, MicroBatch, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent};
 use crate::error::{Error, Result};
-use crate::mailbox::{Mailbox, Notice};
+use crate::mailbox::{self, Mailbox, Notice, linger};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
@@ -89,28 +89,19 @@ impl Coordinator {
 
     fn work(&mut self) {
         loop {
-            let letter = match self.poll() {
-                Some(letter) => letter,
-                None => {
-                    self.notice.arm();
-                    self.catch_up();
-                    self.publish();
-                    match self.receive() {
-                        Some(letter) => letter,
-                        None => return,
-                    }
-                }
-            };
+            let next = self
+                .poll()
+                .or_else(|| self.before_sleep())
+                .or_else(|| linger(|| self.poll()))
+                .or_else(|| self.receive());
+            let Some(letter) = next else { return };
             match letter {
                 Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
                 Letter::Urgent(RunUrgent::Failed(error)) => {
                     let error = self.attribute(error);
                     self.handle(RunEvent::Failed { error });
                 }
-                Letter::Stage(RunMessage::Return(returned)) => {
-                    self.handle(RunEvent::Return(returned));
-                    self.catch_up();
-                }
+                Letter::Stage(RunMessage::Return(returned)) => self.handle(RunEvent::Return(returned)),
                 Letter::Stage(RunMessage::Downloaded) => self.catch_up(),
                 Letter::Request(RequestMessage::Cancel { sequence }) => {
                     self.handle(RunEvent::Cancel { sequence })
@@ -123,19 +114,25 @@ impl Coordinator {
         }
     }
 
+    /// Asks to be woken by progress, and looks once more. In this order: a return lies on the quiet lane before its point
+    /// passes, so if the point is seen here, so is the return; if it is not, the notice wakes us.
+    fn before_sleep(&mut self) -> Option<Letter> {
+        self.notice.arm();
+        self.catch_up();
+        self.publish();
+        self.poll()
+    }
+
     fn poll(&self) -> Option<Letter> {
-        let (stages, urgent) = self.inbox.lanes();
-        if let Ok(urgent) = urgent.try_recv() {
-            return Some(Letter::Urgent(urgent));
+        match self.inbox.poll() {
+            Some(mailbox::Letter::Urgent(urgent)) => Some(Letter::Urgent(urgent)),
+            Some(mailbox::Letter::Normal(message)) => Some(Letter::Stage(message)),
+            None => self.requests.try_recv().ok().map(Letter::Request),
         }
-        if let Ok(message) = stages.try_recv() {
-            return Some(Letter::Stage(message));
-        }
-        self.requests.try_recv().ok().map(Letter::Request)
     }
 
     fn receive(&self) -> Option<Letter> {
-        let (stages, urgent) = self.inbox.lanes();
+        let (stages, urgent) = self.inbox.waking_lanes();
         select_biased! {
             recv(urgent) -> message => message.ok().map(Letter::Urgent),
             recv(stages) -> message => message.ok().map(Letter::Stage),
@@ -218,7 +215,7 @@ impl Coordinator {
                     sampled.push(Sampled { sequence: item.sequence, token });
                 }
             }
-            let decode = item.first_position as usize + 1 == client.history.len() && item.tokens.len() == 1;
+            let decode = item.first_position >= client.prompt_tokens;
             prompt_tokens += if decode { 0 } else { item.tokens.len() as u64 };
         }
         let mut stats = self.stats();
@@ -255,5 +252,62 @@ impl Coordinator {
 
     fn stats(&self) -> MutexGuard<'_, PipelineStats> {
         self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capacity::Lanes;
+    use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
+    use crate::mailbox::mailbox;
+    use crossbeam_channel::bounded;
+    use ragtag_hal::{QueueKind, TimelineId};
+
+    /// The last stage gets a return in, and its point passes, right after the coordinator found nothing to do.
+    #[test]
+    fn a_return_is_not_overslept() {
+        let run = RunShape {
+            stages: 1,
+            credits: 1,
+            context: 16,
+            vocabulary: 4,
+            chunk_rows: 4,
+            max_rows: 4,
+            max_logit_rows: 1,
+            max_sequences: 1,
+            kv_blocks: 1,
+        };
+        let layout = Layout { run, weight_bytes: 0, logit_row_bytes: 16, logits_part_bytes: 16 };
+        let (address, inbox) = mailbox(Lanes::of_run(1));
+        let (stage, _stage_inbox) = mailbox(Lanes::of_stage(1, 0, 0));
+        let (_requests, requests) = bounded(1);
+        let id = TimelineId { device: DeviceId(0), queue: QueueKind::Download };
+        let last = Timeline::new(id);
+        let mut coordinator = Coordinator {
+            core: RunCore::new(layout.run.clone()).unwrap(),
+            inbox,
+            requests,
+            stages: vec![stage],
+            devices: vec![(DeviceId(0), "made-up:0".into())],
+            last: Arc::clone(&last),
+            notice: Notice::default(),
+            logits: Logits::new(&layout).unwrap(),
+            clients: HashMap::new(),
+            stats: Arc::default(),
+            progress: 0,
+        };
+        let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
+        let prompt = Prompt { tokens: [1, 2].into(), want };
+        coordinator.handle(RunEvent::Submit { sequence: SequenceId(0), prompt });
+        assert!(coordinator.poll().is_none());
+        let returned = Return { micro_batch: MicroBatchId(0), ready: id.at(1) };
+        address.send_quietly(RunMessage::Return(returned)).unwrap();
+        last.advance(1);
+        let Some(Letter::Stage(RunMessage::Return(returned))) = coordinator.before_sleep() else {
+            panic!("overslept");
+        };
+        coordinator.handle(RunEvent::Return(returned));
+        assert_eq!(coordinator.core.counts().active, 0);
     }
 }

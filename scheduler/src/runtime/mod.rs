@@ -12,7 +12,7 @@ pub use request::{Job, Reply, ReplySink, Request};
 pub use spec::{LoadProgress, PipelineOptions, StageSpec};
 
 use crate::actor::{Actor, ActorSpec, Edge, StageReport};
-use crate::capacity::{run_mailbox, stage_mailbox};
+use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::error::{Error, Result};
 use crate::mailbox::{Notice, mailbox};
@@ -91,7 +91,7 @@ impl Pipeline {
     ) -> Result<Self> {
         let layout = Layout::new(&stages, options)?;
         let core = RunCore::new(layout.run.clone())?;
-        let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(run_mailbox(options.credits));
+        let (run, run_inbox) = mailbox::<RunMessage, RunUrgent>(Lanes::of_run(options.credits));
         let sink = TraceSink::new(options.trace_spans);
         let last = stages.last().map(|s| s.device.timeline(QueueKind::Download));
         let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
@@ -143,7 +143,8 @@ impl Pipeline {
                 (Want::Generate { max_new_tokens, end_tokens: end_tokens.into() }, Some(sampler))
             }
         };
-        let client = Client { history: request.prompt.clone(), sampler, reply: request.reply };
+        let prompt_tokens = request.prompt.len() as u32;
+        let client = Client { prompt_tokens, history: request.prompt.clone(), sampler, reply: request.reply };
         let prompt = Prompt { tokens: request.prompt.into(), want };
         let message = RequestMessage::Submit { sequence, prompt, client };
         if let Err(unsent) = self.requests.send(message)
@@ -226,7 +227,7 @@ fn connect(
         .map(|index| {
             let incoming = index.checked_sub(1).and_then(|before| options.routes.get(before));
             let (incoming, outgoing) = (depth(incoming), depth(options.routes.get(index)));
-            mailbox::<StageMessage, StageUrgent>(stage_mailbox(options.credits, incoming, outgoing, 2))
+            mailbox::<StageMessage, StageUrgent>(Lanes::of_stage(options.credits, incoming, outgoing))
         })
         .collect();
     let addresses: Vec<_> = mailboxes.iter().map(|(address, _)| address.clone()).collect();
@@ -235,7 +236,9 @@ fn connect(
     let devices: Vec<_> = stages.iter().map(|s| (s.device.id(), s.device.adapter().label())).collect();
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
     // The ring number `ring`, as the stage on its other side than `neighbour` sees it.
+    let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
+        ring_notice: notices[ring].clone(),
         route: options.routes[ring],
         ring: Arc::clone(&rings[ring]),
         address: addresses[neighbour].clone(),

@@ -55,6 +55,7 @@ pub enum Reply {
 
 /// What the coordinator's thread keeps of a request.
 pub(crate) struct Client {
+    pub(crate) prompt_tokens: u32,
     /// Prompt and tokens so far.
     pub(crate) history: Vec<u32>,
     pub(crate) sampler: Option<Box<dyn Sample>>,

@@ -88,6 +88,16 @@ impl Layout {
         if options.routes.len() != stages.len() - 1 {
             return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
         }
+        if options.slots == 0 {
+            return Err(spec("stages of no slots".into()));
+        }
+        for route in &options.routes {
+            match route {
+                Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => {}
+                Route::SameDevice => return Err(spec("two stages on one device: they are one stage".into())),
+                other => return Err(spec(format!("route {other:?} is not available"))),
+            }
+        }
         for (index, stage) in stages.iter().enumerate() {
             let id = stage.device.id();
             if stages[..index].iter().any(|other| other.device.id() == id) {

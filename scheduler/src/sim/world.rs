@@ -1,6 +1,6 @@
 //! The event loop of the simulator: a virtual clock, mailboxes, and the cores.
 
-use crate::capacity::{run_mailbox, stage_mailbox};
+use crate::capacity::Lanes;
 use crate::core::{
     FinishReason, LogitRows, MicroBatch, Nanoseconds, Prompt, RunAction, RunCore, RunEvent, Sampled,
     SequenceId, StageAction, StageCore, StageEvent, StagePoints, StageShape, Want,
@@ -89,10 +89,12 @@ impl<'a> World<'a> {
                 spec.run.kv_blocks,
                 spec.run.vocabulary,
             ));
-            let capacity = stage_mailbox(spec.run.credits, depth(shape.incoming), depth(shape.outgoing), 1);
+            let lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
+            // Made-up devices hold nothing back: of the three notices there is one.
+            let capacity = lanes.total() - 2;
             mailboxes.push(Mailbox { capacity, ..Mailbox::default() });
         }
-        mailboxes.push(Mailbox { capacity: run_mailbox(spec.run.credits), ..Mailbox::default() });
+        mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits).total(), ..Mailbox::default() });
         let report = SimReport {
             outcomes: BTreeMap::new(),
             spans: Vec::new(),

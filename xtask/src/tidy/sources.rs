@@ -16,6 +16,11 @@ const UNSAFE: &[&str] = &[
     // The CPU backend hands kernels their bindings.
     "devices/cpu/src/script.rs",
     "devices/cpu/src/tests.rs",
+    // Benches that launch kernels by hand.
+    "devices/cpu/benches/",
+    "kernels/benches/",
+    // Kernels of the pipeline tests' made-up model.
+    "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/host/",
     // The map of model files.

@@ -1,0 +1,51 @@
+//! Generates text on one device and prints it as it is made.
+//!
+//! Shows: the whole way from a model to text (open, probe, plan, start, generate), and that tokens arrive one by one.
+//! You should see: a tale that grows word by word, and a line of figures below it.
+//!
+//! ```sh
+//! cargo run --release --example 01-generate
+//! cargo run --release --example 01-generate -- model.gguf "The old woman"
+//! ```
+
+#![allow(clippy::print_stdout)] // an example is there to show something
+
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Sampling};
+use std::io::Write;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let model = match arguments.next() {
+        Some(path) => Model::open(path)?,
+        None => Model::bundled()?,
+    };
+    let prompt = arguments.next().unwrap_or("Once upon a time".into());
+
+    // The processor as one device; with nothing requested it would be every GPU that a backend finds.
+    let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+    let devices = Devices::probe(&options)?;
+    println!("{}\n", devices.start_line());
+
+    let plan = Planner::new(&model).devices(&devices).plan()?;
+    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+
+    let sampling = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
+    let generation = Generation { max_tokens: 200, sampling, ..Generation::default() };
+    let mut stream = engine.session().generate(prompt.as_str(), &generation)?;
+
+    print!("{prompt}");
+    loop {
+        match stream.next_event().await? {
+            Event::Token { text, .. } => {
+                print!("{text}");
+                std::io::stdout().flush()?;
+            }
+            Event::Finished(summary) => {
+                let (tokens, speed) = (summary.new_tokens, summary.decode_tokens_per_s());
+                println!("\n\n{tokens} tokens at {speed:.0} tokens/s; ended with: {}", summary.reason);
+                return Ok(());
+            }
+        }
+    }
+}

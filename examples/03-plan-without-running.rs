@@ -1,0 +1,62 @@
+//! Plans for devices that do not exist: a fast card, a slow card and a processor, described by figures.
+//!
+//! Shows: that the planner needs facts and no hardware, and how plan and reasons change with them. No weight is read.
+//! You should see: everything on the fast card; then, with too little memory there, a pipeline; then more stages when many
+//! sequences share it; at last a model that fits nowhere, and what is missing on which device.
+//!
+//! ```sh
+//! cargo run --release --example 03-plan-without-running
+//! ```
+
+#![allow(clippy::print_stdout)] // an example is there to show something
+
+use ragtag::{DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
+
+/// A made-up device. The sizes suit the bundled model, which is small: read MiB as GiB for one that is not.
+fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
+    let figure = |value| Figure { value, source: FigureSource::User };
+    DeviceFacts {
+        label: label.into(),
+        memory_bytes: memory_mib << 20,
+        memory_source: FigureSource::User,
+        bandwidth_bytes_per_s: figure(gigabytes_per_s * 1e9),
+        exact_flops_per_s: figure(tera_flops * 1e12),
+        fast_flops_per_s: figure(tera_flops * 4e12),
+        launch_us: figure(2.0),
+    }
+}
+
+fn show(title: &str, planner: &Planner) {
+    println!("== {title}");
+    match planner.plan() {
+        Ok(plan) => {
+            for stage in &plan.stages {
+                let (used, free) = (stage.memory_bytes.total >> 10, stage.memory_bytes.available >> 10);
+                println!("{:8} segments {:5} {used:6} of {free} KiB", stage.device, stage.segments);
+            }
+            plan.reasons.iter().for_each(|reason| println!("- {reason}"));
+        }
+        Err(error) => println!("no plan (exit code {}): {error}", error.exit_code()),
+    }
+    println!();
+}
+
+fn main() -> ragtag::Result<()> {
+    let model = Model::bundled()?;
+    let planner = Planner::new(&model).objective(Objective::Latency);
+    let (slow, cpu) = (device("slow:0", 64, 60.0, 1.0), device("cpu:0", 1024, 20.0, 0.1));
+
+    let all = vec![device("fast:0", 64, 400.0, 8.0), slow.clone(), cpu.clone()];
+    show("room enough: one sequence is fastest on the fast card alone", &planner.clone().device_facts(all));
+
+    let tight = vec![device("fast:0", 6, 400.0, 8.0), slow, cpu];
+    let planner = planner.device_facts(tight);
+    show("the fast card is too small: the rest goes where it costs least", &planner);
+
+    let many = planner.clone().objective(Objective::Throughput).sequences(8).context(128);
+    show("eight sequences at once: the busiest stage counts, not the sum", &many);
+
+    let tiny = planner.device_facts(vec![device("fast:0", 3, 400.0, 8.0), device("slow:0", 2, 60.0, 1.0)]);
+    show("it fits nowhere", &tiny);
+    Ok(())
+}

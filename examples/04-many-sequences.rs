@@ -1,0 +1,63 @@
+//! Sixteen prompts through a pipeline of two stages: one after the other, four at a time, all at once.
+//!
+//! Shows: sessions are cheap and concurrent; with several sequences in flight both stages work, and sequences that decode
+//! together share the reading of the weights.
+//! You should see: tokens per second that rise with the sequences in flight. (On one core only the sharing helps.)
+//!
+//! ```sh
+//! cargo run --release --example 04-many-sequences
+//! ```
+
+#![allow(clippy::print_stdout)] // an example is there to show something
+
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Session};
+use std::time::Instant;
+use tokio::task::JoinSet;
+
+const PROMPTS: [&str; 4] = ["Once upon a time", "The old king", "In a dark forest", "A poor fisherman"];
+const SEQUENCES: usize = 16;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::bundled()?;
+    let devices = Devices::probe(&DeviceOptions {
+        requested: Some("cpu".into()),
+        cpu_devices: 2,
+        cpu_threads: Some(1),
+        ..DeviceOptions::default()
+    })?;
+    // Memory is proved for all of them at once.
+    let planner = Planner::new(&model).devices(&devices).sequences(SEQUENCES as u32).context(256);
+    let plan = planner.plan()?;
+    println!("{}", plan.split());
+    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+
+    run(&engine.session(), SEQUENCES).await?; // once for nothing: pages are touched, threads are awake
+    for in_flight in [1, 4, 16] {
+        let start = Instant::now();
+        let tokens = run(&engine.session(), in_flight).await?;
+        let speed = f64::from(tokens) / start.elapsed().as_secs_f64();
+        println!("{in_flight:2} in flight: {tokens} tokens, {speed:6.0} tokens/s");
+    }
+    Ok(())
+}
+
+/// All sequences with so many in flight; returns the number of new tokens.
+async fn run(session: &Session, in_flight: usize) -> Result<u32, Box<dyn std::error::Error>> {
+    let generation = Generation { max_tokens: 100, ignore_end: true, ..Generation::default() };
+    let mut workers = JoinSet::new();
+    for worker in 0..in_flight {
+        let (session, generation) = (session.clone(), generation.clone());
+        workers.spawn(async move {
+            let mut tokens = 0;
+            for sequence in (worker..SEQUENCES).step_by(in_flight) {
+                let mut stream = session.generate(PROMPTS[sequence % PROMPTS.len()], &generation)?;
+                while let Event::Token { .. } = stream.next_event().await? {
+                    tokens += 1;
+                }
+            }
+            Ok::<u32, ragtag::Error>(tokens)
+        });
+    }
+    workers.join_all().await.into_iter().try_fold(0, |sum, tokens| Ok(sum + tokens?))
+}

@@ -1,0 +1,67 @@
+//! How much two stages work at once: measured from the trace of a run.
+//!
+//! Shows: tracing an engine, and reading the trace. One sequence that decodes keeps one stage busy at a time; sixteen
+//! keep both, and so do the chunks of one long prompt.
+//! You should see: bars for each stage and for both together, as shares of the time from the first computation to the last.
+//! "both" is empty for the first run and not for the others. How long it gets depends on two cores having nothing else to
+//! do: on a busy machine the threads of the two stages wait for each other's cores.
+//!
+//! ```sh
+//! cargo run --release --example 05-overlap
+//! cargo run --release --example 05-overlap -- trace.json    # the last trace, for https://ui.perfetto.dev
+//! ```
+
+#![allow(clippy::print_stdout)] // an example is there to show something
+
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner, Prompt};
+use ragtag::{Trace, overlap};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Model::bundled()?;
+    let devices = Devices::probe(&DeviceOptions {
+        requested: Some("cpu".into()),
+        cpu_devices: 2,
+        cpu_threads: Some(1),
+        ..DeviceOptions::default()
+    })?;
+    show("one sequence decodes", &traced(&model, &devices, 1, 8, 150)?);
+    show("sixteen sequences decode", &traced(&model, &devices, 16, 8, 150)?);
+    let chunks = traced(&model, &devices, 1, 500, 1)?;
+    show("one prompt of 500 tokens, in chunks of 50", &chunks);
+    if let Some(path) = std::env::args().nth(1) {
+        std::fs::write(&path, chunks.to_chrome_json())?;
+        println!("{path}: {} spans", chunks.spans().len());
+    }
+    Ok(())
+}
+
+fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u32) -> ragtag::Result<Trace> {
+    // The same cut for all.
+    let last = model.graph().segment_count() - 1;
+    let split = format!("0-7=cpu:0,8-{last}=cpu:1").parse()?;
+    let planner = Planner::new(model).devices(devices).sequences(sequences).chunk(50).split(split);
+    let options = EngineOptions { trace: true, ..EngineOptions::default() };
+    let engine = Engine::start(model, devices, &planner.plan()?, options)?;
+
+    let generation = Generation { max_tokens: new, ignore_end: true, ..Generation::greedy() };
+    let ids: Vec<u32> = (0..prompt).map(|i| 300 + i).collect();
+    // All are in the pipeline before the first is awaited.
+    let streams = (0..sequences).map(|_| engine.session().generate(Prompt::Tokens(&ids), &generation));
+    let streams = streams.collect::<ragtag::Result<Vec<_>>>()?;
+    for stream in streams {
+        stream.blocking_text()?;
+    }
+    engine.shutdown()
+}
+
+fn show(title: &str, trace: &Trace) {
+    let overlap = overlap(trace);
+    println!("{title}: {:.1} ms", overlap.wall_ns as f64 / 1e6);
+    let bar = |name: &str, ns: u64| {
+        let share = ns as f64 / overlap.wall_ns.max(1) as f64;
+        let full = ((share * 40.0).round() as usize).min(40);
+        println!("  {name:8} {}{} {:3.0} %", "█".repeat(full), "·".repeat(40 - full), share * 100.0);
+    };
+    overlap.busy_ns.iter().enumerate().for_each(|(stage, ns)| bar(&format!("stage {stage}"), *ns));
+    bar("both", overlap.together_ns);
+}

@@ -1,0 +1,143 @@
+//! Operator graphs and programs as text, so that a change of lowering is seen in review.
+//!
+//! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
+
+use ragtag_graph::{CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, compile};
+use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
+use ragtag_kernels::{Activations, KvType};
+use std::fmt::Write;
+use std::sync::Arc;
+
+fn open(name: &'static str, bytes: &'static [u8]) -> Model {
+    let source: Arc<dyn Source> = Arc::new(MemorySource::new(name, bytes));
+    Model::new(ModelFile::open(vec![source]).unwrap()).unwrap()
+}
+
+fn bitnet() -> Model {
+    open("bitnet", include_bytes!("../../examples/models/tales-bitnet-tq2_0.gguf"))
+}
+
+fn llama() -> Model {
+    open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
+}
+
+/// A device with nothing special, so that the same variants are chosen on every machine.
+fn plain_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::Host].into(),
+        features: Default::default(),
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: false,
+        max_allocation_bytes: u64::MAX,
+        max_binding_bytes: u64::MAX,
+        binding_alignment_bytes: 64,
+        parallel_units: 1,
+    }
+}
+
+fn lowering(activations: Activations) -> Lowering {
+    Lowering { activations, kv: KvType::F16, context: 100, sequences: 2, chunk: 6, logit_rows: 2 }
+}
+
+/// Nodes of the first block and of the head, with their inputs.
+fn graph_text(model: &Model, activations: Activations) -> String {
+    let graph = model.graph(activations);
+    let mut text = String::new();
+    let nodes = graph.ordered();
+    for &index in nodes.iter().filter(|&&n| [0, 1, 13].contains(&graph.node(n).segment)) {
+        let node = graph.node(index);
+        let inputs: Vec<_> = graph.inputs(index).iter().map(|i| format!("n{}", i.index())).collect();
+        writeln!(
+            text,
+            "{:9} n{:<3} {:?} × {:<4} ← [{}] {:?}",
+            model.segment_name(node.segment),
+            index.index(),
+            node.rows,
+            node.width,
+            inputs.join(", "),
+            node.operator
+        )
+        .unwrap();
+    }
+    text
+}
+
+/// The steps of the first block and of the head, in the bucket of four rows.
+fn program_text(stage: &CompiledStage) -> String {
+    let mut text = String::new();
+    let program = &stage.programs[stage.program_for(3).unwrap()];
+    writeln!(text, "{:?}", program.params).unwrap();
+    for step in program.steps.iter().filter(|s| [0, 1, 13].contains(&s.segment)) {
+        let place = |place: &Place| match place {
+            Place::Weight(index) => stage.weights[*index].name.clone(),
+            other => format!("{other:?}"),
+        };
+        let slices: Vec<_> = step
+            .slices
+            .iter()
+            .map(|s| format!("{} {}+{} {:?}", place(&s.place), s.offset, s.bytes, s.access))
+            .collect();
+        let name = &stage.variants[step.entry as usize];
+        writeln!(
+            text,
+            "{} {name} {:?} grid {:?}\n    {}",
+            step.segment,
+            step.constants,
+            step.grid,
+            slices.join("; ")
+        )
+        .unwrap();
+    }
+    writeln!(text, "scratch {} bytes, cache {:?} bytes", stage.scratch_bytes, stage.kv_bytes.first())
+        .unwrap();
+    text
+}
+
+#[test]
+fn operator_graphs() {
+    insta::assert_snapshot!("bitnet_int8", graph_text(&bitnet(), Activations::Int8));
+    insta::assert_snapshot!("llama_f32", graph_text(&llama(), Activations::F32));
+}
+
+#[test]
+fn programs() {
+    for (name, model, activations) in [
+        ("program_bitnet_int8", bitnet(), Activations::Int8),
+        ("program_llama_f32", llama(), Activations::F32),
+    ] {
+        let stage = compile(&model, 0..14, &lowering(activations), &plain_caps()).unwrap();
+        insta::assert_snapshot!(name, program_text(&stage));
+    }
+}
+
+#[test]
+fn a_stage_has_the_tied_embedding_once() {
+    let model = llama();
+    let names = |segments: std::ops::Range<usize>| -> Vec<String> {
+        let stage = compile(&model, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
+        stage.weights.into_iter().map(|w| w.name).collect()
+    };
+    let count = |names: Vec<String>| names.iter().filter(|n| *n == "token_embd.weight").count();
+    assert_eq!(count(names(0..14)), 1);
+    assert_eq!(count(names(0..7)), 1);
+    assert_eq!(count(names(1..13)), 0);
+    assert_eq!(count(names(7..14)), 1);
+}
+
+#[test]
+fn buckets_hold_every_micro_batch() {
+    assert_eq!(ragtag_graph::buckets(1), [1]);
+    assert_eq!(ragtag_graph::buckets(6), [1, 2, 4, 6]);
+    assert_eq!(ragtag_graph::buckets(64), [1, 2, 4, 8, 16, 32, 64]);
+}
+
+#[test]
+fn a_device_without_room_for_a_buffer_is_told_so() {
+    let caps = Caps { max_binding_bytes: 1 << 20, ..plain_caps() };
+    let error = compile(&llama(), 0..14, &lowering(Activations::F32), &caps).unwrap_err();
+    assert!(
+        error.to_string().starts_with("token_embd.weight takes 1114112 bytes; the device allows 1048576"),
+        "{error}"
+    );
+}

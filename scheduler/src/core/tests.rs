@@ -1,0 +1,299 @@
+//! What the cores decide, step by step. That whole runs keep their promises is the simulator's business.
+
+use super::*;
+use crate::error::Error;
+use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
+use ragtag_transfer::{Chunk, ChunkFree, ChunkReady, Route, TransferId};
+use std::sync::Arc;
+
+fn timeline(device: u16, queue: QueueKind) -> TimelineId {
+    TimelineId { device: DeviceId(device), queue }
+}
+
+fn shape(stages: u32) -> RunShape {
+    RunShape {
+        stages,
+        credits: stages + 1,
+        context: 64,
+        vocabulary: 100,
+        chunk_rows: 8,
+        max_rows: 8,
+        max_logit_rows: 8,
+        max_sequences: 8,
+        kv_blocks: 32,
+    }
+}
+
+/// A coordinator and a pipeline that gives back what it is told to.
+struct Run {
+    core: RunCore,
+    /// In flight.
+    entered: Vec<Arc<MicroBatch>>,
+    finished: Vec<(SequenceId, FinishReason)>,
+    failed: Vec<SequenceId>,
+    tokens: Vec<(SequenceId, u32)>,
+    returned: u64,
+}
+
+impl Run {
+    fn new(shape: RunShape) -> Self {
+        let core = RunCore::new(shape).unwrap();
+        let (entered, finished, failed, tokens) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { core, entered, finished, failed, tokens, returned: 0 }
+    }
+
+    fn step(&mut self, event: RunEvent) -> Vec<Arc<MicroBatch>> {
+        let mut actions = Vec::new();
+        self.core.step(0, event, &mut actions).unwrap();
+        let mut collect = Vec::new();
+        for action in actions {
+            match action {
+                RunAction::Enter { micro_batch } => self.entered.push(micro_batch),
+                RunAction::Collect { micro_batch } => collect.push(micro_batch),
+                RunAction::Emit { sequence, token } => self.tokens.push((sequence, token)),
+                RunAction::Finish { sequence, finished } => self.finished.push((sequence, finished.reason)),
+                RunAction::Fail { sequence, .. } => self.failed.push(sequence),
+                RunAction::Stop => {}
+            }
+        }
+        collect
+    }
+
+    fn submit(&mut self, id: u64, prompt_tokens: u32, max_new_tokens: u32) {
+        let want = Want::Generate { max_new_tokens, end_tokens: [].into() };
+        let prompt = Prompt { tokens: (0..prompt_tokens).collect(), want };
+        self.step(RunEvent::Submit { sequence: SequenceId(id), prompt });
+    }
+
+    /// The oldest micro-batch comes back; every sequence samples token 7.
+    fn give_back(&mut self) -> Arc<MicroBatch> {
+        let batch = self.entered.remove(0);
+        self.returned += 1;
+        let ready = timeline(0, QueueKind::Download).at(self.returned);
+        assert!(self.step(RunEvent::Return(Return { micro_batch: batch.id, ready })).is_empty());
+        let collect = self.step(RunEvent::Progress { value: self.returned });
+        assert_eq!(collect, std::slice::from_ref(&batch));
+        let wanted = batch.items.iter().filter(|i| i.logits == LogitRows::Last);
+        let sampled = wanted.map(|i| Sampled { sequence: i.sequence, token: Ok(7) }).collect();
+        self.step(RunEvent::Collected { micro_batch: batch.id, sampled });
+        batch
+    }
+}
+
+/// Sequence, first position and rows of each item.
+fn items(batch: &MicroBatch) -> Vec<(u64, u32, usize)> {
+    batch.items.iter().map(|i| (i.sequence.0, i.first_position, i.tokens.len())).collect()
+}
+
+#[test]
+fn prompts_fill_chunks_one_after_the_other() {
+    let mut run = Run::new(shape(2));
+    run.submit(0, 20, 4);
+    run.submit(1, 5, 4);
+    let entered: Vec<_> = run.entered.iter().map(|b| items(b)).collect();
+    assert_eq!(entered, [vec![(0, 0, 8)], vec![(0, 8, 8)], vec![(0, 16, 4)]], "one credit each");
+    assert_eq!(run.entered.iter().map(|b| b.logit_rows()).collect::<Vec<_>>(), [0, 0, 1]);
+    run.give_back();
+    assert_eq!(items(&run.entered[2]), [(1, 0, 5)]);
+    let credits: Vec<_> = run.entered.iter().map(|b| b.credit).collect();
+    assert_eq!(credits, [1, 2, 0], "no two in flight share a credit");
+}
+
+#[test]
+fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
+    let mut run = Run::new(RunShape { credits: 1, ..shape(1) });
+    run.submit(0, 3, 4);
+    run.submit(1, 3, 4);
+    run.submit(2, 9, 4);
+    run.give_back();
+    // The first sequence's decode row goes first; then two prompts and as much of the third as fits.
+    assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
+}
+
+#[test]
+fn generating_sequences_are_shared_out_among_the_stages() {
+    let mut run = Run::new(shape(2));
+    for id in 0..8 {
+        run.submit(id, 1, 60);
+    }
+    for _ in 0..20 {
+        run.give_back();
+    }
+    for _ in 0..10 {
+        assert_eq!(run.entered.len(), 2, "one for each stage");
+        assert_eq!(run.give_back().items.len(), 4, "half of the sequences");
+    }
+}
+
+#[test]
+fn nobody_overtakes_one_who_waits_for_cache_blocks() {
+    let mut run = Run::new(RunShape { kv_blocks: 4, ..shape(1) });
+    run.submit(0, 30, 10); // 3 blocks
+    run.submit(1, 30, 3); // 2 blocks
+    run.submit(2, 1, 1); // 1 block, which is free
+    assert_eq!((run.core.counts().active, run.core.counts().waiting), (1, 2));
+    run.step(RunEvent::Cancel { sequence: SequenceId(0) });
+    assert_eq!((run.core.counts().active, run.core.counts().waiting), (2, 0));
+    run.step(RunEvent::Cancel { sequence: SequenceId(1) });
+    run.step(RunEvent::Cancel { sequence: SequenceId(1) });
+    let cancelled = |id| (SequenceId(id), FinishReason::Cancelled);
+    assert_eq!(run.finished, [cancelled(0), cancelled(1)]);
+    while !run.entered.is_empty() {
+        run.give_back();
+    }
+    assert_eq!(run.tokens, [(SequenceId(2), 7)], "results of cancelled sequences are dropped");
+    assert_eq!(run.core.counts().free_blocks, 4);
+}
+
+#[test]
+fn a_failure_ends_everything_once() {
+    let mut run = Run::new(shape(2));
+    run.submit(0, 20, 4);
+    run.submit(1, 20, 4);
+    run.step(RunEvent::Failed { error: Error::Stopped });
+    run.step(RunEvent::Failed { error: Error::Stopped });
+    run.submit(2, 1, 1);
+    assert_eq!(run.failed, [SequenceId(0), SequenceId(1), SequenceId(2)]);
+    let counts = run.core.counts();
+    assert_eq!((counts.free_blocks, counts.free_credits, counts.in_flight), (32, 3, 0));
+}
+
+#[test]
+fn what_cannot_happen_is_refused() {
+    let ready = timeline(0, QueueKind::Download).at(1);
+    let wrong = [
+        RunEvent::Return(Return { micro_batch: MicroBatchId(1), ready }),
+        RunEvent::Collected { micro_batch: MicroBatchId(0), sampled: Vec::new() },
+        RunEvent::Submit {
+            sequence: SequenceId(0),
+            prompt: Prompt { tokens: [1].into(), want: Want::Logits },
+        },
+    ];
+    for event in wrong {
+        let mut run = Run::new(shape(2));
+        run.submit(0, 20, 4);
+        let refused = run.core.step(0, event, &mut Vec::new());
+        assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
+    }
+    assert!(matches!(RunCore::new(RunShape { credits: 0, ..shape(1) }), Err(Error::Spec { .. })));
+    assert!(matches!(RunCore::new(RunShape { chunk_rows: 9, ..shape(1) }), Err(Error::Spec { .. })));
+}
+
+fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {
+    let item = Item {
+        sequence: SequenceId(0),
+        first_position: 0,
+        tokens: vec![0; rows],
+        blocks: [0].into(),
+        logits: LogitRows::Last,
+    };
+    Arc::new(MicroBatch { id: MicroBatchId(id), credit: 0, items: vec![item] })
+}
+
+const ROUTE: Route = Route::HostStaged { chunk_bytes: 32, depth: 2 };
+
+fn stage(slots: u32, incoming: bool, outgoing: bool) -> StageCore {
+    let shape = StageShape {
+        slots,
+        row_bytes: 16,
+        incoming: incoming.then_some(ROUTE),
+        outgoing: outgoing.then_some(ROUTE),
+    };
+    StageCore::new(&shape, StagePoints::new(|queue| timeline(1, queue))).unwrap()
+}
+
+fn step(core: &mut StageCore, event: StageEvent) -> Vec<StageAction> {
+    let mut actions = Vec::new();
+    core.step(0, event, &mut actions).unwrap();
+    actions
+}
+
+fn chunk(transfer: u64, slot: u32, ready: u64) -> StageEvent {
+    StageEvent::Chunk(ChunkReady {
+        transfer: TransferId(transfer),
+        chunk: Chunk { slot, offset: 0, bytes: 32 },
+        ready: timeline(0, QueueKind::Download).at(ready),
+    })
+}
+
+#[test]
+fn a_middle_stage_submits_everything_ahead() {
+    let mut core = stage(3, true, true);
+    let point = |queue, value| timeline(1, queue).at(value);
+    let (compute, upload, download) = (QueueKind::Compute, QueueKind::Upload, QueueKind::Download);
+    for id in 0..2 {
+        let micro_batch = batch(id, 2);
+        assert!(step(&mut core, StageEvent::HandOff { micro_batch: micro_batch.clone() }).is_empty());
+        let (slot, value) = (id as u32, id + 1);
+        let bytes = Chunk { slot, offset: 0, bytes: 32 };
+        let foreign = timeline(0, download).at(value);
+        // Nothing has passed yet, and both micro-batches are on their way through all three queues.
+        let expected = [
+            StageAction::Upload {
+                slot,
+                micro_batch: micro_batch.id,
+                chunk: bytes,
+                waits: vec![foreign],
+                signal: point(upload, value),
+            },
+            StageAction::Free(ChunkFree { slot, after: point(upload, value) }),
+            StageAction::Compute {
+                slot,
+                micro_batch: micro_batch.clone(),
+                waits: vec![point(upload, value)],
+                signal: point(compute, value),
+            },
+            StageAction::Download {
+                slot,
+                micro_batch: micro_batch.id,
+                chunk: bytes,
+                waits: vec![point(compute, value)],
+                signal: point(download, value),
+            },
+            StageAction::HandOff { micro_batch: micro_batch.clone() },
+            StageAction::Chunk(ChunkReady {
+                transfer: TransferId(id),
+                chunk: bytes,
+                ready: point(download, value),
+            }),
+        ];
+        assert_eq!(step(&mut core, chunk(id, slot, value)), expected);
+    }
+    assert!(!core.is_idle() && !core.wants_ring_slot() && !core.wants_slot());
+}
+
+#[test]
+fn short_of_ring_slots_a_stage_computes_and_waits_with_its_download() {
+    let mut core = stage(4, false, true);
+    for id in 0..2 {
+        step(&mut core, StageEvent::HandOff { micro_batch: batch(id, 2) });
+    }
+    let actions = step(&mut core, StageEvent::HandOff { micro_batch: batch(2, 2) });
+    assert!(matches!(actions[..], [StageAction::Compute { slot: 2, .. }, StageAction::HandOff { .. }]));
+    assert!(core.wants_ring_slot());
+    let after: Point = timeline(2, QueueKind::Upload).at(1);
+    let actions = step(&mut core, StageEvent::Free(ChunkFree { slot: 0, after }));
+    let [StageAction::Download { slot: 2, waits, .. }, StageAction::Chunk(_)] = &actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert!(waits.contains(&after));
+}
+
+#[test]
+fn short_of_slots_a_stage_leaves_chunks_in_the_ring() {
+    let mut core = stage(1, true, false);
+    step(&mut core, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    let actions = step(&mut core, chunk(0, 0, 1));
+    let [.., StageAction::Return(returned), StageAction::Logits { signal, .. }] = &actions[..] else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(returned.ready, *signal);
+    step(&mut core, StageEvent::HandOff { micro_batch: batch(1, 2) });
+    assert!(step(&mut core, chunk(1, 1, 2)).is_empty());
+    assert!(core.wants_slot());
+    let actions = step(&mut core, StageEvent::Progress { downloaded: signal.value });
+    assert!(matches!(actions[..2], [StageAction::Upload { slot: 0, .. }, StageAction::Free(_)]));
+    assert!(!core.wants_slot());
+    step(&mut core, StageEvent::Progress { downloaded: 2 });
+    assert!(core.is_idle());
+}

@@ -1,0 +1,514 @@
+//! The threaded pipeline over made-up devices that really move bytes.
+
+#![allow(missing_docs)]
+
+mod support;
+
+use ragtag_graph::WeightChunk;
+use ragtag_hal::{Error as DeviceError, QueueKind};
+use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
+use ragtag_scheduler::*;
+use ragtag_transfer::Route;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use support::{FakeDevice, FakeOptions, Model};
+
+/// Far longer than any of this takes: what is not there by then never comes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Greedy;
+
+impl Sample for Greedy {
+    fn sample(&mut self, logits: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
+        let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        best.map(|b| b as u32).ok_or_else(|| "no logits".into())
+    }
+}
+
+struct Setup {
+    model: Model,
+    devices: Vec<FakeOptions>,
+    options: PipelineOptions,
+}
+
+impl Setup {
+    fn new(stages: usize) -> Self {
+        let model = Model::default();
+        let mut options = PipelineOptions::new(stages, 128, model.kv_blocks, 12);
+        // Several chunks for a micro-batch, none of them a whole number of rows.
+        options.routes = vec![Route::HostStaged { chunk_bytes: 100, depth: 2 }; stages - 1];
+        Self { model, devices: (0..stages as u16).map(FakeOptions::new).collect(), options }
+    }
+
+    fn specs(&self) -> Vec<StageSpec> {
+        let (segments, stages) = (self.model.segments(), self.devices.len());
+        let cut = |stage: usize| segments * stage / stages;
+        let spec = |(stage, device): (usize, &FakeOptions)| {
+            let range = cut(stage)..cut(stage + 1);
+            StageSpec {
+                device: FakeDevice::open(device.clone()),
+                compiled: self.model.compile(range.clone()),
+                weights: Box::new(self.model.weights(range)),
+            }
+        };
+        self.devices.iter().enumerate().map(spec).collect()
+    }
+
+    fn start(&self) -> Result<Pipeline> {
+        Pipeline::start(self.specs(), &self.options, |_| {})
+    }
+}
+
+fn submit(pipeline: &Pipeline, prompt: &[u32], job: Job) -> (SequenceId, Receiver<Reply>) {
+    let (send, replies) = channel();
+    let reply = Box::new(move |reply| drop(send.send(reply)));
+    (pipeline.submit(Request { prompt: prompt.into(), job, reply }), replies)
+}
+
+fn generate(max_new_tokens: u32) -> Job {
+    Job::Generate { max_new_tokens, end_tokens: Vec::new(), sampler: Box::new(Greedy) }
+}
+
+/// All replies to a request, which must end.
+fn all(replies: &Receiver<Reply>) -> Vec<Reply> {
+    let mut all = Vec::new();
+    loop {
+        all.push(replies.recv_timeout(PATIENCE).expect("a sequence that never ends"));
+        if matches!(all.last(), Some(Reply::Finished(_) | Reply::Failed(_))) {
+            assert!(replies.try_recv().is_err(), "a reply after the last");
+            return all;
+        }
+    }
+}
+
+fn tokens(replies: &[Reply]) -> Vec<u32> {
+    replies.iter().filter_map(|r| if let Reply::Token { id } = r { Some(*id) } else { None }).collect()
+}
+
+fn finished(replies: &[Reply]) -> Finished {
+    match replies.last() {
+        Some(Reply::Finished(finished)) => *finished,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn failed(replies: &[Reply]) -> Error {
+    match replies.last() {
+        Some(Reply::Failed(error)) => error.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn prompt(length: u32, salt: u32) -> Vec<u32> {
+    (0..length).map(|i| (i * 7 + salt * 13) % 97).collect()
+}
+
+/// Waits until nothing is held any more.
+fn settled(pipeline: &Pipeline) -> RunCounts {
+    for _ in 0..3000 {
+        let counts = pipeline.stats().counts;
+        if counts.active + counts.waiting + counts.in_flight == 0 {
+            return counts;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("never settles: {:?}", pipeline.stats());
+}
+
+/// Generates with many sequences at once and compares every token.
+fn check(setup: &Setup) -> PipelineReport {
+    let pipeline = setup.start().unwrap();
+    let prompts: Vec<_> = (0..9).map(|i| prompt(1 + i * 5, i)).collect();
+    let requests: Vec<_> = prompts.iter().map(|p| submit(&pipeline, p, generate(20))).collect();
+    for (prompt, (_, replies)) in prompts.iter().zip(&requests) {
+        let replies = all(replies);
+        assert_eq!(tokens(&replies), setup.model.reference(prompt, 20), "prompt of {}", prompt.len());
+        let finished = finished(&replies);
+        assert_eq!((finished.reason, finished.new_tokens), (FinishReason::MaxTokens, 20));
+        assert_eq!(finished.prompt_tokens as usize, prompt.len());
+        let times = finished.times;
+        let times =
+            [Some(times.submitted_ns), times.admitted_ns, times.prefilled_ns, Some(times.finished_ns)];
+        assert!(times.is_sorted() && times[1].is_some() && times[2].is_some());
+    }
+    let counts = settled(&pipeline);
+    assert_eq!(counts.free_blocks, setup.options.kv_blocks);
+    assert_eq!(counts.free_credits, setup.options.credits);
+    pipeline.shutdown()
+}
+
+#[test]
+fn pipelines_of_any_length_say_the_same() {
+    for stages in 1..=4 {
+        check(&Setup::new(stages));
+    }
+}
+
+#[test]
+fn devices_without_foreign_points_say_the_same() {
+    let mut setup = Setup::new(3);
+    setup.devices.iter_mut().for_each(|d| d.foreign_points = false);
+    check(&setup);
+    setup.devices[1].foreign_points = true;
+    check(&setup);
+}
+
+#[test]
+fn devices_that_need_a_waiter_say_the_same() {
+    let mut setup = Setup::new(2);
+    setup.devices.iter_mut().for_each(|d| d.lazy = true);
+    check(&setup);
+}
+
+#[test]
+fn tight_slots_credits_and_rings_say_the_same() {
+    for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
+        let mut setup = Setup::new(3);
+        (setup.options.slots, setup.options.credits) = (slots, credits);
+        setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 2];
+        check(&setup);
+        setup.devices.iter_mut().for_each(|d| d.foreign_points = false);
+        check(&setup);
+    }
+}
+
+#[test]
+fn slow_devices_say_the_same() {
+    let mut setup = Setup::new(3);
+    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_micros(300));
+    check(&setup);
+}
+
+/// Whoever sleeps is woken: with devices that finish before anyone has heard of it, every race between falling asleep
+/// and being told is run many times.
+#[test]
+fn nobody_oversleeps_on_devices_that_finish_at_once() {
+    for (stages, sequences, slots, times) in [(1, 1, 4, 12), (2, 1, 1, 2), (2, 5, 2, 1), (3, 8, 1, 1)] {
+        let specs = (0..stages).map(|index| support::null::stage(index, stages)).collect();
+        let mut options = PipelineOptions::new(stages, 4096, 2048, 16);
+        options.slots = slots;
+        // Less than the rows of a micro-batch, so that ring slots are short as well.
+        options.routes.fill(Route::HostStaged { chunk_bytes: 5000, depth: 1 });
+        let pipeline = Pipeline::start(specs, &options, |_| {}).unwrap();
+        let job = || Job::Generate {
+            max_new_tokens: 3000,
+            end_tokens: Vec::new(),
+            sampler: Box::new(support::null::Zero),
+        };
+        for _ in 0..times {
+            let requests: Vec<_> = (0..sequences).map(|_| submit(&pipeline, &[0], job())).collect();
+            for (_, replies) in requests {
+                assert_eq!(finished(&all(&replies)).new_tokens, 3000);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_cache_makes_sequences_wait_their_turn() {
+    let mut setup = Setup::new(2);
+    setup.options.kv_blocks = 8;
+    check(&setup);
+}
+
+#[test]
+fn logits_of_every_position_come_in_order() {
+    let setup = Setup::new(2);
+    let pipeline = setup.start().unwrap();
+    let prompt = prompt(60, 3);
+    let (_, other) = submit(&pipeline, &prompt, generate(5));
+    let (_, replies) = submit(&pipeline, &prompt, Job::Logits);
+    let replies = all(&replies);
+    assert_eq!(finished(&replies).reason, FinishReason::LogitsDone);
+    let expected = setup.model.next_tokens(&prompt);
+    assert_eq!(replies.len(), prompt.len() + 1);
+    for (index, reply) in replies[..prompt.len()].iter().enumerate() {
+        let Reply::Logits { position, row } = reply else { panic!("{reply:?}") };
+        assert_eq!((*position as usize, row.len()), (index, 97));
+        assert_eq!(row.iter().position(|&l| l == 1.0), Some(expected[index] as usize));
+    }
+    assert_eq!(tokens(&all(&other)), setup.model.reference(&prompt, 5));
+}
+
+#[test]
+fn end_tokens_full_contexts_and_no_new_tokens_end_a_sequence() {
+    let mut setup = Setup::new(2);
+    setup.options.context = 30;
+    let pipeline = setup.start().unwrap();
+    let prompt = prompt(10, 1);
+    let expected = setup.model.reference(&prompt, 21);
+
+    let end_tokens = vec![expected[4]];
+    let until = expected.iter().position(|t| end_tokens.contains(t)).unwrap();
+    let job = Job::Generate { max_new_tokens: 9, end_tokens, sampler: Box::new(Greedy) };
+    let replies = all(&submit(&pipeline, &prompt, job).1);
+    assert_eq!(finished(&replies).reason, FinishReason::EndToken(expected[until]));
+    assert_eq!(tokens(&replies), expected[..until]);
+
+    let replies = all(&submit(&pipeline, &prompt, generate(1000)).1);
+    assert_eq!(finished(&replies).reason, FinishReason::ContextFull);
+    assert_eq!(tokens(&replies), expected);
+
+    let replies = all(&submit(&pipeline, &prompt, generate(0)).1);
+    assert_eq!((finished(&replies).reason, replies.len()), (FinishReason::MaxTokens, 1));
+}
+
+#[test]
+fn impossible_requests_are_refused_and_others_go_on() {
+    let mut setup = Setup::new(2);
+    setup.options.kv_blocks = 4;
+    let pipeline = setup.start().unwrap();
+    let refused = |prompt: &[u32], job| match failed(&all(&submit(&pipeline, prompt, job).1)) {
+        Error::Refused(refusal) => refusal,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(&[], generate(1)), Refusal::EmptyPrompt);
+    assert_eq!(refused(&prompt(129, 0), generate(1)), Refusal::PromptTooLong { tokens: 129, context: 128 });
+    assert_eq!(refused(&prompt(60, 0), generate(6)), Refusal::TooManyBlocks { wanted: 5, total: 4 });
+    assert_eq!(
+        refused(&[5, 97], generate(1)),
+        Refusal::UnknownToken { token: 97, position: 1, vocabulary: 97 }
+    );
+    let fitting = prompt(60, 0);
+    let replies = all(&submit(&pipeline, &fitting, generate(5)).1);
+    assert_eq!(tokens(&replies), setup.model.reference(&fitting, 5));
+}
+
+#[test]
+fn a_sampler_that_fails_ends_its_sequence_alone() {
+    struct Never;
+    impl Sample for Never {
+        fn sample(&mut self, _: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
+            if history.len() < 12 { Ok(3) } else { Err("nothing to choose from".into()) }
+        }
+    }
+    let setup = Setup::new(2);
+    let pipeline = setup.start().unwrap();
+    let prompt = prompt(10, 1);
+    let job = Job::Generate { max_new_tokens: 9, end_tokens: Vec::new(), sampler: Box::new(Never) };
+    let (_, other) = submit(&pipeline, &prompt, generate(9));
+    let replies = all(&submit(&pipeline, &prompt, job).1);
+    assert_eq!(tokens(&replies), [3, 3]);
+    let cause = "nothing to choose from".to_string();
+    assert_eq!(failed(&replies), Error::Sampling { position: 12, cause });
+    assert_eq!(tokens(&all(&other)), setup.model.reference(&prompt, 9));
+}
+
+#[test]
+fn cancelling_frees_what_a_sequence_held() {
+    let mut setup = Setup::new(2);
+    setup.devices[0].delay = Duration::from_millis(1);
+    let pipeline = setup.start().unwrap();
+    let prompt = prompt(20, 2);
+    let (id, replies) = submit(&pipeline, &prompt, generate(100));
+    let (_, other) = submit(&pipeline, &prompt, generate(10));
+    let first = replies.recv_timeout(PATIENCE).unwrap();
+    pipeline.cancel(id);
+    let replies = all(&replies);
+    assert_eq!(finished(&replies).reason, FinishReason::Cancelled);
+    let mut got = tokens(&[first]);
+    got.extend(tokens(&replies));
+    assert!(got.len() < 100 && setup.model.reference(&prompt, 100).starts_with(&got));
+    assert_eq!(tokens(&all(&other)), setup.model.reference(&prompt, 10));
+    pipeline.cancel(id);
+    assert_eq!(settled(&pipeline).free_blocks, setup.model.kv_blocks);
+}
+
+#[test]
+fn a_lost_device_ends_every_sequence_with_one_clear_error() {
+    for stage in 0..3 {
+        for queue in QueueKind::ALL {
+            // The first upload of a later stage is its weights; the first stage uploads nothing else.
+            if (stage, queue) == (0, QueueKind::Upload) {
+                continue;
+            }
+            let mut setup = Setup::new(3);
+            setup.devices.iter_mut().for_each(|d| d.foreign_points = stage != 1);
+            setup.devices[stage].fails = Some((queue, 20));
+            let pipeline = setup.start().unwrap();
+            let requests: Vec<_> = (0..5).map(|i| submit(&pipeline, &prompt(9, i), generate(50))).collect();
+            let cause = DeviceError::Lost { cause: "unplugged".into() };
+            let expected = Error::Stage { stage: stage as u32, device: format!("fake:{stage}"), cause };
+            for (_, replies) in &requests {
+                assert_eq!(failed(&all(replies)), expected, "stage {stage}, {queue:?}");
+            }
+            let late = submit(&pipeline, &prompt(9, 9), generate(1));
+            assert_eq!(all(&late.1), [Reply::Failed(expected)]);
+            pipeline.shutdown();
+        }
+    }
+}
+
+#[test]
+fn dropping_a_busy_pipeline_ends_it() {
+    let mut setup = Setup::new(3);
+    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(2));
+    let pipeline = setup.start().unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(9, 1), generate(100));
+    replies.recv_timeout(PATIENCE).unwrap();
+    drop(pipeline);
+    assert_eq!(finished(&all(&replies)).reason, FinishReason::Cancelled);
+}
+
+#[test]
+fn a_panicking_sampler_ends_the_run_and_nobody_hangs() {
+    struct Panics;
+    impl Sample for Panics {
+        fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
+            panic!("on purpose")
+        }
+    }
+    let pipeline = Setup::new(2).start().unwrap();
+    let (_, other) = submit(&pipeline, &prompt(9, 1), generate(100));
+    let job = Job::Generate { max_new_tokens: 9, end_tokens: Vec::new(), sampler: Box::new(Panics) };
+    let (_, replies) = submit(&pipeline, &prompt(9, 2), job);
+    assert!(matches!(failed(&all(&replies)), Error::Protocol { .. }));
+    assert!(matches!(failed(&all(&other)), Error::Protocol { .. }));
+    let late = submit(&pipeline, &prompt(9, 3), generate(1));
+    assert!(matches!(failed(&all(&late.1)), Error::Stopped));
+}
+
+/// A weight source that goes wrong in one place.
+struct Spoilt<S>(S, &'static str);
+
+impl<S: WeightSource> WeightSource for Spoilt<S> {
+    fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
+        let mut chunks = self.0.chunks(weight, max_bytes);
+        match self.1 {
+            "gap" => drop(chunks.remove(1)),
+            "short" => drop(chunks.pop()),
+            "large" => chunks[0].bytes = max_bytes + 1,
+            "panic" => panic!("on purpose"),
+            _ => {}
+        }
+        chunks
+    }
+
+    fn fill(
+        &self,
+        weight: usize,
+        chunk: &WeightChunk,
+        out: &mut [u8],
+    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        if self.1 == "fill" && chunk.offset > 0 {
+            return Err("the file is shorter than it was".into());
+        }
+        self.0.fill(weight, chunk, out)
+    }
+}
+
+#[test]
+fn loading_that_fails_says_why_and_leaves_no_thread() {
+    let start = |stage: usize, how: &'static str| {
+        let setup = Setup::new(3);
+        let mut specs = setup.specs();
+        let segments = specs[stage].compiled.segments.clone();
+        specs[stage].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        Pipeline::start(specs, &setup.options, |_| {}).unwrap_err()
+    };
+    for (how, said) in [
+        ("gap", "comes next"),
+        ("short", "chunks cover"),
+        ("large", "comes next"),
+        ("fill", "the file is shorter than it was"),
+    ] {
+        match start(1, how) {
+            Error::Weight { stage: 1, device, weight, cause } => {
+                assert!(cause.contains(said), "{how}: {cause}");
+                assert_eq!((device.as_str(), weight.as_str()), ("fake:1", "layer 2"));
+            }
+            other => panic!("{how}: {other:?}"),
+        }
+    }
+    assert!(matches!(start(2, "panic"), Error::Protocol { what } if what.contains("stage 2")));
+}
+
+#[test]
+fn a_device_that_is_too_small_is_named() {
+    let mut setup = Setup::new(2);
+    setup.devices[1].memory_bytes = 10_000;
+    match setup.start().unwrap_err() {
+        Error::Stage { stage: 1, device, cause: DeviceError::OutOfMemory { .. } } => {
+            assert_eq!(device, "fake:1");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn large_weights_arrive_whole_and_loading_is_told() {
+    let mut setup = Setup::new(2);
+    setup.model.layers = 2;
+    setup.model.weight_bytes = (9 << 20) + 4;
+    let (send, told) = channel();
+    let pipeline = Pipeline::start(setup.specs(), &setup.options, move |p| send.send(p).unwrap()).unwrap();
+    let told: Vec<_> = told.try_iter().collect();
+    let total = 2 * setup.model.weight_bytes;
+    assert!(told.iter().all(|p| p.total_bytes == total && p.done_bytes <= total));
+    assert_eq!(told.iter().map(|p| p.done_bytes).max(), Some(total));
+    let prompt = prompt(5, 1);
+    assert_eq!(tokens(&all(&submit(&pipeline, &prompt, generate(2)).1)), setup.model.reference(&prompt, 2));
+}
+
+#[test]
+fn stages_that_do_not_fit_together_are_refused() {
+    let refused = |change: &dyn Fn(&mut Setup, &mut Vec<StageSpec>)| {
+        let mut setup = Setup::new(2);
+        let mut specs = setup.specs();
+        change(&mut setup, &mut specs);
+        match Pipeline::start(specs, &setup.options, |_| {}) {
+            Err(Error::Spec { what }) => what,
+            other => panic!("{other:?}"),
+        }
+    };
+    let said = |what: String, part: &str| assert!(what.contains(part), "{what}");
+    said(refused(&|_, specs| specs.clear()), "no stages");
+    said(refused(&|setup, _| setup.options.routes.clear()), "0 routes between 2 stages");
+    said(refused(&|setup, _| setup.options.routes = vec![Route::Peer]), "not available");
+    said(refused(&|setup, _| setup.options.routes = vec![Route::SameDevice]), "one device");
+    said(
+        refused(&|setup, _| setup.options.routes = vec![Route::HostStaged { chunk_bytes: 1, depth: 0 }]),
+        "not available",
+    );
+    said(refused(&|setup, _| setup.options.context = 129), "block tables hold 128");
+    said(refused(&|setup, _| setup.options.slots = 0), "no slots");
+    said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
+    said(refused(&|setup, _| setup.options.chunk_rows = 17), "cannot have this shape");
+    said(refused(&|_, specs| specs.swap(0, 1)), "begin");
+    said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");
+    said(refused(&|_, specs| specs[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");
+    said(
+        refused(&|_, specs| specs[1].device = FakeDevice::open(FakeOptions::new(0))),
+        "two stages on device 0",
+    );
+}
+
+#[test]
+fn a_trace_names_what_ran_where() {
+    let mut setup = Setup::new(2);
+    setup.options.trace_spans = 100_000;
+    let PipelineReport { stats, trace } = check(&setup);
+    assert_eq!(trace.dropped, 0);
+    for stage in 0..2u32 {
+        let spans = |kind| trace.spans.iter().filter(move |s| s.stage == stage && s.kind == kind);
+        let computed: Vec<_> = spans(SpanKind::Compute).map(|s| s.micro_batch.unwrap().0).collect();
+        assert_eq!(computed, (0..stats.micro_batches).collect::<Vec<_>>(), "every micro-batch, in order");
+        assert!(
+            spans(SpanKind::Compute)
+                .all(|s| s.rows > 0 && s.segments == setup.specs()[stage as usize].compiled.segments)
+        );
+        assert!(spans(SpanKind::Weights).count() > 0);
+        assert_eq!(spans(SpanKind::Upload).count() > 0, stage == 1);
+        assert_eq!(spans(SpanKind::Download).count() > 0, stage == 0);
+        assert_eq!(spans(SpanKind::Logits).count() > 0, stage == 1);
+        let report = stats.stages[stage as usize];
+        assert_eq!(report.prefill.micro_batches + report.decode.micro_batches, stats.micro_batches);
+        assert!(report.prefill.busy_ns > 0 && report.decode.rows > 0);
+        assert_eq!(report.counts.rows, report.prefill.rows + report.decode.rows);
+    }
+    assert!(trace.spans.iter().all(|s| s.start_ns <= s.end_ns));
+    assert_eq!((stats.prompt_tokens, stats.new_tokens), ((0..9).map(|i| 1 + i * 5).sum(), 9 * 20));
+
+    setup.options.trace_spans = 0;
+    assert!(check(&setup).trace.spans.is_empty());
+}

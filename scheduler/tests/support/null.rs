@@ -1,0 +1,164 @@
+//! A device whose submissions complete at once and do nothing, and stages for it: what remains is scheduling.
+
+#![allow(missing_docs)]
+
+use ragtag_graph::{CompiledStage, Program, WeightBuffer, WeightChunk};
+use ragtag_hal::*;
+use ragtag_kernels::params::ParamsShape;
+use ragtag_scheduler::core::Sample;
+use ragtag_scheduler::{StageSpec, WeightSource};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A device that does nothing, at once.
+pub struct NullDevice {
+    id: DeviceId,
+    adapter: Adapter,
+    timelines: [Arc<Timeline>; 3],
+    imported: Vec<Arc<Timeline>>,
+}
+
+impl NullDevice {
+    fn open(id: u16) -> Box<dyn Device> {
+        let id = DeviceId(id);
+        let adapter = Adapter {
+            backend: "null".into(),
+            index: u32::from(id.0),
+            name: "null".into(),
+            driver: "none".into(),
+            kind: AdapterKind::Software,
+            identity: PhysicalIdentity::default(),
+            memory: Vec::new(),
+            caps: Caps {
+                languages: BTreeSet::from([KernelLanguage::Host]),
+                features: Features::default(),
+                queues: QueueLayout::Separate,
+                foreign_points: true,
+                records_programs: true,
+                max_allocation_bytes: u64::MAX,
+                max_binding_bytes: u64::MAX,
+                binding_alignment_bytes: 4,
+                parallel_units: 1,
+            },
+        };
+        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
+        Box::new(Checked::new(Box::new(Self { id, adapter, timelines, imported: Vec::new() })))
+    }
+}
+
+impl Device for NullDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn adapter(&self) -> &Adapter {
+        &self.adapter
+    }
+
+    fn memory(&self) -> Result<Vec<Memory>> {
+        Ok(Vec::new())
+    }
+
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        Arc::clone(&self.timelines[queue.index()])
+    }
+
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        None
+    }
+
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        self.imported.push(timeline);
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_buffer(&mut self, _: BufferId) -> Result<()> {
+        Ok(())
+    }
+
+    fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
+        Ok(())
+    }
+
+    fn register_region(&mut self, _: RegionId, _: Arc<HostRegion>) -> Result<()> {
+        Ok(())
+    }
+
+    fn unregister_region(&mut self, _: RegionId) -> Result<()> {
+        Ok(())
+    }
+
+    fn record(&mut self, _: ProgramId, _: Vec<Command>) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_program(&mut self, _: ProgramId) -> Result<()> {
+        Ok(())
+    }
+
+    fn submit(&mut self, submission: Submission) -> Result<()> {
+        for wait in &submission.waits {
+            let known = self.timelines.iter().chain(&self.imported).find(|t| t.id() == wait.timeline);
+            // Devices like this one have done whatever anyone has been told of.
+            assert!(known.is_some_and(|t| t.value() >= wait.value), "{wait} has not passed");
+        }
+        self.timelines[submission.queue.index()].advance(submission.signal.value);
+        Ok(())
+    }
+
+    fn take_timings(&mut self, _: &mut Vec<Timing>) {}
+}
+
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn chunks(&self, _: usize, _: u64) -> Vec<WeightChunk> {
+        Vec::new()
+    }
+
+    fn fill(
+        &self,
+        _: usize,
+        _: &WeightChunk,
+        _: &mut [u8],
+    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        Ok(())
+    }
+}
+
+/// Samples token 0.
+pub struct Zero;
+
+impl Sample for Zero {
+    fn sample(&mut self, _: &[f32], _: &[u32]) -> std::result::Result<u32, String> {
+        Ok(0)
+    }
+}
+
+/// A stage of one segment on a device that does nothing.
+pub fn stage(index: usize, stages: usize) -> StageSpec {
+    let params = ParamsShape { rows: 16, logit_rows: 16, sequences: 16, table_blocks: 256 };
+    StageSpec {
+        device: NullDevice::open(index as u16),
+        compiled: CompiledStage {
+            segments: index..index + 1,
+            module: Module {
+                name: "null".into(),
+                entries: Vec::new(),
+                source: ModuleSource::Host(Vec::new()),
+            },
+            weights: Vec::<WeightBuffer>::new(),
+            kv_bytes: Vec::new(),
+            variants: Vec::new(),
+            scratch_bytes: 0,
+            row_bytes: 8192,
+            logit_row_bytes: if index + 1 == stages { 1024 } else { 0 },
+            programs: vec![Program { params, steps: Vec::new() }],
+        },
+        weights: Box::new(NoWeights),
+    }
+}
