@@ -1,5 +1,8 @@
 //! Ragtag as its users meet it: golden outputs, cuts and micro-batches that must agree, the command, and bad input.
 
+// Skips must be seen, and measured errors are worth reading.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
 mod bad_input;
 mod command;
 mod golden;

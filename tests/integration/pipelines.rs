@@ -250,7 +250,20 @@ fn dropped_streams_give_back_their_cache_and_credits() {
         let full = greedy(CONTEXT - case.prompt_ids.len() as u32);
         let start = |_| session.generate(Prompt::Tokens(&case.prompt_ids), &full).unwrap();
         let mut random = StdRng::seed_from_u64(7);
-        let rounds = Instant::now();
+        let pair = || {
+            let streams: Vec<_> = (0..2).map(start).collect();
+            for stream in streams {
+                let said = block_on(listen(stream)).unwrap();
+                assert_eq!(said.ids.len(), full.max_tokens as usize);
+                assert_eq!(said.ids[..64], case.greedy_ids);
+            }
+        };
+        // Two such sequences need all of the cache.
+        let begun = Instant::now();
+        pair();
+        let one_pair = begun.elapsed();
+
+        let begun = Instant::now();
         for _ in 0..ROUNDS {
             // Six sequences, two of which have room; each is dropped somewhere between its submission and its end.
             let mut streams: Vec<_> = (0..6).map(start).collect();
@@ -262,17 +275,9 @@ fn dropped_streams_give_back_their_cache_and_credits() {
                 drop(streams.swap_remove(random.random_range(0..streams.len())));
             }
         }
-        let rounds = rounds.elapsed();
-        // Both of these need half of the cache, all of it together.
-        let all = Instant::now();
-        let both: Vec<_> = (0..2).map(start).collect();
-        for stream in both {
-            let said = block_on(listen(stream)).unwrap();
-            assert_eq!(said.ids.len(), full.max_tokens as usize);
-            assert_eq!(said.ids[..64], case.greedy_ids);
-        }
-        // Had the dropped ones gone on to their ends, a round would have taken three times as long as this pair.
-        assert!(rounds < all.elapsed() * ROUNDS, "{ROUNDS} rounds {rounds:?}, one pair {:?}", all.elapsed());
+        pair();
+        // Had the dropped ones gone on to their ends, that would have taken as long as ninety pairs.
+        assert!(begun.elapsed() < one_pair * ROUNDS, "{:?} against {one_pair:?} for a pair", begun.elapsed());
     });
 }
 
@@ -400,9 +405,9 @@ fn requests_that_cannot_be_are_refused_and_the_pipeline_goes_on() {
             let error = say(&session, ids, &greedy(4)).unwrap_err();
             assert!(matches!(error, Error::Run(ragtag_scheduler::Error::Refused(_))), "{error:?}");
             assert_eq!(error.exit_code(), 2);
-            assert_eq!(error.to_string(), message);
+            assert!(error.to_string().starts_with(message), "{error}");
             let error = block_on(session.logits(ids)).unwrap_err();
-            assert_eq!(error.to_string(), message);
+            assert!(error.to_string().starts_with(message), "{error}");
         };
         refused(&[7; 33], "the prompt has 33 tokens, the context holds 32");
         refused(&[7; 5000], "the prompt has 5000 tokens, the context holds 32");
