@@ -367,8 +367,13 @@ impl TokenStream {
                 self.running.ended = true;
                 if !self.stopped {
                     let rest = self.text.take().map(TextStream::finish).unwrap_or_default();
-                    let (Matched::Text(mut text) | Matched::Stop(mut text)) = self.stop.push(&rest);
-                    text.push_str(&self.stop.finish());
+                    let text = match self.stop.push(&rest) {
+                        Matched::Text(text) => text + &self.stop.finish(),
+                        Matched::Stop(text) => {
+                            self.stopped = true;
+                            text
+                        }
+                    };
                     if !text.is_empty() {
                         self.ready.push_back(Event::Token { id: None, text });
                     }

@@ -18,14 +18,15 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "selected": devices.labels(),
             "report": devices.report(),
         }));
-        return Ok(());
+    } else {
+        super::output::note(&devices.start_line());
+        print_adapters(&devices);
+        for line in missing(devices.report()) {
+            print(&format!("{line}\n"));
+        }
     }
-    super::output::note(&devices.start_line());
-    print_adapters(&devices);
-    for line in missing(devices.report()) {
-        print(&format!("{line}\n"));
-    }
-    Ok(())
+    // The list comes first: who is refused needs it.
+    if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 
 fn print_adapters(devices: &Devices) {

@@ -47,7 +47,7 @@ impl Hyperparameters {
     /// Reads and checks them.
     ///
     /// # Errors
-    /// [`ModelError::Metadata`] for keys that are missing or of another type, [`ModelError::Hyperparameter`] for values
+    /// [`ModelError::Format`] for keys that are missing or of another type, [`ModelError::Hyperparameter`] for values
     /// that no model can have, [`ModelError::Unsupported`] for features that would be silently ignored.
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
