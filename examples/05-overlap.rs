@@ -51,7 +51,7 @@ fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u3
     for stream in streams {
         stream.blocking_text()?;
     }
-    engine.shutdown()
+    Ok(engine.shutdown())
 }
 
 fn show(title: &str, trace: &Trace) {

@@ -109,16 +109,14 @@ impl Engine {
     }
 
     /// Ends the pipeline and returns its trace. Sessions that are still alive keep it going until they are dropped.
-    ///
-    /// # Errors
-    /// None today; a pipeline that failed has told its sequences.
-    pub fn shutdown(self) -> Result<Trace> {
+    /// A pipeline that failed has told its sequences.
+    pub fn shutdown(self) -> Trace {
         let stages = self.stages;
         let spans = match Arc::try_unwrap(self.pipeline) {
             Ok(pipeline) => pipeline.shutdown().trace,
             Err(shared) => shared.trace(),
         };
-        Ok(Trace::new(spans, &stages))
+        Trace::new(spans, &stages)
     }
 }
 

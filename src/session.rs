@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::stop::{Matched, StopMatcher};
 use ragtag_graph::TextStream;
-use ragtag_scheduler::core::{FinishReason, Finished, Sample, SequenceId};
+use ragtag_scheduler::core::{FinishReason, Finished, SequenceId};
 use ragtag_scheduler::{Job, Pipeline, Reply, Request, Sampler, Sampling};
 use serde::Serialize;
 use serde_json::json;
@@ -170,15 +170,6 @@ pub struct Session {
     pipeline: Arc<Pipeline>,
 }
 
-/// The scheduler's way to choose a token, by this crate's sampler.
-struct Chooser(Sampler);
-
-impl Sample for Chooser {
-    fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
-        self.0.sample(logits, history).map_err(|e| e.to_string())
-    }
-}
-
 impl Session {
     pub(crate) fn new(model: Model, pipeline: Arc<Pipeline>) -> Self {
         Self { model, pipeline }
@@ -219,7 +210,7 @@ impl Session {
             stream
         });
         let max_new_tokens = generation.max_tokens;
-        let job = Job::Generate { max_new_tokens, end_tokens, sampler: Box::new(Chooser(sampler)) };
+        let job = Job::Generate { max_new_tokens, end_tokens, sampler: Box::new(sampler) };
         let (id, replies) = self.submit(ids, job, max_new_tokens as usize + 2);
         Ok(TokenStream {
             replies,
@@ -236,19 +227,13 @@ impl Session {
     /// # Errors
     /// [`Error::Run`] if the pipeline refuses the ids or fails.
     pub async fn logits(&self, ids: &[u32]) -> Result<Vec<f32>> {
-        self.start_logits(ids)?.collect().await
+        self.start_logits(ids).collect().await
     }
 
-    /// Starts what [`Session::logits`] waits for.
-    ///
-    /// # Errors
-    /// None today; what the pipeline refuses comes with the logits.
-    pub fn start_logits(&self, ids: &[u32]) -> Result<LogitStream> {
+    /// Starts what [`Session::logits`] waits for. What the pipeline refuses comes with the logits.
+    pub fn start_logits(&self, ids: &[u32]) -> LogitStream {
         let (id, replies) = self.submit(ids.to_vec(), Job::Logits, ids.len() + 2);
-        Ok(LogitStream {
-            replies,
-            running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false },
-        })
+        LogitStream { replies, running: Running { pipeline: Arc::clone(&self.pipeline), id, ended: false } }
     }
 
     /// Room for every reply there can be, so that the pipeline never waits for its user.

@@ -109,7 +109,7 @@ async fn score(session: &Session, pieces: &[Vec<u32>]) -> Result<Score> {
     let mut score = Score::default();
     for pair in pieces.chunks(2) {
         // Both are in the pipeline before either is awaited.
-        let running = pair.iter().map(|piece| session.start_logits(piece)).collect::<Result<Vec<_>>>()?;
+        let running: Vec<_> = pair.iter().map(|piece| session.start_logits(piece)).collect();
         for (piece, stream) in pair.iter().zip(running) {
             let logits = stream.collect().await?;
             let vocabulary = logits.len() / piece.len();

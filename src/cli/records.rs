@@ -32,7 +32,7 @@ impl Records {
             Some(path) => Some((path, receipt(model, devices, &engine)?)),
             None => None,
         };
-        let trace = engine.shutdown()?;
+        let trace = engine.shutdown();
         if let Some(path) = &self.args.trace {
             write_file(path, trace.to_chrome_json().as_bytes())?;
         }

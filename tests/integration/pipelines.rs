@@ -151,7 +151,7 @@ fn check_chunks(activations: Activations, class: NumericsClass) {
             for chunk in [1, 2, 5, 16, 64] {
                 let engine = support::engine(&model, &Setup { trace: true, ..setup(chunk, 2) });
                 let out = block_on(engine.session().logits(&ids)).unwrap();
-                let trace = engine.shutdown().unwrap();
+                let trace = engine.shutdown();
                 let batches = trace.spans().iter().filter(|s| s.kind == SpanKind::Compute && s.stage == 0);
                 assert_eq!(batches.count(), ids.len().div_ceil(chunk as usize), "chunk {chunk}");
                 let error = relative_error(&out, &whole);
@@ -191,8 +191,7 @@ fn sequences_in_flight_together_have_the_logits_of_sequences_alone() {
                 let engine = support::engine(&model, &Setup { chunk, sequences: 4, ..setup });
                 let session = engine.session();
                 let lengths: Vec<usize> = (0..8).map(|_| random.random_range(1..=ids.len())).collect();
-                let running: Vec<_> =
-                    lengths.iter().map(|&n| session.start_logits(&ids[..n]).unwrap()).collect();
+                let running: Vec<_> = lengths.iter().map(|&n| session.start_logits(&ids[..n])).collect();
                 for (&length, running) in lengths.iter().zip(running) {
                     let out = block_on(running.collect()).unwrap();
                     let error = relative_error(&out, &whole[..length * vocabulary]);
@@ -490,7 +489,7 @@ fn the_trace_shows_both_stages_busy_at_once() {
             block_on(listen(stream)).unwrap();
         }
         drop(session);
-        let trace = engine.shutdown().unwrap();
+        let trace = engine.shutdown();
 
         let overlap = overlap(&trace);
         let least = *overlap.busy_ns.iter().min().unwrap();
