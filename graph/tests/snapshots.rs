@@ -33,6 +33,8 @@ fn plain_caps() -> Caps {
         max_binding_bytes: u64::MAX,
         binding_alignment_bytes: 64,
         parallel_units: 1,
+        max_work_group_items: 1,
+        local_memory_bytes: 0,
     }
 }
 

@@ -6,7 +6,7 @@
 
 use ragtag_hal::{Caps, Feature, Features, HostBinding, HostCall, KernelLanguage, QueueLayout};
 use ragtag_kernels::{
-    Activations, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
+    Activations, Code, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
 };
 use std::hint::black_box;
 use std::time::Instant;
@@ -67,6 +67,8 @@ fn caps() -> Caps {
         max_binding_bytes: u64::MAX,
         binding_alignment_bytes: 64,
         parallel_units: 1,
+        max_work_group_items: 1,
+        local_memory_bytes: 0,
     };
     if let Ok(only) = std::env::var("ISA") {
         caps.features.retain(|f| format!("{f:?}").eq_ignore_ascii_case(&only));
@@ -136,8 +138,9 @@ impl Launch {
         let grid = (self.variant.grid)(&self.constants);
         let share = |t: usize| (grid[0] as usize * t / threads) as u32;
         let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid };
+        let Code::Host(function) = self.variant.code else { return };
         // SAFETY: bindings are as long as the ABI says; threads take disjoint groups; selected for this machine.
-        unsafe { (self.variant.function)(&call, share(thread)..share(thread + 1)) };
+        unsafe { function(&call, share(thread)..share(thread + 1)) };
     }
 }
 
@@ -151,7 +154,7 @@ struct Model {
 fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mut Memory; 4]) -> Model {
     let activations = activations_for(tensor_type, wanted);
     let kernel = Kernel::MatMul(tensor_type, activations);
-    let variant = select(kernel, &caps()).expect("a variant for any machine");
+    let variant = select(kernel, &caps(), rows as u32).expect("a variant for any machine");
     let [params, weights, x, y] = memory;
     params.bytes()[..4].copy_from_slice(&(rows as u32).to_le_bytes());
     let widest = SHAPES.iter().map(|(n, k)| *n.max(k)).max().unwrap_or(0);

@@ -28,4 +28,4 @@ pub use kernel::{Activations, Kernel, KvType, NumericsClass};
 pub use layout::{LayoutError, Resident};
 pub use matmul::activations_for;
 pub use quantize::row_bytes;
-pub use table::{Variant, select, variants};
+pub use table::{Code, Variant, module_source, select, variants};

@@ -2,8 +2,8 @@
 
 use crate::host;
 use crate::kernel::{Kernel, NumericsClass};
-use ragtag_hal::{Caps, EntryAbi, Feature, HostFn, KernelLanguage};
-use std::sync::LazyLock;
+use ragtag_hal::{Caps, ClEntry, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource};
+use std::sync::{Arc, LazyLock};
 
 /// One way to run a kernel.
 #[derive(Clone, Copy, Debug)]
@@ -14,16 +14,56 @@ pub struct Variant {
     pub name: &'static str,
     /// How close it comes to float64.
     pub class: NumericsClass,
-    /// The language a device must take.
-    pub language: KernelLanguage,
     /// The features a device must have.
     pub requires: &'static [Feature],
     /// Bindings, constants, extents.
     pub abi: &'static EntryAbi,
     /// The grid of a launch with these constants, which are as many as the ABI says.
     pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// Row capacities that it is made for: up to this many. It is right for any.
+    pub max_rows: u32,
     /// The code.
-    pub function: HostFn,
+    pub code: Code,
+}
+
+/// The code of a variant.
+#[derive(Clone, Copy, Debug)]
+pub enum Code {
+    /// A function in this process.
+    Host(HostFn),
+    /// OpenCL C.
+    OpenClC {
+        /// Composes the complete text.
+        source: fn() -> Arc<str>,
+        /// The kernel function in it.
+        function: &'static str,
+        /// Work items in a group.
+        work_group: [u32; 3],
+    },
+}
+
+impl Variant {
+    /// The language a device must take.
+    pub fn language(&self) -> KernelLanguage {
+        match self.code {
+            Code::Host(_) => KernelLanguage::Host,
+            Code::OpenClC { .. } => KernelLanguage::OpenClC,
+        }
+    }
+
+    /// Whether a device has what it takes.
+    pub fn runs_on(&self, caps: &Caps) -> bool {
+        caps.languages.contains(&self.language())
+            && self.requires.iter().all(|feature| caps.features.contains(feature))
+            && self.work_group_items() <= caps.max_work_group_items
+    }
+
+    fn work_group_items(&self) -> u32 {
+        match self.code {
+            Code::Host(_) => 1,
+            Code::OpenClC { work_group, .. } => work_group.iter().product(),
+        }
+    }
 }
 
 /// Every variant that this build has, better ones first.
@@ -32,14 +72,29 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// The best variant of a kernel for a device: the first whose language it takes and whose features it has.
-pub fn select(kernel: Kernel, caps: &Caps) -> Option<&'static Variant> {
-    let fits = |v: &&Variant| {
-        v.kernel == kernel
-            && caps.languages.contains(&v.language)
-            && v.requires.iter().all(|feature| caps.features.contains(feature))
-    };
-    variants().iter().find(fits)
+/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many and
+/// that runs there.
+pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
+    variants().iter().find(|v| v.kernel == kernel && rows <= v.max_rows && v.runs_on(caps))
+}
+
+/// The code of a module with these variants as its entries; `None` if they are in several languages.
+pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Option<ModuleSource> {
+    let (mut host, mut cl) = (Vec::new(), Vec::new());
+    for variant in variants {
+        match variant.code {
+            Code::Host(function) => host.push(function),
+            Code::OpenClC { source, function, work_group } => {
+                let function = DeviceFunction { name: function.into(), work_group };
+                cl.push(ClEntry { source: source(), function });
+            }
+        }
+    }
+    match (host.is_empty(), cl.is_empty()) {
+        (_, true) => Some(ModuleSource::Host(host)),
+        (true, false) => Some(ModuleSource::OpenClC(cl)),
+        (false, false) => None,
+    }
 }
 
 #[cfg(test)]
@@ -58,13 +113,15 @@ mod tests {
             max_binding_bytes: 1 << 40,
             binding_alignment_bytes: 64,
             parallel_units: 1,
+            max_work_group_items: 1,
+            local_memory_bytes: 0,
         }
     }
 
     #[test]
     fn every_kernel_runs_on_any_host() {
         for kernel in Kernel::all() {
-            assert_eq!(select(kernel, &caps(&[])).map(|v| v.name), Some("portable"), "{kernel}");
+            assert_eq!(select(kernel, &caps(&[]), 1).map(|v| v.name), Some("portable"), "{kernel}");
         }
     }
 
@@ -72,7 +129,7 @@ mod tests {
     #[test]
     fn the_best_that_a_device_can_run_is_chosen() {
         for kernel in Kernel::all() {
-            let name = |features: &[Feature]| select(kernel, &caps(features)).map(|v| v.name);
+            let name = |features: &[Feature]| select(kernel, &caps(features), 1).map(|v| v.name);
             assert_eq!(name(&[Feature::Avx2]), Some("avx2"), "{kernel}");
             assert_eq!(name(&[Feature::Avx2, Feature::Avx512Vnni]), Some("avx512-vnni"), "{kernel}");
         }
@@ -92,6 +149,6 @@ mod tests {
     #[test]
     fn a_device_that_takes_no_host_code_gets_none() {
         let caps = Caps { languages: Default::default(), ..caps(&[]) };
-        assert!(select(Kernel::Add, &caps).is_none());
+        assert!(select(Kernel::Add, &caps, 1).is_none());
     }
 }

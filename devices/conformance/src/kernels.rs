@@ -6,8 +6,8 @@
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
 use crate::suite::Outcomes;
-use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, ModuleSource, QueueKind, Work};
-use ragtag_kernels::{Case, Variant, cases};
+use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
+use ragtag_kernels::{Case, Variant, cases, module_source};
 
 /// The seed of all cases: the same numbers on every machine.
 const SEED: u64 = 1;
@@ -23,13 +23,17 @@ pub(crate) fn name(variant: &Variant) -> String {
 
 /// All cases of a variant.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
-    if !bench.caps().languages.contains(&variant.language) {
-        return Ok(Verdict::skipped(format!("the device does not take {:?} kernels", variant.language)));
+    let language = variant.language();
+    if !bench.caps().languages.contains(&language) {
+        return Ok(Verdict::skipped(format!("the device does not take {language:?} kernels")));
     }
     if let Some(missing) = variant.requires.iter().find(|&feature| !bench.caps().features.contains(feature)) {
         return Ok(Verdict::skipped(format!("the device lacks {missing:?}")));
     }
-    let source = ModuleSource::Host(vec![variant.function]);
+    if !variant.runs_on(bench.caps()) {
+        return Ok(Verdict::skipped("the device takes smaller work groups only"));
+    }
+    let source = module_source([variant]).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
     for case in cases(variant.kernel, SEED) {

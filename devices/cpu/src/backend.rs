@@ -92,6 +92,8 @@ impl CpuBackend {
                 max_binding_bytes: isize::MAX as u64,
                 binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
                 parallel_units: self.threads(index),
+                max_work_group_items: 1,
+                local_memory_bytes: 0,
             },
         };
         (0..self.config.devices).map(adapter).collect()

@@ -201,7 +201,9 @@ impl Device for CpuDevice {
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
-        let ModuleSource::Host(functions) = &module.source;
+        let ModuleSource::Host(functions) = &module.source else {
+            return Err(Error::Unsupported { what: format!("module {} on a CPU device", module.name) });
+        };
         self.modules.insert(id, module.entries.iter().copied().zip(functions.iter().copied()).collect());
         Ok(())
     }

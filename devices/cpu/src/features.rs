@@ -38,6 +38,6 @@ pub(crate) fn name(features: &Features) -> &'static str {
         Some(Feature::Avx512Vnni) => "avx512-vnni",
         Some(Feature::Avx2) => "avx2",
         Some(Feature::NeonDot) => "neon-dot",
-        None => "portable",
+        _ => "portable",
     }
 }

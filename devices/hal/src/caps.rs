@@ -13,6 +13,12 @@ pub enum Feature {
     Avx512Vnni,
     /// AArch64 Advanced SIMD with the dot-product extension.
     NeonDot,
+    /// Half-precision arithmetic in kernels.
+    Fp16,
+    /// Sub-groups: work items of a group that exchange values without local memory.
+    SubGroups,
+    /// Four-way dot products of packed int8 in one instruction.
+    IntegerDot,
 }
 
 /// A set of features.
@@ -24,6 +30,10 @@ pub type Features = BTreeSet<Feature>;
 pub enum KernelLanguage {
     /// Rust functions in this process.
     Host,
+    /// OpenCL C, compiled by the driver.
+    OpenClC,
+    /// SPIR-V for OpenCL's kernel execution model.
+    SpirV,
 }
 
 /// How the three queues lie on the hardware.
@@ -58,4 +68,8 @@ pub struct Caps {
     pub binding_alignment_bytes: u64,
     /// Threads or compute units that share the work of one dispatch.
     pub parallel_units: u32,
+    /// Most work items in a group; 1 where groups are not divided.
+    pub max_work_group_items: u32,
+    /// Local memory that a group may use, in bytes.
+    pub local_memory_bytes: u64,
 }

@@ -2,6 +2,7 @@
 
 use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
+use std::sync::Arc;
 
 /// What a kernel does with a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +132,34 @@ pub struct EntryAbi {
 pub enum ModuleSource {
     /// Functions in this process, one for each entry.
     Host(Vec<HostFn>),
+    /// OpenCL C, one for each entry.
+    OpenClC(Vec<ClEntry>),
+    /// SPIR-V: a binary, and one function of it for each entry.
+    SpirV {
+        /// The words, little-endian.
+        binary: Arc<[u8]>,
+        /// The functions.
+        functions: Vec<DeviceFunction>,
+    },
+}
+
+/// A kernel function of a device's compiler. Its parameters are the entry's bindings as global pointers, then its
+/// constants as 32-bit words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFunction {
+    /// Its name.
+    pub name: String,
+    /// Work items in a group.
+    pub work_group: [u32; 3],
+}
+
+/// A kernel function with the OpenCL C that it is compiled from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClEntry {
+    /// The complete text. Entries with equal texts are one program.
+    pub source: Arc<str>,
+    /// The function.
+    pub function: DeviceFunction,
 }
 
 /// A module: entries with their ABIs, and their code in a language that the device takes.

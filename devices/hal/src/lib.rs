@@ -35,7 +35,8 @@ pub use backend::{
 pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
 pub use checked::Checked;
 pub use command::{
-    Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource, Submission, Work,
+    Access, Binding, BufferRange, ClEntry, Command, DeviceFunction, Dispatch, EntryAbi, Module, ModuleSource,
+    Submission, Work,
 };
 pub use error::{Error, Result, Unavailable};
 pub use host::{HostBinding, HostCall, HostFn};

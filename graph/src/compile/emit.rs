@@ -101,17 +101,19 @@ impl Emitter<'_> {
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
         };
         let segment = node.segment;
-        self.dispatch(segment, kernel, arguments, constants)
+        self.dispatch(segment, kernel, rows, arguments, constants)
     }
 
     fn dispatch(
         &mut self,
         segment: usize,
         kernel: Kernel,
+        rows: u32,
         arguments: Vec<Argument>,
         constants: Vec<u32>,
     ) -> Result<Step, CompileError> {
-        let variant = ragtag_kernels::select(kernel, self.caps).ok_or(CompileError::Kernel { kernel })?;
+        let variant = ragtag_kernels::select(kernel, self.caps, rows);
+        let variant = variant.ok_or(CompileError::Kernel { kernel })?;
         let entry = match self.variants.iter().position(|v| std::ptr::eq(*v, variant)) {
             Some(entry) => entry,
             None => {

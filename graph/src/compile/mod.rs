@@ -12,7 +12,7 @@ use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
 use emit::Emitter;
-use ragtag_hal::{Caps, Module, ModuleSource};
+use ragtag_hal::{Caps, Module};
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_kernels::{Activations, Kernel, Variant};
 use std::collections::BTreeSet;
@@ -31,6 +31,9 @@ pub enum CompileError {
         /// The kernel.
         kernel: Kernel,
     },
+    /// The device's best variants are in several languages.
+    #[error("the kernels for the device are in several languages")]
+    Languages,
     /// A buffer larger than the device allows.
     #[error("{what} takes {bytes} bytes; the device allows {limit} in one piece")]
     TooLarge {
@@ -74,7 +77,7 @@ pub fn compile(
         module: Module {
             name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
             entries: variants.iter().map(|v| v.abi).collect(),
-            source: ModuleSource::Host(variants.iter().map(|v| v.function).collect()),
+            source: ragtag_kernels::module_source(variants.iter().copied()).ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
         kv_bytes: kv_bytes(model, &graph, &segments, lowering),

@@ -24,10 +24,10 @@ mod tests;
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
-use crate::table::Variant;
+use crate::table::{Code, Variant};
 use formats::{BF16, F16, F32, Format, Q4_0, Q4_K, Q6_K, Q8_0, Quantised, TQ2_0};
 use isa::Isa;
-use ragtag_hal::{EntryAbi, HostCall, KernelLanguage};
+use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
 /// A kernel for any instruction set.
@@ -101,11 +101,11 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
         kernel: K::KERNEL,
         name: S::NAME,
         class: K::KERNEL.class(),
-        language: KernelLanguage::Host,
         requires: S::FEATURES,
         abi: K::abi(),
         grid: K::grid,
-        function: S::function::<K>(),
+        max_rows: u32::MAX,
+        code: Code::Host(S::function::<K>()),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::cases::{Case, cases};
 use crate::kernel::{Activations, Kernel};
 use crate::quantize::row_bytes;
-use crate::table::{Variant, variants};
+use crate::table::{Code, Variant, variants};
 use ragtag_hal::{Feature, HostBinding, HostCall};
 
 /// 64-byte aligned memory.
@@ -55,7 +55,7 @@ fn has(feature: &Feature) -> bool {
 
 /// Variants of this machine.
 fn runnable() -> impl Iterator<Item = &'static Variant> {
-    variants().iter().filter(|v| v.requires.iter().all(has))
+    variants().iter().filter(|v| matches!(v.code, Code::Host(_)) && v.requires.iter().all(has))
 }
 
 /// Runs a case with its groups in `pieces` pieces, last piece first.
@@ -70,11 +70,12 @@ fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     }
     let grid = (variant.grid)(&case.constants);
     let groups: u32 = grid.iter().product();
+    let Code::Host(function) = variant.code else { panic!("{} is not for hosts", variant.name) };
     let call = HostCall { bindings: &bindings, constants: &case.constants, grid };
     for piece in (0..pieces).rev() {
         let (start, end) = (groups * piece / pieces, groups * (piece + 1) / pieces);
         // SAFETY: bindings hold the ABI's extents and are aligned; the features are there; nothing else runs.
-        unsafe { (variant.function)(&call, start..end) };
+        unsafe { function(&call, start..end) };
     }
     memory.iter().map(Aligned::bytes).collect()
 }

@@ -108,6 +108,8 @@ impl FakeDevice {
                 max_binding_bytes: options.memory_bytes,
                 binding_alignment_bytes: 4,
                 parallel_units: 1,
+                max_work_group_items: 1,
+                local_memory_bytes: 0,
             },
         };
         let (advances, inbox) = channel();

@@ -39,6 +39,8 @@ impl NullDevice {
                 max_binding_bytes: u64::MAX,
                 binding_alignment_bytes: 4,
                 parallel_units: 1,
+                max_work_group_items: 1,
+                local_memory_bytes: 0,
             },
         };
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));

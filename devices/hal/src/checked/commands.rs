@@ -263,8 +263,17 @@ fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
 
 /// A module fits its entries and the device.
 fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
+    let mut groups: Vec<[u32; 3]> = Vec::new();
     let (language, functions) = match &module.source {
         ModuleSource::Host(functions) => (KernelLanguage::Host, functions.len()),
+        ModuleSource::OpenClC(entries) => {
+            groups.extend(entries.iter().map(|entry| entry.function.work_group));
+            (KernelLanguage::OpenClC, entries.len())
+        }
+        ModuleSource::SpirV { functions, .. } => {
+            groups.extend(functions.iter().map(|function| function.work_group));
+            (KernelLanguage::SpirV, functions.len())
+        }
     };
     if !caps.languages.contains(&language) {
         return Err(Error::Unsupported { what: format!("module {} in {language:?}", module.name) });
@@ -274,6 +283,14 @@ fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
             "module {} has {} entries and {functions} functions",
             module.name,
             module.entries.len()
+        )));
+    }
+    let items = |group: &[u32; 3]| group.iter().fold(1u32, |product, side| product.saturating_mul(*side));
+    let fits = |group: &[u32; 3]| (1..=caps.max_work_group_items).contains(&items(group));
+    if let Some(group) = groups.iter().find(|group| !fits(group)) {
+        return Err(Error::invalid(format!(
+            "module {} has a group of {group:?} work items; the device takes 1 to {}",
+            module.name, caps.max_work_group_items
         )));
     }
     Ok(())

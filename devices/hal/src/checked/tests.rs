@@ -123,6 +123,8 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
             max_binding_bytes: 256,
             binding_alignment_bytes: 64,
             parallel_units: 1,
+            max_work_group_items: 1,
+            local_memory_bytes: 0,
         },
     }
 }
