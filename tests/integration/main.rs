@@ -6,5 +6,6 @@
 mod bad_input;
 mod command;
 mod golden;
+mod opencl;
 mod pipelines;
 mod support;

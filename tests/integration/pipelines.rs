@@ -1,10 +1,12 @@
 //! Whatever the shape of the pipeline, the model says the same; and what a sequence held is free when it ends, however it
 //! ends.
 
-use crate::support::{self, Setup, block_on, golden, model_path, relative_error, within};
+use crate::support::{
+    self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
+};
 use ragtag::{
     DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Model, Planner, Prompt, Reason,
-    Session, Summary, TokenStream, overlap,
+    Session, overlap,
 };
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_scheduler::SpanKind;
@@ -42,33 +44,8 @@ fn assert_same_bits(out: &[f32], reference: &[f32], what: &str) {
     }
 }
 
-/// Everything that one stream said.
-#[derive(Debug)]
-struct Said {
-    ids: Vec<u32>,
-    text: String,
-    summary: Summary,
-}
-
-async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
-    let (mut ids, mut text) = (Vec::new(), String::new());
-    loop {
-        match stream.next_event().await? {
-            Event::Token { id, text: piece } => {
-                ids.extend(id);
-                text.push_str(&piece);
-            }
-            Event::Finished(summary) => return Ok(Said { ids, text, summary }),
-        }
-    }
-}
-
 fn say(session: &Session, prompt: &[u32], generation: &Generation) -> ragtag::Result<Said> {
     block_on(listen(session.generate(Prompt::Tokens(prompt), generation)?))
-}
-
-fn greedy(max_tokens: u32) -> Generation {
-    Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
 
 /// Engines that generate: logits of the last row only.

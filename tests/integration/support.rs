@@ -1,6 +1,8 @@
 //! What the tests share: models, golden data, engines, errors, and the command itself.
 
-use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Model, Planner};
+use ragtag::{
+    DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Summary, TokenStream,
+};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;
 use std::path::{Path, PathBuf};
@@ -78,6 +80,8 @@ pub fn argmax(row: &[f32]) -> u32 {
 /// How a test wants its engine.
 #[derive(Clone)]
 pub struct Setup<'a> {
+    /// As `--device` has it.
+    pub devices: &'a str,
     pub cpu_devices: u32,
     pub threads: u32,
     pub split: Option<&'a str>,
@@ -92,6 +96,7 @@ pub struct Setup<'a> {
 impl Default for Setup<'_> {
     fn default() -> Self {
         Self {
+            devices: "cpu",
             cpu_devices: 1,
             threads: 1,
             split: None,
@@ -107,7 +112,7 @@ impl Default for Setup<'_> {
 
 pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
     let options = DeviceOptions {
-        requested: Some("cpu".into()),
+        requested: Some(setup.devices.into()),
         cpu_devices: setup.cpu_devices,
         cpu_threads: Some(setup.threads),
         ..Default::default()
@@ -129,6 +134,32 @@ pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
     let plan = planner.plan().unwrap();
     let options = EngineOptions { all_logits: setup.all_logits, trace: setup.trace, progress: None };
     Engine::start(model, &devices, &plan, options).unwrap()
+}
+
+/// Everything that one stream said.
+#[derive(Debug)]
+pub struct Said {
+    pub ids: Vec<u32>,
+    pub text: String,
+    pub summary: Summary,
+}
+
+pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
+    let (mut ids, mut text) = (Vec::new(), String::new());
+    loop {
+        match stream.next_event().await? {
+            Event::Token { id, text: piece } => {
+                ids.extend(id);
+                text.push_str(&piece);
+            }
+            Event::Finished(summary) => return Ok(Said { ids, text, summary }),
+        }
+    }
+}
+
+/// The likeliest tokens, so many of them whatever they are.
+pub fn greedy(max_tokens: u32) -> Generation {
+    Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
 
 /// Runs an async test body.
