@@ -32,8 +32,13 @@ pub fn dequantise(tensor_type: TensorType, blocks: &[u8], out: &mut [f32]) -> Re
         TensorType::BF16 => |b, out| out[0] = bf16::from_le_bytes([b[0], b[1]]).to_f32(),
         TensorType::Q8_0 => q8_0,
         TensorType::Q4_0 => q4_0,
+        TensorType::Q4_1 => q4_1,
+        TensorType::Q5_0 => q5_0,
+        TensorType::Q5_1 => q5_1,
         TensorType::Q4_K => q4_k,
+        TensorType::Q5_K => q5_k,
         TensorType::Q6_K => q6_k,
+        TensorType::TQ1_0 => tq1_0,
         TensorType::TQ2_0 => tq2_0,
     };
     let pairs =
@@ -65,8 +70,42 @@ fn q4_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale and minimum of sub-block `j` of the eight that the 12 bytes of a Q4_K block pack in 6 bits each.
-pub(crate) fn q4_k_scale(packed: &[u8], j: usize) -> (u8, u8) {
+/// `d, m: f16, q: u8[16]`; nibbles as in Q4_0; value = d·q + m.
+fn q4_1(block: &[u8], out: &mut [f32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    for (i, &q) in block[4..20].iter().enumerate() {
+        out[i] = d * f32::from(q & 15) + m;
+        out[i + 16] = d * f32::from(q >> 4) + m;
+    }
+}
+
+/// The 32 quanta of `high: u32, low: u8[16]`: nibbles as in Q4_0, and bit i of `high` is the fifth bit of value i.
+fn quanta5(high_and_low: &[u8]) -> [f32; 32] {
+    let (high, low) = (&high_and_low[..4], &high_and_low[4..20]);
+    std::array::from_fn(|i| {
+        let nibble = (low[i % 16] >> (i / 16 * 4)) & 15;
+        f32::from(nibble | ((high[i / 8] >> (i % 8)) & 1) << 4)
+    })
+}
+
+/// `d: f16, high: u32, low: u8[16]`; value = d·(q − 16).
+fn q5_0(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 0);
+    for (value, q) in out.iter_mut().zip(quanta5(&block[2..])) {
+        *value = d * (q - 16.0);
+    }
+}
+
+/// `d, m: f16, high: u32, low: u8[16]`; value = d·q + m.
+fn q5_1(block: &[u8], out: &mut [f32]) {
+    let (d, m) = (half_at(block, 0), half_at(block, 2));
+    for (value, q) in out.iter_mut().zip(quanta5(&block[4..])) {
+        *value = d * q + m;
+    }
+}
+
+/// Scale and minimum of sub-block `j` of the eight that 12 bytes of a Q4_K or Q5_K block pack in 6 bits each.
+pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
     } else {
@@ -79,11 +118,26 @@ pub(crate) fn q4_k_scale(packed: &[u8], j: usize) -> (u8, u8) {
 fn q4_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
-        let (scale, minimum) = q4_k_scale(&block[4..16], sub);
+        let (scale, minimum) = k_scale(&block[4..16], sub);
         let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
         let quanta = &block[16 + sub / 2 * 32..][..32];
         for (value, &q) in values.iter_mut().zip(quanta) {
             *value = scale * f32::from((q >> (sub % 2 * 4)) & 15) - minimum;
+        }
+    }
+}
+
+/// `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`; as Q4_K, and bit s of byte i of `high` is the fifth bit
+/// of value i of sub-block s.
+fn q5_k(block: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (half_at(block, 0), half_at(block, 2));
+    for (sub, values) in out.chunks_exact_mut(32).enumerate() {
+        let (scale, minimum) = k_scale(&block[4..16], sub);
+        let (scale, minimum) = (d * f32::from(scale), dmin * f32::from(minimum));
+        let low = &block[48 + sub / 2 * 32..][..32];
+        for (i, value) in values.iter_mut().enumerate() {
+            let q = ((low[i] >> (sub % 2 * 4)) & 15) | ((block[16 + i] >> sub) & 1) << 4;
+            *value = scale * f32::from(q) - minimum;
         }
     }
 }
@@ -105,6 +159,34 @@ fn q6_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Digit `n`, the most significant one being 0, of five in base 3 that a byte of TQ1_0 holds: the byte is the number of
+/// the digits, times 256/243, rounded up.
+fn ternary_digit(byte: u8, n: usize) -> u8 {
+    const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+    ((u16::from(byte.wrapping_mul(POWERS[n])) * 3) >> 8) as u8
+}
+
+/// The quanta, 0 to 2, of `q: u8[48], last: u8[4]` of a TQ1_0 block: 32 bytes have digits n of values 32n … 32n + 31;
+/// 16 bytes those of the next 80 values, 16 apart; `last` those of the last 16, 4 apart, and no fifth digit.
+pub(crate) fn tq1_0_quanta(bytes: &[u8]) -> [u8; 256] {
+    let mut out = [0; 256];
+    for (source, values) in [(0..32, 0..160), (32..48, 160..240), (48..52, 240..256)] {
+        let bytes = &bytes[source];
+        for (n, values) in out[values].chunks_exact_mut(bytes.len()).enumerate() {
+            values.iter_mut().zip(bytes).for_each(|(value, byte)| *value = ternary_digit(*byte, n));
+        }
+    }
+    out
+}
+
+/// `q: u8[48], last: u8[4], d: f16`; value = d·(q − 1).
+fn tq1_0(block: &[u8], out: &mut [f32]) {
+    let d = half_at(block, 52);
+    for (value, q) in out.iter_mut().zip(tq1_0_quanta(block)) {
+        *value = d * (f32::from(q) - 1.0);
+    }
+}
+
 /// `q: u8[64], d: f16`; the four sub-blocks of 32 of each half of 128 lie two bits apart in the same 32 bytes;
 /// value = d·(q − 1).
 fn tq2_0(block: &[u8], out: &mut [f32]) {
@@ -122,13 +204,18 @@ mod tests {
     use super::*;
 
     /// Random blocks and their values by an implementation that shares nothing with this one (the `gguf` package).
-    const VECTORS: [(TensorType, &[u8], &[u8]); 7] = [
+    const VECTORS: [(TensorType, &[u8], &[u8]); 12] = [
         (TensorType::F16, include_bytes!("vectors/f16.blocks"), include_bytes!("vectors/f16.f32")),
         (TensorType::BF16, include_bytes!("vectors/bf16.blocks"), include_bytes!("vectors/bf16.f32")),
         (TensorType::Q8_0, include_bytes!("vectors/q8_0.blocks"), include_bytes!("vectors/q8_0.f32")),
         (TensorType::Q4_0, include_bytes!("vectors/q4_0.blocks"), include_bytes!("vectors/q4_0.f32")),
+        (TensorType::Q4_1, include_bytes!("vectors/q4_1.blocks"), include_bytes!("vectors/q4_1.f32")),
+        (TensorType::Q5_0, include_bytes!("vectors/q5_0.blocks"), include_bytes!("vectors/q5_0.f32")),
+        (TensorType::Q5_1, include_bytes!("vectors/q5_1.blocks"), include_bytes!("vectors/q5_1.f32")),
         (TensorType::Q4_K, include_bytes!("vectors/q4_k.blocks"), include_bytes!("vectors/q4_k.f32")),
+        (TensorType::Q5_K, include_bytes!("vectors/q5_k.blocks"), include_bytes!("vectors/q5_k.f32")),
         (TensorType::Q6_K, include_bytes!("vectors/q6_k.blocks"), include_bytes!("vectors/q6_k.f32")),
+        (TensorType::TQ1_0, include_bytes!("vectors/tq1_0.blocks"), include_bytes!("vectors/tq1_0.f32")),
         (TensorType::TQ2_0, include_bytes!("vectors/tq2_0.blocks"), include_bytes!("vectors/tq2_0.f32")),
     ];
 

@@ -4,8 +4,8 @@
 
 mod dequantise;
 
-pub(crate) use dequantise::q4_k_scale;
 pub use dequantise::{SizeError, dequantise};
+pub(crate) use dequantise::{k_scale, tq1_0_quanta};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -24,24 +24,39 @@ pub enum TensorType {
     Q8_0,
     /// 32 values: f16 scale, 4-bit quanta less 8.
     Q4_0,
+    /// 32 values: f16 scale and minimum, 4-bit quanta.
+    Q4_1,
+    /// 32 values: f16 scale, 5-bit quanta less 16.
+    Q5_0,
+    /// 32 values: f16 scale and minimum, 5-bit quanta.
+    Q5_1,
     /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 4-bit quanta.
     Q4_K,
+    /// 256 values in 8 sub-blocks: f16 scale and minimum, 6-bit sub-scales and sub-minima, 5-bit quanta.
+    Q5_K,
     /// 256 values in 16 sub-blocks: f16 scale, int8 sub-scales, 6-bit quanta less 32.
     Q6_K,
+    /// 256 values: f16 scale, quanta less 1 (ternary), five in a byte.
+    TQ1_0,
     /// 256 values: f16 scale, 2-bit quanta less 1 (ternary).
     TQ2_0,
 }
 
 impl TensorType {
     /// All supported types.
-    pub const ALL: [TensorType; 8] = [
+    pub const ALL: [TensorType; 13] = [
         TensorType::F32,
         TensorType::F16,
         TensorType::BF16,
         TensorType::Q8_0,
         TensorType::Q4_0,
+        TensorType::Q4_1,
+        TensorType::Q5_0,
+        TensorType::Q5_1,
         TensorType::Q4_K,
+        TensorType::Q5_K,
         TensorType::Q6_K,
+        TensorType::TQ1_0,
         TensorType::TQ2_0,
     ];
 
@@ -53,8 +68,13 @@ impl TensorType {
             TensorType::BF16 => "BF16",
             TensorType::Q8_0 => "Q8_0",
             TensorType::Q4_0 => "Q4_0",
+            TensorType::Q4_1 => "Q4_1",
+            TensorType::Q5_0 => "Q5_0",
+            TensorType::Q5_1 => "Q5_1",
             TensorType::Q4_K => "Q4_K",
+            TensorType::Q5_K => "Q5_K",
             TensorType::Q6_K => "Q6_K",
+            TensorType::TQ1_0 => "TQ1_0",
             TensorType::TQ2_0 => "TQ2_0",
         }
     }
@@ -65,10 +85,15 @@ impl TensorType {
             TensorType::F32 => 0,
             TensorType::F16 => 1,
             TensorType::Q4_0 => 2,
+            TensorType::Q4_1 => 3,
+            TensorType::Q5_0 => 6,
+            TensorType::Q5_1 => 7,
             TensorType::Q8_0 => 8,
             TensorType::Q4_K => 12,
+            TensorType::Q5_K => 13,
             TensorType::Q6_K => 14,
             TensorType::BF16 => 30,
+            TensorType::TQ1_0 => 34,
             TensorType::TQ2_0 => 35,
         }
     }
@@ -82,8 +107,14 @@ impl TensorType {
     pub fn block_values(self) -> usize {
         match self {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => 1,
-            TensorType::Q8_0 | TensorType::Q4_0 => 32,
-            TensorType::Q4_K | TensorType::Q6_K | TensorType::TQ2_0 => 256,
+            TensorType::Q8_0 | TensorType::Q4_0 | TensorType::Q4_1 | TensorType::Q5_0 | TensorType::Q5_1 => {
+                32
+            }
+            TensorType::Q4_K
+            | TensorType::Q5_K
+            | TensorType::Q6_K
+            | TensorType::TQ1_0
+            | TensorType::TQ2_0 => 256,
         }
     }
 
@@ -94,8 +125,13 @@ impl TensorType {
             TensorType::F16 | TensorType::BF16 => 2,
             TensorType::Q8_0 => 34,
             TensorType::Q4_0 => 18,
+            TensorType::Q4_1 => 20,
+            TensorType::Q5_0 => 22,
+            TensorType::Q5_1 => 24,
             TensorType::Q4_K => 144,
+            TensorType::Q5_K => 176,
             TensorType::Q6_K => 210,
+            TensorType::TQ1_0 => 54,
             TensorType::TQ2_0 => 66,
         }
     }

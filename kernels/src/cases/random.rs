@@ -56,8 +56,9 @@ impl Random {
                 let bytes = values / tensor_type.block_values() * tensor_type.block_bytes();
                 let mut out: Vec<u8> = (0..bytes).map(|_| self.next() as u8).collect();
                 let scales: &[usize] = match tensor_type {
-                    TensorType::Q4_K => &[0, 2],
+                    TensorType::Q4_1 | TensorType::Q5_1 | TensorType::Q4_K | TensorType::Q5_K => &[0, 2],
                     TensorType::Q6_K => &[208],
+                    TensorType::TQ1_0 => &[52],
                     TensorType::TQ2_0 => &[64],
                     _ => &[0],
                 };

@@ -37,7 +37,7 @@ macro_rules! abis {
         }
     };
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K, TQ2_0);
+abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
 fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
     let [rows, vocabulary, width] = *constants else { return };

@@ -161,17 +161,32 @@ macro_rules! quantised {
     )*};
 }
 
-/// Sections of a type with a scale for each block: `Q` bytes of quanta a block.
+/// Sections of a type with scales of its own for each block, or each 256 columns: `Q` bytes of quanta, `D` of scales.
 #[derive(Clone, Copy)]
-pub(crate) struct Scaled<'a, const Q: usize> {
+pub(crate) struct Scaled<'a, const Q: usize, const D: usize> {
     quanta: &'a [[u8; Q]],
-    scales: &'a [[u8; 32]],
+    scales: &'a [[u8; D]],
 }
 
-impl<'a, const Q: usize> Scaled<'a, Q> {
+impl<'a, const Q: usize, const D: usize> Scaled<'a, Q, D> {
     #[inline(always)]
     fn new([quanta, scales]: [&'a [u8]; 2]) -> Self {
         Self { quanta: arrays(quanta), scales: arrays(scales) }
+    }
+}
+
+/// Sections of Q5_0 and Q5_1: `D` bytes of scales a block.
+#[derive(Clone, Copy)]
+pub(crate) struct Q5Group<'a, const D: usize> {
+    lows: &'a [[u8; 256]],
+    highs: &'a [[u8; 64]],
+    scales: &'a [[u8; D]],
+}
+
+impl<'a, const D: usize> Q5Group<'a, D> {
+    #[inline(always)]
+    fn new([lows, highs, scales]: [&'a [u8]; 3]) -> Self {
+        Self { lows: arrays(lows), highs: arrays(highs), scales: arrays(scales) }
     }
 }
 
@@ -179,6 +194,15 @@ impl<'a, const Q: usize> Scaled<'a, Q> {
 #[derive(Clone, Copy)]
 pub(crate) struct Q4KGroup<'a> {
     quanta: &'a [[u8; 256]],
+    subs: &'a [[u8; 32]],
+    tops: &'a [[u8; 64]],
+}
+
+/// Sections of Q5_K.
+#[derive(Clone, Copy)]
+pub(crate) struct Q5KGroup<'a> {
+    lows: &'a [[u8; 256]],
+    highs: &'a [[u8; 64]],
     subs: &'a [[u8; 32]],
     tops: &'a [[u8; 64]],
 }
@@ -193,15 +217,22 @@ pub(crate) struct Q6KGroup<'a> {
 }
 
 quantised! {
-    Q8_0, Scaled<'a, 512>, quanta, Scaled::new;
-    Q4_0, Scaled<'a, 256>, quanta, Scaled::new;
+    Q8_0, Scaled<'a, 512, 32>, quanta, Scaled::new;
+    Q4_0, Scaled<'a, 256, 32>, quanta, Scaled::new;
+    Q4_1, Scaled<'a, 256, 64>, quanta, Scaled::new;
+    Q5_0, Q5Group<'a, 32>, lows, Q5Group::new;
+    Q5_1, Q5Group<'a, 64>, lows, Q5Group::new;
     Q4_K, Q4KGroup<'a>, quanta, |[quanta, subs, tops]: [_; 3]| {
         Q4KGroup { quanta: arrays(quanta), subs: arrays(subs), tops: arrays(tops) }
+    };
+    Q5_K, Q5KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
+        Q5KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
     };
     Q6_K, Q6KGroup<'a>, lows, |[lows, highs, subs, tops]: [_; 4]| {
         Q6KGroup { lows: arrays(lows), highs: arrays(highs), subs: arrays(subs), tops: arrays(tops) }
     };
-    TQ2_0, Scaled<'a, 128>, quanta, Scaled::new;
+    TQ1_0, Scaled<'a, 128, 32>, quanta, Scaled::new;
+    TQ2_0, Scaled<'a, 128, 32>, quanta, Scaled::new;
 }
 
 /// Four vectors of nibbles as eight quads.
@@ -219,6 +250,54 @@ fn nibbles<S: Isa>(s: S, vectors: &[u8; 256]) -> [S::B; 8] {
         s.bits::<4>(c, 15),
         s.bits::<4>(d, 15),
     ]
+}
+
+/// Four vectors of nibbles and one of fifth bits as eight quads.
+#[inline(always)]
+fn fifths<S: Isa>(s: S, lows: &[u8; 256], highs: &[u8; 64]) -> [S::B; 8] {
+    let (low, high) = (nibbles(s, lows), s.load_bytes(highs));
+    [
+        s.join(low[0], s.bits::<0>(high, 1)),
+        s.join(low[1], s.bits::<1>(high, 1)),
+        s.join(low[2], s.bits::<2>(high, 1)),
+        s.join(low[3], s.bits::<3>(high, 1)),
+        s.join(low[4], s.bits::<4>(high, 1)),
+        s.join(low[5], s.bits::<5>(high, 1)),
+        s.join(low[6], s.bits::<6>(high, 1)),
+        s.join(low[7], s.bits::<7>(high, 1)),
+    ]
+}
+
+/// Two vectors of four 2-bit fields as eight quads.
+#[inline(always)]
+fn pairs<S: Isa>(s: S, vectors: &[u8; 128]) -> [S::B; 8] {
+    let [a, b] = halves(vectors);
+    let (a, b) = (s.load_bytes(a), s.load_bytes(b));
+    [
+        s.bits::<0>(a, 3),
+        s.bits::<2>(a, 3),
+        s.bits::<4>(a, 3),
+        s.bits::<6>(a, 3),
+        s.bits::<0>(b, 3),
+        s.bits::<2>(b, 3),
+        s.bits::<4>(b, 3),
+        s.bits::<6>(b, 3),
+    ]
+}
+
+/// Scale and minimum of a block that stores what is added to its values: the minimum, which is taken from them, is less
+/// that.
+#[inline(always)]
+fn scale_and_minimum<S: Isa>(s: S, scales: &[u8; 64]) -> ([S::F; 2], S::F) {
+    let [d, m] = halves(scales);
+    ([s.load_f16(d); 2], s.sub(s.zero(), s.load_f16(m)))
+}
+
+/// Scale and minimum of a sub-block of Q4_K and Q5_K.
+#[inline(always)]
+fn k_scale_and_minimum<S: Isa>(s: S, tops: &[u8; 64], subs: &[u8; 32]) -> ([S::F; 2], S::F) {
+    let ([d, dmin], [scale, minimum]) = (halves(tops), halves(subs));
+    ([s.mul(s.load_f16(d), s.load_u8(scale)); 2], s.mul(s.load_f16(dmin), s.load_u8(minimum)))
 }
 
 /// The two halves of an array of sub-scales.
@@ -264,6 +343,45 @@ impl Quantised for Q4_0 {
     }
 }
 
+impl Quantised for Q4_1 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
+        Quanta { quads: nibbles(s, &group.quanta[block]), scales, minimum }
+    }
+}
+
+impl Quantised for Q5_0 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 16;
+    const HALVES: bool = false;
+    const MINIMA: bool = false;
+
+    #[inline(always)]
+    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+        let quads = fifths(s, &group.lows[block], &group.highs[block]);
+        Quanta { quads, scales: [s.load_f16(&group.scales[block]); 2], minimum: s.zero() }
+    }
+}
+
+impl Quantised for Q5_1 {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+        let (scales, minimum) = scale_and_minimum(s, &group.scales[block]);
+        Quanta { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
+    }
+}
+
 impl Quantised for Q4_K {
     const WIDE: bool = false;
     const OFFSET: i32 = 0;
@@ -272,11 +390,21 @@ impl Quantised for Q4_K {
 
     #[inline(always)]
     fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
-        let [d, dmin] = halves(&group.tops[block / 8]);
-        let [scale, minimum] = halves(&group.subs[block]);
-        let scale = s.mul(s.load_f16(d), s.load_u8(scale));
-        let minimum = s.mul(s.load_f16(dmin), s.load_u8(minimum));
-        Quanta { quads: nibbles(s, &group.quanta[block]), scales: [scale; 2], minimum }
+        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
+        Quanta { quads: nibbles(s, &group.quanta[block]), scales, minimum }
+    }
+}
+
+impl Quantised for Q5_K {
+    const WIDE: bool = false;
+    const OFFSET: i32 = 0;
+    const HALVES: bool = false;
+    const MINIMA: bool = true;
+
+    #[inline(always)]
+    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+        let (scales, minimum) = k_scale_and_minimum(s, &group.tops[block / 8], &group.subs[block]);
+        Quanta { quads: fifths(s, &group.lows[block], &group.highs[block]), scales, minimum }
     }
 }
 
@@ -307,29 +435,24 @@ impl Quantised for Q6_K {
     }
 }
 
-impl Quantised for TQ2_0 {
-    const WIDE: bool = false;
-    const OFFSET: i32 = 1;
-    const HALVES: bool = false;
-    const MINIMA: bool = false;
+macro_rules! ternary {
+    ($($name:ident),*) => {$(
+        impl Quantised for $name {
+            const WIDE: bool = false;
+            const OFFSET: i32 = 1;
+            const HALVES: bool = false;
+            const MINIMA: bool = false;
 
-    #[inline(always)]
-    fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
-        let [a, b] = halves(&group.quanta[block]);
-        let (a, b) = (s.load_bytes(a), s.load_bytes(b));
-        let quads = [
-            s.bits::<0>(a, 3),
-            s.bits::<2>(a, 3),
-            s.bits::<4>(a, 3),
-            s.bits::<6>(a, 3),
-            s.bits::<0>(b, 3),
-            s.bits::<2>(b, 3),
-            s.bits::<4>(b, 3),
-            s.bits::<6>(b, 3),
-        ];
-        Quanta { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
-    }
+            #[inline(always)]
+            fn quanta<S: Isa>(s: S, group: Self::Group<'_>, block: usize) -> Quanta<S> {
+                let quads = pairs(s, &group.quanta[block]);
+                Quanta { quads, scales: [s.load_f16(&group.scales[block / 8]); 2], minimum: s.zero() }
+            }
+        }
+    )*};
 }
+
+ternary!(TQ1_0, TQ2_0); // one layout
 
 /// A format as a type parameter of a kernel that has no other use for it.
 pub(crate) type Of<W> = PhantomData<W>;

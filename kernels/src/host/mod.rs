@@ -25,7 +25,9 @@ mod tests;
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::table::{Code, Variant};
-use formats::{BF16, F16, F32, Format, Q4_0, Q4_K, Q6_K, Q8_0, Quantised, TQ2_0};
+use formats::{
+    BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
+};
 use isa::Isa;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
@@ -67,8 +69,13 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     plain::<S, BF16>(out);
     quantised::<S, Q8_0>(out);
     quantised::<S, Q4_0>(out);
+    quantised::<S, Q4_1>(out);
+    quantised::<S, Q5_0>(out);
+    quantised::<S, Q5_1>(out);
     quantised::<S, Q4_K>(out);
+    quantised::<S, Q5_K>(out);
     quantised::<S, Q6_K>(out);
+    quantised::<S, TQ1_0>(out);
     quantised::<S, TQ2_0>(out);
     out.push(variant::<S, rows::Gather>());
     out.push(variant::<S, rows::RmsNorm>());

@@ -9,14 +9,19 @@
 //! | F32, F16, BF16 | for each column 16 × value |
 //! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
 //! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
+//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 scale, 16 × f16 minimum |
+//! | Q5_0 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale |
+//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale, 16 × f16 minimum |
 //! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
+//! | Q5_K | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
 //! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
-//! | TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
+//! | TQ1_0, TQ2_0 | for each 32 columns 2 vectors; for each 256 columns 16 × f16 d |
 //!
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as the integer dot products want it. Quanta are
 //! unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32 columns, 4-bit vector j
-//! holds quad j in its low and quad j + 4 in its high nibbles; the 2-bit vectors of TQ2_0 hold quads 4j … 4j + 3 from
-//! the lowest bits up; those of Q6_K hold quads j, j + 2, j + 4, j + 6.
+//! holds quad j in its low and quad j + 4 in its high nibbles; the 2-bit vectors of ternary types hold quads 4j … 4j + 3
+//! from the lowest bits up; those of Q6_K hold quads j, j + 2, j + 4, j + 6; a vector of fifth bits holds quad j in bits j
+//! of its bytes. TQ1_0 is unpacked to the layout of TQ2_0: five digits in a byte would have to be divided out each time.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 
@@ -94,11 +99,15 @@ pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
         TensorType::F16 | TensorType::BF16 => const { &[section(1, 32)] },
         TensorType::Q8_0 => const { &[section(32, 512), section(32, 32)] },
         TensorType::Q4_0 => const { &[section(32, 256), section(32, 32)] },
+        TensorType::Q4_1 => const { &[section(32, 256), section(32, 64)] },
+        TensorType::Q5_0 => const { &[section(32, 256), section(32, 64), section(32, 32)] },
+        TensorType::Q5_1 => const { &[section(32, 256), section(32, 64), section(32, 64)] },
         TensorType::Q4_K => const { &[section(32, 256), section(32, 32), section(256, 64)] },
+        TensorType::Q5_K => const { &[section(32, 256), section(32, 64), section(32, 32), section(256, 64)] },
         TensorType::Q6_K => {
             const { &[section(32, 256), section(32, 128), section(32, 32), section(256, 32)] }
         }
-        TensorType::TQ2_0 => const { &[section(32, 128), section(256, 32)] },
+        TensorType::TQ1_0 | TensorType::TQ2_0 => const { &[section(32, 128), section(256, 32)] },
     }
 }
 
@@ -211,8 +220,13 @@ mod tests {
         assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
         assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
         assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
+        assert_eq!(bytes(TensorType::Q4_1, 96), 2 * 3 * 320);
+        assert_eq!(bytes(TensorType::Q5_0, 32), 2 * 384); // 352 and padding
+        assert_eq!(bytes(TensorType::Q5_1, 64), 2 * 2 * 384);
         assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
+        assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
         assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
+        assert_eq!(bytes(TensorType::TQ1_0, 512), bytes(TensorType::TQ2_0, 512));
         assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
     }
 

@@ -2,7 +2,7 @@
 //! time where its format allows.
 
 use super::{GROUP_ROWS, Resident, sections};
-use crate::blocks::{TensorType, q4_k_scale};
+use crate::blocks::{TensorType, k_scale, tq1_0_quanta};
 
 /// Most sections of any type.
 const SECTIONS: usize = 4;
@@ -16,8 +16,13 @@ pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
         TensorType::F16 | TensorType::BF16 => pack_with(layout, source, out, f16),
         TensorType::Q8_0 => pack_with(layout, source, out, q8_0),
         TensorType::Q4_0 => pack_with(layout, source, out, q4_0),
+        TensorType::Q4_1 => pack_with(layout, source, out, q4_1),
+        TensorType::Q5_0 => pack_with(layout, source, out, q5_0),
+        TensorType::Q5_1 => pack_with(layout, source, out, q5_1),
         TensorType::Q4_K => pack_with(layout, source, out, q4_k),
+        TensorType::Q5_K => pack_with(layout, source, out, q5_k),
         TensorType::Q6_K => pack_with(layout, source, out, q6_k),
+        TensorType::TQ1_0 => pack_with(layout, source, out, tq1_0),
         TensorType::TQ2_0 => pack_with(layout, source, out, tq2_0),
     }
 }
@@ -66,7 +71,7 @@ fn pack_with(
     }
 }
 
-const _: [Move; 7] = [f32, f16, q8_0, q4_0, q4_k, q6_k, tq2_0];
+const _: [Move; 12] = [f32, f16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0, tq2_0];
 
 fn f32(source: &[u8], lane: usize, [out, ..]: [&mut [u8]; SECTIONS]) {
     for (value, lanes) in
@@ -107,27 +112,81 @@ fn q8_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS])
     }
 }
 
-fn q4_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
-    let (source, quanta) = (&source[..18], &mut quanta[..256]);
-    put_half(scales, lane, source);
+/// Two 16-bit values that a block begins with, to an array each.
+fn put_halves(out: &mut [u8], lane: usize, source: &[u8]) {
+    put_half(out, lane, source);
+    put_half(&mut out[32..], lane, &source[2..]);
+}
+
+/// Nibbles of a block of 32 values.
+fn nibbles(source: &[u8], lane: usize, quanta: &mut [u8]) {
+    let (source, quanta) = (&source[..16], &mut quanta[..256]);
     for j in 0..4 {
-        put(quanta, j, lane, quad(&source[2..], j)); // the file pairs value i with i + 16 as well
+        put(quanta, j, lane, quad(source, j)); // the file pairs value i with i + 16 as well
     }
 }
 
-fn q4_k(source: &[u8], lane: usize, [quanta, subs, tops, _]: [&mut [u8]; SECTIONS]) {
-    put_half(tops, lane, source);
-    put_half(&mut tops[32..], lane, &source[2..]);
+/// The fifth bits of a block of 32 values: bit 4j + i goes to bit j of byte i.
+fn fifth_bits(source: &[u8], lane: usize, highs: &mut [u8]) {
+    let bits = quad(source, 0);
+    // The product has the nibble four times, seven bits apart, so that bit i of the i-th is bit 0 of byte i.
+    let spread = |nibble: u32| nibble.wrapping_mul(0x0020_4081) & 0x0101_0101;
+    put(highs, 0, lane, (0..8).fold(0, |word, j| word | spread((bits >> (j * 4)) & 15) << j));
+}
+
+fn q4_0(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+    put_half(scales, lane, source);
+    nibbles(&source[2..18], lane, quanta);
+}
+
+fn q4_1(source: &[u8], lane: usize, [quanta, scales, ..]: [&mut [u8]; SECTIONS]) {
+    put_halves(scales, lane, source);
+    nibbles(&source[4..20], lane, quanta);
+}
+
+fn q5_0(source: &[u8], lane: usize, [quanta, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+    put_half(scales, lane, source);
+    fifth_bits(&source[2..6], lane, highs);
+    nibbles(&source[6..22], lane, quanta);
+}
+
+fn q5_1(source: &[u8], lane: usize, [quanta, highs, scales, _]: [&mut [u8]; SECTIONS]) {
+    put_halves(scales, lane, source);
+    fifth_bits(&source[4..8], lane, highs);
+    nibbles(&source[8..24], lane, quanta);
+}
+
+/// Scales and minima of the sub-blocks of Q4_K and Q5_K.
+fn k_scales(source: &[u8], lane: usize, subs: &mut [u8]) {
     for (sub, sub_scales) in subs.chunks_exact_mut(32).enumerate() {
-        (sub_scales[lane], sub_scales[16 + lane]) = q4_k_scale(&source[4..16], sub);
+        (sub_scales[lane], sub_scales[16 + lane]) = k_scale(source, sub);
     }
-    for (pair, quanta) in quanta.chunks_exact_mut(512).enumerate() {
-        let source = &source[16 + pair * 32..][..32];
+}
+
+/// Nibbles of Q4_K and Q5_K: the file pairs value i of a sub-block with value i of the next.
+fn k_nibbles(source: &[u8], lane: usize, quanta: &mut [u8]) {
+    for (source, quanta) in source.chunks_exact(32).zip(quanta.chunks_exact_mut(512)) {
         for j in 0..4 {
             let (first, last) = (quad(source, j), quad(source, j + 4));
             put(quanta, j, lane, (first & 0x0f0f_0f0f) | ((last & 0x0f0f_0f0f) << 4));
             put(quanta, 4 + j, lane, ((first >> 4) & 0x0f0f_0f0f) | (last & 0xf0f0_f0f0));
         }
+    }
+}
+
+fn q4_k(source: &[u8], lane: usize, [quanta, subs, tops, _]: [&mut [u8]; SECTIONS]) {
+    put_halves(tops, lane, source);
+    k_scales(&source[4..16], lane, subs);
+    k_nibbles(&source[16..144], lane, quanta);
+}
+
+fn q5_k(source: &[u8], lane: usize, [quanta, highs, subs, tops]: [&mut [u8]; SECTIONS]) {
+    put_halves(tops, lane, source);
+    k_scales(&source[4..16], lane, subs);
+    k_nibbles(&source[48..176], lane, quanta);
+    for (sub, highs) in highs.chunks_exact_mut(64).enumerate() {
+        let bits = |j| (quad(&source[16..48], j) >> sub) & 0x0101_0101;
+        put(highs, 0, lane, (0..8).fold(0, |word, j| word | bits(j) << j));
     }
 }
 
@@ -146,6 +205,17 @@ fn q6_k(source: &[u8], lane: usize, [lows, highs, subs, tops]: [&mut [u8]; SECTI
         }
         for j in 0..2 {
             put(high, j, lane, pairs(j) | (pairs(j + 2) << 2) | (pairs(j + 4) << 4) | (pairs(j + 6) << 6));
+        }
+    }
+}
+
+fn tq1_0(source: &[u8], lane: usize, [quanta, tops, ..]: [&mut [u8]; SECTIONS]) {
+    put_half(tops, lane, &source[52..]);
+    for (digits, quanta) in tq1_0_quanta(source).as_chunks::<32>().0.iter().zip(quanta.chunks_exact_mut(128))
+    {
+        for j in 0..2 {
+            let at = |field: usize| quad(digits, j * 4 + field) << (field * 2);
+            put(quanta, j, lane, at(0) | at(1) | at(2) | at(3));
         }
     }
 }

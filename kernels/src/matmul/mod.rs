@@ -31,9 +31,16 @@ pub const TASK_ROWS: u32 = 32;
 pub fn activations_for(tensor_type: TensorType, wanted: Activations) -> Activations {
     match tensor_type {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => Activations::F32,
-        TensorType::Q8_0 | TensorType::Q4_0 | TensorType::Q4_K | TensorType::Q6_K | TensorType::TQ2_0 => {
-            wanted
-        }
+        TensorType::Q8_0
+        | TensorType::Q4_0
+        | TensorType::Q4_1
+        | TensorType::Q5_0
+        | TensorType::Q5_1
+        | TensorType::Q4_K
+        | TensorType::Q5_K
+        | TensorType::Q6_K
+        | TensorType::TQ1_0
+        | TensorType::TQ2_0 => wanted,
     }
 }
 
@@ -64,7 +71,7 @@ macro_rules! abis {
         }
     };
 }
-abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_K, Q6_K, TQ2_0);
+abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite];
 
