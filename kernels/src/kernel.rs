@@ -78,12 +78,19 @@ pub enum Kernel {
     SiluMul(Activations),
     /// x += y.
     Add,
+    /// Rows of probabilities.
+    Softmax,
+    /// Where each row is largest.
+    ArgMax,
+    /// The largest values of each row, in order.
+    TopK,
 }
 
 impl Kernel {
     /// Every kernel that has variants. Products with int8 activations exist for types with integer quanta only.
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Quantize, Kernel::Rope, Kernel::Add];
+        all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         for activations in [Activations::F32, Activations::Int8] {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
             let takes = |t: &TensorType| crate::matmul::activations_for(*t, activations) == activations;
@@ -130,6 +137,9 @@ impl fmt::Display for Kernel {
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{}", activations(a)),
             Kernel::Add => write!(f, "add"),
+            Kernel::Softmax => write!(f, "softmax"),
+            Kernel::ArgMax => write!(f, "arg-max"),
+            Kernel::TopK => write!(f, "top-k"),
         }
     }
 }

@@ -5,6 +5,7 @@
 
 mod abi;
 pub mod add;
+pub mod arg_max;
 pub mod attention;
 pub mod blocks;
 pub mod cases;
@@ -21,7 +22,9 @@ pub mod quantize;
 pub mod rms_norm;
 pub mod rope;
 pub mod silu_mul;
+pub mod softmax;
 mod table;
+pub mod top_k;
 
 pub use blocks::TensorType;
 pub use cases::{Case, cases};

@@ -8,3 +8,4 @@ mod command;
 mod golden;
 mod pipelines;
 mod support;
+mod tensor_types;

@@ -11,6 +11,10 @@ pub enum Content {
     F32(Vec<Option<f64>>),
     /// f16 values.
     F16(Vec<Option<f64>>),
+    /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
+    Same(Vec<Option<f32>>),
+    /// 32-bit words, bit for bit.
+    Words(Vec<Option<u32>>),
     /// Rows of int8 activations of this many columns, each row written or not.
     Int8 {
         /// Columns.
@@ -38,7 +42,8 @@ pub struct Case {
     pub kernel: Kernel,
     /// Constants, in the ABI's order.
     pub constants: Vec<u32>,
-    /// Bindings before the launch, in the ABI's order. What a launch must write is NaN or 0xFF before.
+    /// Bindings before the launch, in the ABI's order. What a launch must write is NaN or 0xFF before, and a number where
+    /// it must write NaN.
     pub bindings: Vec<Vec<u8>>,
     /// What must be there afterwards; bindings that are not named must not change.
     pub expected: Vec<Expected>,
@@ -84,6 +89,11 @@ impl Content {
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
             }
+            Content::Same(values) => {
+                let same = |e: &f32, v: f32| *e == v || (e.is_nan() && v.is_nan());
+                all_words(values, before, after, |e, word| same(e, f32::from_bits(word)))
+            }
+            Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
             Content::Int8 { columns, rows } => {
                 let mut sums = Distance::default();
                 let bytes = quantize::row_bytes(*columns);
@@ -129,6 +139,28 @@ fn error_of_values<const N: usize>(
         }
     }
     Ok(distance.relative())
+}
+
+/// No error, if all words are right.
+fn all_words<T: std::fmt::Debug>(
+    expected: &[Option<T>],
+    before: &[u8],
+    after: &[u8],
+    is_right: impl Fn(&T, u32) -> bool,
+) -> Result<f64, String> {
+    let (before, after) = (before.as_chunks::<4>().0, after.as_chunks::<4>().0);
+    if after.len() != expected.len() {
+        return Err(format!("{} words where {} are expected", after.len(), expected.len()));
+    }
+    for (i, ((before, after), expected)) in before.iter().zip(after).zip(expected).enumerate() {
+        match expected {
+            None if before == after => {}
+            None => return Err(format!("value {i} has changed")),
+            Some(expected) if is_right(expected, u32::from_le_bytes(*after)) => {}
+            Some(expected) => return Err(format!("value {i} is {after:02x?} and not {expected:?}")),
+        }
+    }
+    Ok(0.0)
 }
 
 /// ‖out − expected‖ and ‖expected‖.
@@ -235,5 +267,25 @@ mod tests {
         {
             assert!(check(&[first], &second).is_err(), "{first} {second:?}");
         }
+    }
+
+    /// Whether what an exact content expects passes with these words, of which the last must stay as it is.
+    fn passes(content: Content, after: [u32; 3]) -> bool {
+        let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
+        case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
+    }
+
+    #[test]
+    fn exact_contents_have_no_tolerance() {
+        let words = |after| passes(Content::Words(vec![Some(5), Some(u32::MAX), None]), after);
+        assert!(words([5, u32::MAX, 7]));
+        assert!(!words([4, u32::MAX, 7]) && !words([5, u32::MAX, 8]) && !words([5, 0, 7]));
+
+        let (one, nan) = (1_f32.to_bits(), f32::NAN.to_bits());
+        let same = |after| passes(Content::Same(vec![Some(1.0), Some(f32::NAN), None]), after);
+        assert!(same([one, nan, 7]) && same([one, nan | 1 << 31 | 5, 7]));
+        assert!(!same([one + 1, nan, 7]) && !same([nan, nan, 7]));
+        assert!(!same([one, one, 7]) && !same([one, nan, nan]));
+        assert!(!passes(Content::Words(vec![None; 2]), [7; 3]));
     }
 }

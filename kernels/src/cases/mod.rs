@@ -26,6 +26,9 @@ pub fn cases(kernel: Kernel, seed: u64) -> Vec<Case> {
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
         Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
         Kernel::Add => crate::add::cases(seed),
+        Kernel::Softmax => crate::softmax::cases(seed),
+        Kernel::ArgMax => crate::arg_max::cases(seed),
+        Kernel::TopK => crate::top_k::cases(seed),
     }
 }
 

@@ -33,6 +33,23 @@ impl Random {
         (0..count).map(|_| self.float(size)).collect()
     }
 
+    /// A row whose order is awkward, in one way or another for each `i`: equal values, NaN, infinities.
+    pub fn awkward(&mut self, i: usize, width: usize) -> Vec<f32> {
+        let mut row = self.floats(width, 30.0);
+        let (nan, infinity) = (f32::NAN, f32::INFINITY);
+        match i % 8 {
+            0 => row.fill(-1.0),
+            1 => row.iter_mut().for_each(|x| *x = (*x / 10.0).round()), // many of each, and zeros of both signs
+            2 => row.iter_mut().step_by(3).for_each(|x| *x = nan),
+            3 => row.fill(nan),
+            4 => row.fill(-infinity),
+            5 => [infinity, nan, infinity].into_iter().for_each(|x| row[self.below(width)] = x),
+            6 => row.iter_mut().for_each(|x| *x = if *x < 20.0 { nan } else { -infinity }),
+            _ => {} // no two are the same, or few
+        }
+        row
+    }
+
     /// 0 … `count` − 1 in random order.
     pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut out: Vec<u32> = (0..count as u32).collect();

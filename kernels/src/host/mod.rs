@@ -13,6 +13,7 @@ mod formats;
 mod isa;
 mod kv;
 mod launch;
+mod logits;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -85,6 +86,9 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::SiluMulInt8>());
     out.push(variant::<S, rows::Add>());
     out.push(variant::<S, rope::Rope>());
+    out.push(variant::<S, logits::Softmax>());
+    out.push(variant::<S, logits::ArgMax>());
+    out.push(variant::<S, logits::TopK>());
     out.push(variant::<S, kv::Append<kv::Single>>());
     out.push(variant::<S, kv::Append<kv::Half>>());
     out.push(variant::<S, attention::Attention<kv::Single>>());

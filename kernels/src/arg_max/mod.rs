@@ -1,0 +1,71 @@
+//! ArgMax: where each row is largest.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | x: f32 `[rows, width]`, width at least 1 |
+//! | 2 | out: u32 `[rows]`, written |
+//!
+//! Constants: rows, count word, width. One group a row.
+//!
+//! Of equal values the first counts; zeros are equal, whatever their signs. A NaN is below every number, −∞ included; of
+//! nothing but NaN the first is taken.
+
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "arg_max",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 3,
+    extents: |constants, extents| {
+        let [rows, _, width] = *constants else { return };
+        let x = if width == 0 { IMPOSSIBLE } else { words(&[rows, width]) };
+        extents.copy_from_slice(&[HEADER_BYTES, x, words(&[rows])]);
+    },
+};
+
+/// Whether `a` comes before `b` where both are candidates and `b` stands first.
+#[inline(always)]
+pub(crate) fn beats(a: f32, b: f32) -> bool {
+    a > b || (b.is_nan() && !a.is_nan())
+}
+
+fn reference(row: &[f32]) -> u32 {
+    (1..row.len()).fold(0, |best, i| if beats(row[i], row[best]) { i } else { best }) as u32
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
+    let vocabulary = [(RowShape { capacity: 9, rows: 8, count_word: 1 }, 32000)];
+    let mut out = Vec::new();
+    for (shape, width) in shapes.chain(vocabulary) {
+        let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
+        let expected =
+            rows.iter().enumerate().map(|(i, row)| (i < shape.rows).then(|| reference(row))).collect();
+        let constants = [shape.capacity, shape.count_word as usize, width];
+        let case = Build::new(Kernel::ArgMax, shape.label(width), &constants).words(&shape.header());
+        let case = case.floats(&rows.concat()).poison(shape.capacity * 4);
+        out.push(case.expect(2, Content::Words(expected)).done());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_the_definition() {
+        let (nan, infinity) = (f32::NAN, f32::INFINITY);
+        assert_eq!(reference(&[1.0, 3.0, 3.0, 2.0]), 1);
+        assert_eq!(reference(&[-0.0, 0.0]), 0);
+        assert_eq!(reference(&[nan, -infinity, nan]), 1);
+        assert_eq!(reference(&[nan, nan]), 0);
+        assert_eq!(reference(&[3.4e38, infinity, nan]), 1);
+    }
+}

@@ -1,0 +1,188 @@
+//! The kernels that work on rows of logits: softmax, arg max, top k.
+
+use super::HostKernel;
+use super::isa::Isa;
+use super::launch::{count, row_mut};
+use crate::arg_max::beats;
+use crate::kernel::Kernel;
+use crate::{add, arg_max, softmax, top_k};
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// Values that are summed up before they are added to the total of a row, which keeps rounding small.
+const SUM_BLOCK: usize = 1024;
+
+/// Values that are skipped at once where none of them is large enough.
+const SKIP: usize = 64;
+
+/// The largest number; −∞ if there is none.
+#[inline(always)]
+fn largest_number<S: Isa>(s: S, row: &[f32]) -> f32 {
+    let (quads, rest) = row.as_chunks::<64>();
+    let mut best = [s.splat(f32::NEG_INFINITY); 4];
+    for quad in quads {
+        let lanes = quad.as_chunks::<16>().0;
+        for i in 0..4 {
+            best[i] = s.max(s.load(&lanes[i]), best[i]); // the second where the first is NaN
+        }
+    }
+    let best = s.largest(s.max(s.max(best[0], best[1]), s.max(best[2], best[3])));
+    rest.iter().fold(best, |best, x| if *x > best { *x } else { best })
+}
+
+/// Writes exp(x − max) and returns the sums of the lanes.
+#[inline(always)]
+fn exponentials<S: Isa>(s: S, x: &[f32], max: f32, out: &mut [f32]) -> S::F {
+    // What `exp` makes of −∞, so that it becomes zero.
+    let least = s.exp(s.splat(f32::NEG_INFINITY));
+    let max = s.splat(max);
+    let (x, x_rest) = x.as_chunks::<16>();
+    let (out, out_rest) = out.as_chunks_mut::<16>();
+    let mut sum = s.zero();
+    for (out, x) in out.iter_mut().zip(x) {
+        let e = s.sub(s.exp(s.sub(s.load(x), max)), least);
+        s.store(e, out);
+        sum = s.add(sum, e);
+    }
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    lanes[..x_rest.len()].copy_from_slice(x_rest);
+    let e = s.sub(s.exp(s.sub(s.load(&lanes), max)), least);
+    s.store(e, &mut lanes);
+    out_rest.copy_from_slice(&lanes[..out_rest.len()]);
+    s.add(sum, e)
+}
+
+/// Rows of probabilities.
+pub(crate) struct Softmax;
+
+impl HostKernel for Softmax {
+    const KERNEL: Kernel = Kernel::Softmax;
+
+    fn abi() -> &'static EntryAbi {
+        &softmax::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            // SAFETY: each group writes its own row.
+            let out = unsafe { row_mut(call, 2, row, width) };
+            // A NaN is not the largest number, but makes the sum NaN. Without numbers any value does.
+            let max = largest_number(s, x).max(f32::MIN);
+            let mut sums = s.zero();
+            for (x, out) in x.chunks(SUM_BLOCK).zip(out.chunks_mut(SUM_BLOCK)) {
+                sums = s.add(sums, exponentials(s, x, max, out));
+            }
+            let sum = s.sum(sums);
+            let scale = if sum == 0.0 { 0.0 } else { 1.0 / sum };
+            out.iter_mut().for_each(|p| *p *= scale);
+        }
+    }
+}
+
+/// Where each row is largest.
+pub(crate) struct ArgMax;
+
+impl HostKernel for ArgMax {
+    const KERNEL: Kernel = Kernel::ArgMax;
+
+    fn abi() -> &'static EntryAbi {
+        &arg_max::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width] = call.constants else { return };
+        let width = width as usize;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            let largest = largest_number(s, x);
+            // Nothing is found where all is NaN.
+            let index = x.iter().position(|x| *x == largest).unwrap_or(0);
+            // SAFETY: each group writes its own word.
+            unsafe { call.write::<u32>(2, row..row + 1)[0] = index as u32 };
+        }
+    }
+}
+
+/// The largest values so far, in order, and where they are.
+struct Best<'a> {
+    values: &'a mut [f32],
+    indices: &'a mut [u32],
+}
+
+impl Best<'_> {
+    /// Puts a value among the first `count`; what comes after them is lost.
+    #[inline(always)]
+    fn insert(&mut self, count: usize, value: f32, index: usize) {
+        let mut at = count;
+        while at > 0 && beats(value, self.values[at - 1]) {
+            self.values[at] = self.values[at - 1];
+            self.indices[at] = self.indices[at - 1];
+            at -= 1;
+        }
+        self.values[at] = value;
+        self.indices[at] = index as u32;
+    }
+}
+
+/// The k largest values of each row.
+pub(crate) struct TopK;
+
+impl HostKernel for TopK {
+    const KERNEL: Kernel = Kernel::TopK;
+
+    fn abi() -> &'static EntryAbi {
+        &top_k::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, width, k] = call.constants else { return };
+        let (width, k) = (width as usize, k as usize);
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, x) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            let x = &x[row * width..][..width];
+            // SAFETY: each group writes its own rows.
+            let (values, indices) =
+                unsafe { (row_mut(call, 2, row, k), call.write::<u32>(3, row * k..(row + 1) * k)) };
+            top_of_row(s, x, &mut Best { values, indices });
+        }
+    }
+}
+
+/// Fills `best`, which has room for 1 to `x.len()` values.
+#[inline(always)]
+fn top_of_row<S: Isa>(s: S, x: &[f32], best: &mut Best<'_>) {
+    let last = best.values.len() - 1;
+    for (i, value) in x[..=last].iter().enumerate() {
+        best.insert(i, *value, i);
+    }
+    for (block, values) in x[last + 1..].chunks(SKIP).enumerate() {
+        if !best.values[last].is_nan() && largest_number(s, values) <= best.values[last] {
+            continue;
+        }
+        for (i, value) in values.iter().enumerate() {
+            if beats(*value, best.values[last]) {
+                best.insert(last, *value, last + 1 + block * SKIP + i);
+            }
+        }
+    }
+}

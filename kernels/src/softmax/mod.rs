@@ -1,0 +1,94 @@
+//! Softmax: rows of probabilities.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | x: f32 `[rows, width]` |
+//! | 2 | out: f32 `[rows, width]`, written |
+//!
+//! Constants: rows, count word, width. One group a row.
+//!
+//! out = exp(x − max) / Σ exp(x − max), in f32. −∞ has probability zero. A row of nothing but −∞ allows nothing: it
+//! becomes zeros. A row with a NaN or +∞ becomes NaN throughout.
+
+use crate::abi::{HEADER_BYTES, words};
+use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape, untouched_after};
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "softmax",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 3,
+    extents: |constants, extents| {
+        let [rows, _, width] = *constants else { return };
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[rows, width])]);
+    },
+};
+
+/// Probabilities in f64.
+fn reference(row: &[f32]) -> Vec<f64> {
+    let max = row.iter().fold(f64::NEG_INFINITY, |max, x| max.max(f64::from(*x)));
+    if row.iter().all(|x| *x == f32::NEG_INFINITY) {
+        return vec![0.0; row.len()];
+    }
+    let weights: Vec<f64> = row.iter().map(|x| (f64::from(*x) - max).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    weights.into_iter().map(|w| w / sum).collect()
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
+    let vocabulary = [(RowShape { capacity: 3, rows: 2, count_word: 1 }, 32000)];
+    for (shape, width) in shapes.chain(vocabulary) {
+        let mut x = random.floats(shape.capacity * width, 20.0);
+        x.iter_mut().skip(5).step_by(23).for_each(|x| *x = f32::NEG_INFINITY);
+        let expected = x.chunks_exact(width).flat_map(reference).collect();
+        let constants = [shape.capacity, shape.count_word as usize, width];
+        let case = Build::new(Kernel::Softmax, shape.label(width), &constants).words(&shape.header());
+        let case = case.floats(&x).poison(x.len() * 4);
+        out.push(case.expect_f32(2, untouched_after(expected, shape.rows * width)));
+    }
+    out.push(edges(&mut random));
+    out
+}
+
+/// Rows whose probabilities are zero, one or NaN, and nothing in between.
+fn edges(random: &mut Random) -> Case {
+    const WIDTH: usize = 37;
+    let (none, nan) = (f32::NEG_INFINITY, f32::NAN);
+    let mut rows: [Vec<f32>; 6] =
+        std::array::from_fn(|i| if i < 4 { vec![none; WIDTH] } else { random.floats(WIDTH, 3.0) });
+    rows[1][random.below(WIDTH)] = -3.4e38; // all that there is
+    rows[2][random.below(WIDTH)] = nan;
+    (rows[3][2], rows[3][WIDTH - 1]) = (-3.4e38, 3.4e38);
+    rows[4][random.below(WIDTH)] = nan;
+    rows[5][random.below(WIDTH)] = f32::INFINITY;
+    let x = rows.concat();
+    let expected = x.chunks_exact(WIDTH).flat_map(reference).map(|p| Some(p as f32)).collect();
+    let case = Build::new(Kernel::Softmax, "infinities and NaN".into(), &[rows.len(), 0, WIDTH]);
+    let case = case.words(&[rows.len() as u32, 99, 99, 99]).floats(&x).floats(&vec![7.0; x.len()]);
+    case.expect(2, Content::Same(expected)).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_the_definition() {
+        let quarter = [0.25; 4];
+        assert_eq!(reference(&[1e30; 4]), quarter);
+        assert_eq!(reference(&[f32::NEG_INFINITY; 2]), [0.0; 2]);
+        assert_eq!(reference(&[0.0, f32::NEG_INFINITY]), [1.0, 0.0]);
+        let odds = reference(&[2.0, 2.0 + std::f32::consts::LN_2]);
+        assert!((odds[1] / odds[0] - 2.0).abs() < 1e-6);
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(reference(&[bad, 0.0, f32::NEG_INFINITY]).iter().all(|p| p.is_nan()));
+        }
+        assert!(reference(&[f32::NEG_INFINITY, f32::NAN]).iter().all(|p| p.is_nan()));
+    }
+}
