@@ -7,9 +7,6 @@
 #ifdef RT_FP16
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #endif
-#ifdef RT_INTEGER_DOT
-#pragma OPENCL EXTENSION cl_khr_integer_dot_product : enable
-#endif
 // What is fused is written as fma, so that a row's bits do not depend on what the compiler makes of the code around it.
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -17,6 +14,7 @@
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local
+#define PRIVATE __private
 #define RESTRICT restrict
 #define HALF half
 #define INFINITE INFINITY
@@ -50,7 +48,7 @@
 #define STORE_HALF(pointer, i, value) vstore_half_rte(value, i, pointer)
 
 // The two halves of a word.
-FN void halves(uint word, float *low, float *high) {
+FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #if defined(__NV_CL_C_VERSION)
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
         : "=f"(*low), "=f"(*high) : "r"(word));
@@ -59,8 +57,8 @@ FN void halves(uint word, float *low, float *high) {
     *low = convert_float(both.x);
     *high = convert_float(both.y);
 #else
-    *low = vload_half(0, (const half *)&word);
-    *high = vload_half(1, (const half *)&word);
+    *low = vload_half(0, (const PRIVATE half *)&word);
+    *high = vload_half(1, (const PRIVATE half *)&word);
 #endif
 }
 

@@ -3,7 +3,7 @@
 use super::{Function, Items, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
-use crate::{add, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul};
+use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
 use ragtag_hal::EntryAbi;
 use std::sync::Arc;
 
@@ -29,6 +29,9 @@ pub(super) fn variants() -> Vec<Variant> {
         row(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         row(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
         row(Kernel::Rope, &rope::ABI, "rope"),
+        row(Kernel::Softmax, &softmax::ABI, "softmax"),
+        row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
+        row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
     for kv_type in [KvType::F32, KvType::F16] {
         out.extend(cache_variants(kv_type));
@@ -65,6 +68,10 @@ fn row_source() -> Arc<str> {
         include_str!("../rms_norm/rms_norm.cl"),
         include_str!("../silu_mul/silu_mul.cl"),
         include_str!("../rope/rope.cl"),
+        include_str!("../softmax/softmax.cl"),
+        include_str!("order.cl"),
+        include_str!("../arg_max/arg_max.cl"),
+        include_str!("../top_k/top_k.cl"),
     ];
     program(ITEMS, &parts)
 }

@@ -2,7 +2,7 @@
 
 // sin and cos of position · frequency. The product is taken in two parts, for its rounding error is not small beside
 // one turn when positions are large.
-FN void turn(uint position, float frequency, float *sine, float *cosine) {
+FN void turn(uint position, float frequency, PRIVATE float *sine, PRIVATE float *cosine) {
     float angle = (float)position * frequency;
     float rest = fma((float)position, frequency, -angle);
     float s = sin(angle), c = cos(angle);

@@ -11,7 +11,8 @@ KERNEL(ITEMS) softmax(
     float largest = -INFINITE, sum = 0.0f;
     for (uint c = ITEM; c < width; c += ITEMS) largest = fmax(largest, from[c]);
     largest = group_max(scratch, largest);
+    if (largest == -INFINITE) largest = 0.0f; // nothing is allowed: all become zero, or NaN if there is one
     for (uint c = ITEM; c < width; c += ITEMS) sum += exp(from[c] - largest);
     sum = group_sum(scratch, sum);
-    for (uint c = ITEM; c < width; c += ITEMS) to[c] = exp(from[c] - largest) / sum;
+    for (uint c = ITEM; c < width; c += ITEMS) to[c] = sum == 0.0f ? 0.0f : exp(from[c] - largest) / sum;
 }

@@ -6,7 +6,7 @@
 FN uint group_bytes(uint columns) { return columns * 32; }
 
 // Two values.
-FN void upper_halves(uint word, float *low, float *high) {
+FN void upper_halves(uint word, PRIVATE float *low, PRIVATE float *high) {
     *low = AS_FLOAT(word << 16);
     *high = AS_FLOAT(word & 0xffff0000u);
 }

@@ -10,6 +10,6 @@ FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad
     nibbles(group, block, quad, part, out);
 }
 
-FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, Scales *scales) {
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
     two_level(group + blocks * 256, group + blocks * 288, block, part, scales);
 }

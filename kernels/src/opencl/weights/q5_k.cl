@@ -10,6 +10,6 @@ FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad
     five_bits(group, group + blocks * 256, block, quad, part, out);
 }
 
-FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, Scales *scales) {
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
     two_level(group + blocks * 320, group + blocks * 352, block, part, scales);
 }

@@ -13,7 +13,7 @@ FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad
     for (uint r = 0; r < 4; r++) out[r] |= high[r] << 4;
 }
 
-FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, Scales *scales) {
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
     float d[4];
     four_halves(group + blocks * 416 + block / 8 * 32, part, d);
     const GLOBAL uchar *subs = group + blocks * 384 + block * 32 + part * 4;

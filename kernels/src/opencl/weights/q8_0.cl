@@ -11,7 +11,7 @@ FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad
     for (uint r = 0; r < 4; r++) out[r] ^= 0x80808080u; // signed
 }
 
-FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, Scales *scales) {
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
     four_halves(group + blocks * 512 + block * 32, part, scales->first);
     whole(scales);
 }

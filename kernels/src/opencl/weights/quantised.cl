@@ -56,7 +56,7 @@ FN void four_halves(const GLOBAL uchar *section, uint part, float out[4]) {
 }
 
 // The same scale for a whole block.
-FN void whole(Scales *scales) {
+FN void whole(PRIVATE Scales *scales) {
     for (uint r = 0; r < 4; r++) {
         scales->last[r] = scales->first[r];
         scales->minimum[r] = 0.0f;
@@ -64,7 +64,7 @@ FN void whole(Scales *scales) {
 }
 
 // Scales and minima of a type that has f16 d and dmin for 256 columns, and a byte each for 32.
-FN void two_level(const GLOBAL uchar *subs, const GLOBAL uchar *tops, uint block, uint part, Scales *scales) {
+FN void two_level(const GLOBAL uchar *subs, const GLOBAL uchar *tops, uint block, uint part, PRIVATE Scales *scales) {
     float d[4], dmin[4];
     four_halves(tops + block / 8 * 64, part, d);
     four_halves(tops + block / 8 * 64 + 32, part, dmin);
@@ -77,7 +77,7 @@ FN void two_level(const GLOBAL uchar *subs, const GLOBAL uchar *tops, uint block
 }
 
 // f16 scales and negated minima for each block.
-FN void scale_and_minimum(const GLOBAL uchar *section, uint block, uint part, Scales *scales) {
+FN void scale_and_minimum(const GLOBAL uchar *section, uint block, uint part, PRIVATE Scales *scales) {
     float m[4];
     four_halves(section + block * 64, part, scales->first);
     four_halves(section + block * 64 + 32, part, m);

@@ -10,7 +10,7 @@ FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad
     bits(group + block * 128, quad >> 2, part, (quad & 3) * 2, 0x03030303u, out);
 }
 
-FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, Scales *scales) {
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
     four_halves(group + blocks * 128 + block / 8 * 32, part, scales->first);
     whole(scales);
 }
