@@ -33,7 +33,7 @@ pub(crate) struct Row {
 
 /// The rows in order of preference: where several backends see one physical device, the first of them is taken.
 fn rows(config: &Config) -> Vec<Row> {
-    vec![Row { name: "cpu", backend: cpu(config) }]
+    vec![Row { name: "opencl", backend: opencl() }, Row { name: "cpu", backend: cpu(config) }]
 }
 
 #[cfg(feature = "cpu")]
@@ -47,6 +47,16 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "cpu"))]
 fn cpu(_: &Config) -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "opencl")]
+fn opencl() -> Option<Box<dyn Backend>> {
+    Some(Box::new(ragtag_opencl::OpenClBackend::new(ragtag_opencl::OpenClConfig::default())))
+}
+
+#[cfg(not(feature = "opencl"))]
+fn opencl() -> Option<Box<dyn Backend>> {
     None
 }
 

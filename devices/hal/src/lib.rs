@@ -41,5 +41,5 @@ pub use command::{
 pub use error::{Error, Result, Unavailable};
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
-pub use region::{HostRegion, Lease, LeaseMut};
+pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use timeline::{Progress, Timeline};

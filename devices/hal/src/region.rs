@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const PAGE_BYTES: usize = 4096;
 
@@ -78,6 +78,15 @@ impl HostRegion {
     pub fn write(&self, range: Range<usize>) -> Result<LeaseMut<'_>> {
         self.hold(range.clone(), true)?;
         Ok(LeaseMut { region: self, range })
+    }
+
+    /// Leases a range without a borrow, for a device that copies by itself: the lease lasts as long as what is returned.
+    ///
+    /// # Errors
+    /// As for [`HostRegion::write`] or [`HostRegion::read`].
+    pub fn reserve(self: &Arc<Self>, range: Range<usize>, writes: bool) -> Result<Reservation> {
+        self.hold(range.clone(), writes)?;
+        Ok(Reservation { region: Arc::clone(self), range, writes })
     }
 
     fn hold(&self, range: Range<usize>, writes: bool) -> Result<()> {
@@ -173,6 +182,20 @@ impl Drop for LeaseMut<'_> {
     }
 }
 
+/// A lease of a device's own. The bytes are reached through [`HostRegion::as_ptr`].
+#[derive(Debug)]
+pub struct Reservation {
+    region: Arc<HostRegion>,
+    range: Range<usize>,
+    writes: bool,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.region.release(&self.range, self.writes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,6 +230,17 @@ mod tests {
         assert!(matches!(region.write(0..64), Err(Error::Invalid { .. })), "one reader is left");
         drop(again);
         assert!(region.write(0..64).is_ok());
+    }
+
+    #[test]
+    fn a_reservation_is_a_lease() {
+        let region = Arc::new(HostRegion::new(64).unwrap());
+        let reads = region.reserve(0..16, false).unwrap();
+        assert!(region.read(0..64).is_ok() && region.write(15..16).is_err());
+        let writes = region.reserve(16..32, true).unwrap();
+        assert!(region.read(31..32).is_err() && region.reserve(0..17, false).is_err());
+        drop((reads, writes));
+        assert!(region.write(0..64).is_ok() && region.reserve(60..65, false).is_err());
     }
 
     #[test]

@@ -10,8 +10,9 @@ use ragtag_kernels::params::ParamsShape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Scratch tensors start at multiples of this: enough for every API's binding offsets and for SIMD loads.
-const ALIGNMENT_BYTES: u64 = 256;
+/// Scratch tensors start at multiples of this: enough for every API's binding offsets (NVIDIA's OpenCL asks for the most)
+/// and for SIMD loads.
+const ALIGNMENT_BYTES: u64 = 512;
 
 /// Place and first byte of each node's output.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,0 +1,259 @@
+//! Command queues, and the commands that go into them.
+//!
+//! Each command may wait for events and may give one; one that gives none costs less. This module must not know what the
+//! commands are for.
+
+use super::objects::handle;
+use super::{CommandBuffer, Context, Event, Kernel, Mem, create, status};
+use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CL_QUEUE_PROPERTIES};
+use opencl3::device::Device;
+use opencl3::memory::CL_MAP_WRITE_INVALIDATE_REGION;
+use opencl3::types::{CL_BLOCKING, CL_NON_BLOCKING, cl_command_queue, cl_event, cl_uint};
+use ragtag_hal::Result;
+use std::ffi::c_void;
+use std::ptr;
+
+handle! {
+    /// An in-order queue that measures times.
+    Queue(cl_command_queue), clReleaseCommandQueue
+}
+
+/// The handles of events. They are valid as long as the events are.
+pub(crate) fn raw<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<cl_event> {
+    events.map(|event| event.0).collect()
+}
+
+fn wait_list(after: &[cl_event]) -> (cl_uint, *const cl_event) {
+    // An empty list must be null.
+    (after.len() as cl_uint, if after.is_empty() { ptr::null() } else { after.as_ptr() })
+}
+
+/// Calls an enqueuing function with the queue before its arguments, and the wait list and the event behind them.
+macro_rules! enqueue {
+    ($queue:expr, $after:expr, $wanted:expr, $function:ident($($argument:expr),* $(,)?)) => {{
+        let (count, list) = wait_list($after);
+        let mut event: cl_event = ptr::null_mut();
+        let place = if $wanted { &raw mut event } else { ptr::null_mut() };
+        status!($function($queue, $($argument,)* count, list, place))
+            .map(|()| $wanted.then(|| Event(event)))
+    }};
+}
+
+impl Queue {
+    /// `modern`: whether the platform is of OpenCL 2.0 or later.
+    pub(crate) fn new(context: &Context, device: Device, modern: bool) -> Result<Self> {
+        let properties = [CL_QUEUE_PROPERTIES as u64, CL_QUEUE_PROFILING_ENABLE, 0];
+        // SAFETY: the device is one of the context's, the properties end with zero.
+        let queue = unsafe {
+            if modern {
+                create!(clCreateCommandQueueWithProperties(context.0, device.id(), properties.as_ptr()))
+            } else {
+                create!(clCreateCommandQueue(context.0, device.id(), CL_QUEUE_PROFILING_ENABLE))
+            }
+        };
+        queue.map(Self)
+    }
+
+    /// Hands what was enqueued to the device.
+    pub(crate) fn flush(&self) -> Result<()> {
+        // SAFETY: the queue is valid.
+        unsafe { status!(clFlush(self.0)) }
+    }
+
+    /// Blocks until everything is done.
+    pub(crate) fn finish(&self) -> Result<()> {
+        // SAFETY: the queue is valid.
+        unsafe { status!(clFinish(self.0)) }
+    }
+
+    /// Does nothing, after everything before it.
+    pub(crate) fn marker(&self, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+        // SAFETY: valid queue and events.
+        unsafe { enqueue!(self.0, after, wanted, clEnqueueMarkerWithWaitList()) }
+    }
+
+    pub(crate) fn fill(&self, to: Part<'_>, word: u32, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+        let pattern = (&raw const word).cast::<c_void>();
+        let Part { memory, offset, bytes } = to;
+        // SAFETY: the pattern is copied by the call; the driver checks the range.
+        unsafe {
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueFillBuffer(memory.0, pattern, size_of::<u32>(), offset, bytes)
+            )
+        }
+    }
+
+    /// Writes a zero byte.
+    pub(crate) fn touch(&self, memory: &Mem) -> Result<Event> {
+        let mut event: cl_event = ptr::null_mut();
+        let pattern = 0u8;
+        // SAFETY: every buffer has a first byte; the pattern is copied by the call.
+        unsafe {
+            status!(clEnqueueFillBuffer(
+                self.0,
+                memory.0,
+                (&raw const pattern).cast(),
+                1,
+                0,
+                1,
+                0,
+                ptr::null(),
+                &raw mut event,
+            ))
+        }?;
+        Ok(Event(event))
+    }
+
+    /// `to` has the length of `from`, and does not overlap it.
+    pub(crate) fn copy(
+        &self,
+        from: Part<'_>,
+        to: Part<'_>,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
+        let (source, target) = (from.memory.0, to.memory.0);
+        // SAFETY: the driver checks the ranges.
+        unsafe {
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueCopyBuffer(source, target, from.offset, to.offset, from.bytes)
+            )
+        }
+    }
+
+    /// Copies from host memory.
+    ///
+    /// # Safety
+    /// `to.bytes` bytes from `from` on are valid until the command has ended.
+    pub(crate) unsafe fn write(
+        &self,
+        from: *const u8,
+        to: Part<'_>,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
+        let Part { memory, offset, bytes } = to;
+        // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
+        unsafe {
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueWriteBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, from.cast())
+            )
+        }
+    }
+
+    /// Copies to host memory.
+    ///
+    /// # Safety
+    /// As for [`Queue::write`]; nobody else may touch those bytes while the command runs.
+    pub(crate) unsafe fn read(
+        &self,
+        from: Part<'_>,
+        to: *mut u8,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
+        let Part { memory, offset, bytes } = from;
+        // SAFETY: the driver checks the range; the host memory is valid by the caller's promise.
+        unsafe {
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueReadBuffer(memory.0, CL_NON_BLOCKING, offset, bytes, to.cast())
+            )
+        }
+    }
+
+    /// Launches a kernel with the arguments that it has now.
+    ///
+    /// # Safety
+    /// The kernel touches nothing but what its arguments give it.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &Kernel,
+        size: &Range3,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
+        let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
+        // SAFETY: three sizes of each kind; the driver checks them and the arguments.
+        unsafe {
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueNDRangeKernel(kernel.0, 3, ptr::null(), global, local)
+            )
+        }
+    }
+
+    /// Plays a command buffer.
+    ///
+    /// # Safety
+    /// As for what was recorded in it.
+    pub(crate) unsafe fn play(
+        &self,
+        buffer: &CommandBuffer,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
+        let (count, list) = wait_list(after);
+        let mut event: cl_event = ptr::null_mut();
+        let place = if wanted { &raw mut event } else { ptr::null_mut() };
+        buffer.enqueue(count, list, place)?;
+        Ok(wanted.then(|| Event(event)))
+    }
+
+    /// Maps memory that is the host's, so that the driver pins it. What the host has there stays as it is.
+    pub(crate) fn pin(&self, memory: &Mem, bytes: usize) -> Result<*mut c_void> {
+        let mut event: cl_event = ptr::null_mut();
+        // SAFETY: the whole of valid memory; blocks until it is mapped. The flag says that nothing is to be copied.
+        let pointer = unsafe {
+            create!(clEnqueueMapBuffer(
+                self.0,
+                memory.0,
+                CL_BLOCKING,
+                CL_MAP_WRITE_INVALIDATE_REGION,
+                0,
+                bytes,
+                0,
+                ptr::null(),
+                &raw mut event,
+            ))
+        }?;
+        drop(Event(event));
+        Ok(pointer)
+    }
+
+    /// Undoes [`Queue::pin`], in its turn.
+    pub(crate) fn unpin(&self, memory: &Mem, pointer: *mut c_void) -> Result<()> {
+        // SAFETY: the pointer is what mapping this memory gave.
+        unsafe {
+            status!(clEnqueueUnmapMemObject(self.0, memory.0, pointer, 0, ptr::null(), ptr::null_mut()))
+        }
+    }
+}
+
+/// Bytes of device memory.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) memory: &'a Mem,
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+/// The sizes of a launch, in work items.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Range3 {
+    pub(crate) global: [usize; 3],
+    pub(crate) local: [usize; 3],
+}

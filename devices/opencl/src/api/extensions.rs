@@ -1,0 +1,204 @@
+//! Extensions, whose functions a platform hands out by name: command buffers, SPIR-V before OpenCL 2.1,
+//! Intel's unified shared memory.
+//!
+//! This module must not know what is recorded.
+
+use super::commands::{Part, Queue, Range3};
+use super::{Kernel, check, library, missing};
+use cl3::ext::{
+    cl_command_buffer_khr, cl_platform_id, clCommandCopyBufferKHR_fn, clCommandFillBufferKHR_fn,
+    clCommandNDRangeKernelKHR_fn, clCreateCommandBufferKHR_fn, clEnqueueCommandBufferKHR_fn,
+    clCreateProgramWithILKHR_fn, clFinalizeCommandBufferKHR_fn, clHostMemAllocINTEL_fn, clMemFreeINTEL_fn, clReleaseCommandBufferKHR_fn,
+};
+use opencl3::types::{cl_event, cl_uint};
+use ragtag_hal::Result;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+/// The address of an extension's function. It has the type that the extension's specification gives it.
+fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
+    // SAFETY: a valid platform and a name that ends with zero.
+    let address = unsafe { library().ok()?.clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr()) };
+    address.filter(|address| !address.is_null())
+}
+
+/// Looks a function up by its name, as the type of the field it is for.
+macro_rules! function {
+    ($platform:expr, $name:literal, $type:ty) => {{
+        let address = address($platform, $name)?;
+        // SAFETY: the platform says that this is the function of that name, whose type the specification gives.
+        (unsafe { std::mem::transmute::<*mut c_void, $type>(address) })?
+    }};
+}
+
+/// The type of a function from that of a pointer that may be null.
+type Of<T> = <T as IntoIterator>::Item;
+
+/// The functions of `cl_khr_command_buffer`, of its version 1.0.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandBuffers {
+    create: Of<clCreateCommandBufferKHR_fn>,
+    release: Of<clReleaseCommandBufferKHR_fn>,
+    finalize: Of<clFinalizeCommandBufferKHR_fn>,
+    enqueue: Of<clEnqueueCommandBufferKHR_fn>,
+    launch: Of<clCommandNDRangeKernelKHR_fn>,
+    copy: Of<clCommandCopyBufferKHR_fn>,
+    fill: Of<clCommandFillBufferKHR_fn>,
+}
+
+impl CommandBuffers {
+    /// Ask only if the device has version 1.0 or later: before that, some functions took other arguments.
+    pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
+        Some(Self {
+            create: function!(platform, c"clCreateCommandBufferKHR", clCreateCommandBufferKHR_fn),
+            release: function!(platform, c"clReleaseCommandBufferKHR", clReleaseCommandBufferKHR_fn),
+            finalize: function!(platform, c"clFinalizeCommandBufferKHR", clFinalizeCommandBufferKHR_fn),
+            enqueue: function!(platform, c"clEnqueueCommandBufferKHR", clEnqueueCommandBufferKHR_fn),
+            launch: function!(platform, c"clCommandNDRangeKernelKHR", clCommandNDRangeKernelKHR_fn),
+            copy: function!(platform, c"clCommandCopyBufferKHR", clCommandCopyBufferKHR_fn),
+            fill: function!(platform, c"clCommandFillBufferKHR", clCommandFillBufferKHR_fn),
+        })
+    }
+}
+
+/// Commands that were recorded for a queue. They run in the order of recording, as the queue is in-order.
+#[derive(Debug)]
+pub(crate) struct CommandBuffer {
+    functions: CommandBuffers,
+    buffer: cl_command_buffer_khr,
+}
+
+// SAFETY: the buffer may be used on any thread, by one at a time while it is recorded, for which these take `&mut`.
+unsafe impl Send for CommandBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for CommandBuffer {}
+
+impl CommandBuffer {
+    /// An empty one.
+    pub(crate) fn new(functions: CommandBuffers, queue: &Queue) -> Result<Self> {
+        let mut code = 0;
+        // SAFETY: one valid queue, no properties.
+        let buffer = unsafe { (functions.create)(1, &raw const queue.0, ptr::null(), &raw mut code) };
+        check("clCreateCommandBufferKHR", code)?;
+        if buffer.is_null() { Err(missing("clCreateCommandBufferKHR")) } else { Ok(Self { functions, buffer }) }
+    }
+
+    pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {
+        let (none, no_mutable, nobody) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
+        let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
+        // SAFETY: recorded for the buffer's own queue; three sizes of each kind; the arguments are taken as they are now.
+        let code = unsafe {
+            (self.functions.launch)(
+                self.buffer,
+                ptr::null_mut(),
+                ptr::null(),
+                kernel.0,
+                3,
+                ptr::null(),
+                global,
+                local,
+                0,
+                nobody,
+                none,
+                no_mutable,
+            )
+        };
+        check("clCommandNDRangeKernelKHR", code)
+    }
+
+    pub(crate) fn copy(&mut self, from: Part<'_>, to: Part<'_>) -> Result<()> {
+        // SAFETY: recorded for the buffer's own queue; the driver checks the ranges.
+        let code = unsafe {
+            (self.functions.copy)(
+                self.buffer,
+                ptr::null_mut(),
+                ptr::null(),
+                from.memory.0,
+                to.memory.0,
+                from.offset,
+                to.offset,
+                from.bytes,
+                0,
+                ptr::null(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        };
+        check("clCommandCopyBufferKHR", code)
+    }
+
+    pub(crate) fn fill(&mut self, to: Part<'_>, word: u32) -> Result<()> {
+        // SAFETY: recorded for the buffer's own queue; the pattern is copied; the driver checks the range.
+        let code = unsafe {
+            (self.functions.fill)(
+                self.buffer,
+                ptr::null_mut(),
+                ptr::null(),
+                to.memory.0,
+                (&raw const word).cast(),
+                size_of::<u32>(),
+                to.offset,
+                to.bytes,
+                0,
+                ptr::null(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        };
+        check("clCommandFillBufferKHR", code)
+    }
+
+    /// Ends the recording.
+    pub(crate) fn finalize(&mut self) -> Result<()> {
+        // SAFETY: the buffer is valid.
+        check("clFinalizeCommandBufferKHR", unsafe { (self.functions.finalize)(self.buffer) })
+    }
+
+    pub(super) fn enqueue(&self, count: cl_uint, after: *const cl_event, event: *mut cl_event) -> Result<()> {
+        // SAFETY: a finalised buffer on the queue it was recorded for; the caller gives a valid list.
+        let code = unsafe { (self.functions.enqueue)(0, ptr::null_mut(), self.buffer, count, after, event) };
+        check("clEnqueueCommandBufferKHR", code)
+    }
+}
+
+impl Drop for CommandBuffer {
+    fn drop(&mut self) {
+        // SAFETY: valid and owned; the driver keeps it while it runs.
+        let code = unsafe { (self.functions.release)(self.buffer) };
+        if let Err(error) = check("clReleaseCommandBufferKHR", code) {
+            tracing::debug!(%error, "a command buffer was not released");
+        }
+    }
+}
+
+/// The functions of `cl_intel_unified_shared_memory` for host memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnifiedMemory {
+    pub(super) allocate: Of<clHostMemAllocINTEL_fn>,
+    pub(super) free: Of<clMemFreeINTEL_fn>,
+}
+
+impl UnifiedMemory {
+    pub(crate) fn of(platform: cl_platform_id) -> Option<Self> {
+        Some(Self {
+            allocate: function!(platform, c"clHostMemAllocINTEL", clHostMemAllocINTEL_fn),
+            free: function!(platform, c"clMemFreeINTEL", clMemFreeINTEL_fn),
+        })
+    }
+}
+
+/// How a platform takes SPIR-V.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SpirVLoader {
+    /// As OpenCL 2.1 and later do.
+    Core,
+    /// By the extension `cl_khr_il_program`.
+    Extension(Of<clCreateProgramWithILKHR_fn>),
+}
+
+impl SpirVLoader {
+    /// The extension's function.
+    pub(crate) fn extension(platform: cl_platform_id) -> Option<Self> {
+        Some(Self::Extension(function!(platform, c"clCreateProgramWithILKHR", clCreateProgramWithILKHR_fn)))
+    }
+}

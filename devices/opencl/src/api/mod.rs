@@ -1,0 +1,62 @@
+//! OpenCL's objects as owned values, its calls as results.
+//!
+//! Calls go to the library that was found when the program ran; a function that it lacks is an error like any other.
+//! Objects are released when they are dropped, and what a driver says to that is logged at most.
+//!
+//! This module must not know devices, buffers or points of the hardware layer; only its errors.
+
+mod commands;
+mod extensions;
+mod objects;
+
+pub(crate) use commands::{Part, Queue, Range3, raw};
+pub(crate) use extensions::{CommandBuffer, CommandBuffers, SpirVLoader, UnifiedMemory};
+pub(crate) use objects::{Context, Event, Kernel, Mem, Program, SharedBlock, UserEvent};
+
+use crate::error::failure;
+use cl3::OpenClRuntime;
+use opencl3::error_codes::CL_SUCCESS;
+use opencl3::types::cl_int;
+use ragtag_hal::{Error, Result};
+
+/// The library.
+///
+/// # Errors
+/// If it was not found.
+///
+/// # Safety
+/// Its functions are declared as if any arguments would do: whoever calls one keeps to what OpenCL says about it.
+unsafe fn library() -> Result<&'static OpenClRuntime> {
+    let library = cl3::load_library().as_ref();
+    library.map_err(|error| Error::Unsupported { what: format!("OpenCL's library: {error}") })
+}
+
+fn missing(function: &str) -> Error {
+    Error::Unsupported { what: format!("the OpenCL library has no {function}") }
+}
+
+fn check(function: &str, code: cl_int) -> Result<()> {
+    if code == CL_SUCCESS { Ok(()) } else { Err(failure(function, code)) }
+}
+
+/// Calls a function that returns a code.
+macro_rules! status {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let code = $crate::api::library()?.$function($($argument),*);
+        code.ok_or_else(|| $crate::api::missing(stringify!($function)))
+            .and_then(|code| $crate::api::check(stringify!($function), code))
+    }};
+}
+
+/// Calls a function that returns an object and has a code as its last argument, which is added here.
+macro_rules! create {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let mut code = opencl3::error_codes::CL_INVALID_VALUE;
+        let object = $crate::api::library()?.$function($($argument,)* &raw mut code);
+        object
+            .ok_or_else(|| $crate::api::missing(stringify!($function)))
+            .and_then(|object| $crate::api::check(stringify!($function), code).map(|()| object))
+    }};
+}
+
+use {create, status};

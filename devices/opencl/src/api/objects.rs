@@ -1,0 +1,434 @@
+//! Contexts, memory, programs, kernels and events.
+//!
+//! This module must not know queues.
+
+use super::{SpirVLoader, UnifiedMemory, check, create, missing, status};
+use cl3::ext::cl_platform_id;
+use opencl3::context::context::CL_CONTEXT_PLATFORM;
+use opencl3::device::Device;
+use opencl3::error_codes::CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
+use opencl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START};
+use opencl3::kernel::{CL_KERNEL_NUM_ARGS, CL_KERNEL_WORK_GROUP_SIZE};
+use opencl3::memory::{
+    CL_BUFFER_CREATE_TYPE_REGION, CL_MEM_READ_WRITE, CL_MEM_SVM_FINE_GRAIN_BUFFER, CL_MEM_USE_HOST_PTR,
+    cl_buffer_region,
+};
+use opencl3::program::{
+    CL_PROGRAM_BINARIES, CL_PROGRAM_BINARY_SIZES, CL_PROGRAM_BUILD_LOG, CL_PROGRAM_DEVICES, CL_PROGRAM_NUM_DEVICES,
+};
+use opencl3::types::{cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program, cl_uint, cl_ulong};
+use ragtag_hal::{Error, Result};
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident($raw:ty), $release:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub(crate) struct $name(pub(super) $raw);
+
+        // SAFETY: OpenCL's objects may be used on any thread; the one call that is bound to one thread at a time,
+        // clSetKernelArg, takes `&mut`.
+        unsafe impl Send for $name {}
+        // SAFETY: as above.
+        unsafe impl Sync for $name {}
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                let release = || {
+                    // SAFETY: the handle is valid and owned; nobody uses it after this.
+                    unsafe { status!($release(self.0)) }
+                };
+                if let Err(error) = release() {
+                    tracing::debug!(%error, "an object was not released");
+                }
+            }
+        }
+    };
+}
+pub(super) use handle;
+
+handle! {
+    /// What several devices of one platform share.
+    Context(cl_context), clReleaseContext
+}
+handle! {
+    /// Device memory, or part of it.
+    Mem(cl_mem), clReleaseMemObject
+}
+handle! {
+    /// A program built for one device.
+    Program(cl_program), clReleaseProgram
+}
+handle! {
+    /// A function of a program, with arguments.
+    Kernel(cl_kernel), clReleaseKernel
+}
+handle! {
+    /// The end of a command.
+    Event(cl_event), clReleaseEvent
+}
+
+impl Context {
+    pub(crate) fn new(platform: cl_platform_id, devices: &[Device]) -> Result<Self> {
+        let ids: Vec<cl_device_id> = devices.iter().map(Device::id).collect();
+        let properties = [CL_CONTEXT_PLATFORM as isize, platform as isize, 0];
+        // SAFETY: the lists are as long as is said, the properties end with zero, and there is no callback.
+        let context = unsafe {
+            create!(clCreateContext(
+                properties.as_ptr(),
+                ids.len() as cl_uint,
+                ids.as_ptr(),
+                None,
+                ptr::null_mut(),
+            ))
+        };
+        context.map(Self)
+    }
+
+    /// An event that the host completes.
+    pub(crate) fn user_event(&self) -> Result<UserEvent> {
+        // SAFETY: the context is valid.
+        unsafe { create!(clCreateUserEvent(self.0)) }.map(|event| UserEvent { event: Event(event), settled: AtomicBool::new(false) })
+    }
+}
+
+impl Mem {
+    /// Memory that some drivers do not take before its first use.
+    pub(crate) fn new(context: &Context, bytes: usize) -> Result<Self> {
+        // SAFETY: the context is valid and there is no host memory.
+        unsafe { create!(clCreateBuffer(context.0, CL_MEM_READ_WRITE, bytes, ptr::null_mut())) }.map(Self)
+    }
+
+    /// Memory that is the host's.
+    ///
+    /// # Safety
+    /// `bytes` bytes from `pointer` on must stay valid as long as this, and nobody may touch them while a command uses
+    /// them.
+    pub(crate) unsafe fn over(context: &Context, pointer: *mut u8, bytes: usize) -> Result<Self> {
+        let flags = CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR;
+        // SAFETY: the context is valid; the memory is, by the caller's promise.
+        unsafe { create!(clCreateBuffer(context.0, flags, bytes, pointer.cast())) }.map(Self)
+    }
+
+    /// Part of this memory, which keeps all of it alive.
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Self> {
+        let region = cl_buffer_region { origin: offset, size: bytes };
+        // SAFETY: the memory is valid, and the driver checks the range.
+        let part = unsafe {
+            create!(clCreateSubBuffer(
+                self.0,
+                CL_MEM_READ_WRITE,
+                CL_BUFFER_CREATE_TYPE_REGION,
+                (&raw const region).cast(),
+            ))
+        };
+        part.map(Self)
+    }
+}
+
+/// A block of memory that host and device address alike.
+#[derive(Debug)]
+pub(crate) struct SharedBlock {
+    context: cl_context,
+    pointer: *mut c_void,
+    /// How it is freed; `None` for OpenCL's own shared virtual memory.
+    unified: Option<UnifiedMemory>,
+}
+
+// SAFETY: the block is plain memory, and its context may be used on any thread.
+unsafe impl Send for SharedBlock {}
+// SAFETY: as above; what is in the block is reached through raw pointers alone.
+unsafe impl Sync for SharedBlock {}
+
+impl SharedBlock {
+    /// Of OpenCL 2's fine-grained shared virtual memory. `None` if there is no such block.
+    pub(crate) fn fine_grained(context: &Context, bytes: usize) -> Result<Option<Self>> {
+        let flags = CL_MEM_READ_WRITE | CL_MEM_SVM_FINE_GRAIN_BUFFER;
+        // SAFETY: the context is valid; alignment 0 asks for that of the largest type.
+        let pointer = unsafe { super::library()?.clSVMAlloc(context.0, flags, bytes, 0) };
+        let pointer = pointer.ok_or_else(|| missing("clSVMAlloc"))?;
+        Ok((!pointer.is_null()).then_some(Self { context: context.0, pointer, unified: None }))
+    }
+
+    /// Of the host memory of Intel's unified shared memory.
+    pub(crate) fn unified(context: &Context, memory: UnifiedMemory, bytes: usize) -> Result<Self> {
+        let mut code = 0;
+        // SAFETY: the context is valid; there are no properties.
+        let pointer = unsafe { (memory.allocate)(context.0, ptr::null(), bytes, 0, &raw mut code) };
+        check("clHostMemAllocINTEL", code)?;
+        Ok(Self { context: context.0, pointer, unified: Some(memory) })
+    }
+
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        self.pointer.cast()
+    }
+}
+
+impl Drop for SharedBlock {
+    fn drop(&mut self) {
+        match self.unified {
+            // SAFETY: allocated by the same extension; no command uses it any more.
+            Some(memory) => drop(unsafe { (memory.free)(self.context, self.pointer) }),
+            None => {
+                // SAFETY: allocated by clSVMAlloc in this context; no command uses it any more.
+                unsafe {
+                    let library = super::library();
+                    library.map(|library| library.clSVMFree(self.context, self.pointer)).ok();
+                }
+            }
+        }
+    }
+}
+
+impl Program {
+    pub(crate) fn from_source(context: &Context, text: &str) -> Result<Self> {
+        let (pointer, bytes) = (text.as_ptr().cast(), text.len());
+        // SAFETY: one text with its length.
+        unsafe { create!(clCreateProgramWithSource(context.0, 1, &raw const pointer, &raw const bytes)) }.map(Self)
+    }
+
+    pub(crate) fn from_spir_v(context: &Context, loader: SpirVLoader, binary: &[u8]) -> Result<Self> {
+        let (pointer, bytes) = (binary.as_ptr().cast(), binary.len());
+        // SAFETY: the binary with its length.
+        let program = unsafe {
+            match loader {
+                SpirVLoader::Core => create!(clCreateProgramWithIL(context.0, pointer, bytes)),
+                SpirVLoader::Extension(create) => {
+                    let mut code = 0;
+                    let program = create(context.0, pointer, bytes, &raw mut code);
+                    check("clCreateProgramWithILKHR", code).map(|()| program)
+                }
+            }
+        };
+        program.map(Self)
+    }
+
+    /// What [`Program::binary`] gave, on the same device and driver.
+    pub(crate) fn from_binary(context: &Context, device: Device, binary: &[u8]) -> Result<Self> {
+        let (id, pointer, bytes, mut loaded) = (device.id(), binary.as_ptr(), binary.len(), 0);
+        // SAFETY: one device and one binary with its length.
+        let program = unsafe {
+            create!(clCreateProgramWithBinary(
+                context.0,
+                1,
+                &raw const id,
+                &raw const bytes,
+                &raw const pointer,
+                &raw mut loaded,
+            ))
+        };
+        let program = program.map(Self)?;
+        check("clCreateProgramWithBinary", loaded).map(|()| program)
+    }
+
+    /// Compiles and links for a device.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with that device's log.
+    pub(crate) fn build(&self, device: Device, options: &CStr) -> Result<()> {
+        let id = device.id();
+        // SAFETY: one device, options that end with zero, no callback.
+        let built =
+            unsafe { status!(clBuildProgram(self.0, 1, &raw const id, options.as_ptr(), None, ptr::null_mut())) };
+        built.map_err(|error| match error {
+            Error::Api { call, code } => {
+                let log = self.log(device).unwrap_or_default();
+                Error::Compile { log: format!("{call} failed with code {code}\n{log}").trim_end().to_string() }
+            }
+            other => other,
+        })
+    }
+
+    fn log(&self, device: Device) -> Result<String> {
+        let mut bytes = 0;
+        // SAFETY: asks for the size alone, then for as many bytes as there is room for.
+        unsafe {
+            let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
+            status!(clGetProgramBuildInfo(self.0, id, what, 0, ptr::null_mut(), &raw mut bytes))?;
+            let mut log = vec![0u8; bytes];
+            status!(clGetProgramBuildInfo(self.0, id, what, bytes, log.as_mut_ptr().cast(), ptr::null_mut()))?;
+            Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
+        }
+    }
+
+    /// The device's code, as the driver keeps it. `None` if the driver has none to give.
+    pub(crate) fn binary(&self, device: Device) -> Result<Option<Vec<u8>>> {
+        // A program belongs to all devices of its context, also to those that it was not built for.
+        let mut count: cl_uint = 0;
+        self.info(CL_PROGRAM_NUM_DEVICES, std::slice::from_mut(&mut count))?;
+        let mut devices: Vec<cl_device_id> = vec![ptr::null_mut(); count as usize];
+        self.info(CL_PROGRAM_DEVICES, &mut devices)?;
+        let mut sizes = vec![0usize; count as usize];
+        self.info(CL_PROGRAM_BINARY_SIZES, &mut sizes)?;
+        let at = devices.iter().position(|&id| id == device.id());
+        let Some((at, bytes)) = at.map(|at| (at, sizes[at])).filter(|&(_, bytes)| bytes > 0) else {
+            return Ok(None);
+        };
+        // All of them are given room: some drivers write where the standard lets them skip.
+        let mut binaries: Vec<Vec<u8>> = sizes.iter().map(|&bytes| vec![0u8; bytes]).collect();
+        let mut places: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
+        self.info(CL_PROGRAM_BINARIES, &mut places)?;
+        let binary = binaries.swap_remove(at);
+        Ok((binary.len() == bytes).then_some(binary))
+    }
+
+    fn info<T: Copy>(&self, what: cl_uint, values: &mut [T]) -> Result<()> {
+        let bytes = size_of_val(values);
+        // SAFETY: the values are plain integers and pointers, with their size; pointers among them have room for what
+        // their sizes say.
+        unsafe { status!(clGetProgramInfo(self.0, what, bytes, values.as_mut_ptr().cast(), ptr::null_mut())) }
+    }
+}
+
+impl Kernel {
+    pub(crate) fn new(program: &Program, name: &CStr) -> Result<Self> {
+        // SAFETY: the program is valid and the name ends with zero.
+        unsafe { create!(clCreateKernel(program.0, name.as_ptr())) }.map(Self)
+    }
+
+    /// How many parameters the function has.
+    pub(crate) fn parameters(&self) -> Result<usize> {
+        let mut count: cl_uint = 0;
+        // SAFETY: the value is the integer that this question has for an answer.
+        unsafe {
+            status!(clGetKernelInfo(
+                self.0,
+                CL_KERNEL_NUM_ARGS,
+                size_of_val(&count),
+                (&raw mut count).cast(),
+                ptr::null_mut(),
+            ))
+        }?;
+        Ok(count as usize)
+    }
+
+    /// Most work items of a group that runs this function.
+    pub(crate) fn group_limit(&self, device: Device) -> Result<usize> {
+        let mut items = 0usize;
+        // SAFETY: as above.
+        unsafe {
+            status!(clGetKernelWorkGroupInfo(
+                self.0,
+                device.id(),
+                CL_KERNEL_WORK_GROUP_SIZE,
+                size_of_val(&items),
+                (&raw mut items).cast(),
+                ptr::null_mut(),
+            ))
+        }?;
+        Ok(items)
+    }
+
+    pub(crate) fn set_memory(&mut self, index: usize, memory: &Mem) -> Result<()> {
+        // SAFETY: the argument is a handle with its size.
+        unsafe {
+            status!(clSetKernelArg(
+                self.0,
+                index as cl_uint,
+                size_of::<cl_mem>(),
+                (&raw const memory.0).cast()
+            ))
+        }
+    }
+
+    pub(crate) fn set_word(&mut self, index: usize, word: u32) -> Result<()> {
+        // SAFETY: the argument is a word with its size.
+        unsafe { status!(clSetKernelArg(self.0, index as cl_uint, size_of::<u32>(), (&raw const word).cast())) }
+    }
+}
+
+impl Event {
+    /// Blocks until the command has ended. Some drivers spin here.
+    ///
+    /// # Errors
+    /// What the command failed with.
+    pub(crate) fn wait(&self) -> Result<()> {
+        // SAFETY: one valid event.
+        let waited = unsafe { status!(clWaitForEvents(1, &raw const self.0)) };
+        // A failed command is reported by the call in general, by the event in particular.
+        let code = self.status()?;
+        if code < 0 { check("a command", code) } else { waited }
+    }
+
+    fn status(&self) -> Result<cl_int> {
+        let mut code: cl_int = 0;
+        // SAFETY: the value is the integer that this question has for an answer.
+        unsafe {
+            status!(clGetEventInfo(
+                self.0,
+                CL_EVENT_COMMAND_EXECUTION_STATUS,
+                size_of_val(&code),
+                (&raw mut code).cast(),
+                ptr::null_mut(),
+            ))
+        }?;
+        Ok(code)
+    }
+
+    /// When the device began with the command, in nanoseconds of its own clock.
+    pub(crate) fn start_ns(&self) -> Result<u64> {
+        self.profile(CL_PROFILING_COMMAND_START)
+    }
+
+    /// When the device was done with the command.
+    pub(crate) fn end_ns(&self) -> Result<u64> {
+        self.profile(CL_PROFILING_COMMAND_END)
+    }
+
+    fn profile(&self, what: cl_uint) -> Result<u64> {
+        let mut time: cl_ulong = 0;
+        // SAFETY: the value is the integer that this question has for an answer.
+        unsafe {
+            status!(clGetEventProfilingInfo(
+                self.0,
+                what,
+                size_of_val(&time),
+                (&raw mut time).cast(),
+                ptr::null_mut(),
+            ))
+        }?;
+        Ok(time)
+    }
+}
+
+/// An event that the host completes. It is never left open: dropping it fails what waits for it.
+#[derive(Debug)]
+pub(crate) struct UserEvent {
+    event: Event,
+    settled: AtomicBool,
+}
+
+impl UserEvent {
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
+    }
+
+    /// Lets what waits for this event start.
+    pub(crate) fn complete(&self) {
+        self.set(CL_COMPLETE);
+    }
+
+    /// Ends what waits for this event without running it.
+    pub(crate) fn fail(&self) {
+        self.set(CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST);
+    }
+
+    fn set(&self, code: cl_int) {
+        if self.settled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // SAFETY: a valid user event that was not set before.
+        let set = || unsafe { status!(clSetUserEventStatus(self.event.0, code)) };
+        if let Err(error) = set() {
+            tracing::debug!(%error, "a user event was not set");
+        }
+    }
+}
+
+impl Drop for UserEvent {
+    fn drop(&mut self) {
+        self.fail();
+    }
+}

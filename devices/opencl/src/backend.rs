@@ -1,0 +1,122 @@
+//! OpenCL's devices as adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::cache::{Folder, default_folder};
+use crate::context::Context;
+use crate::device::OpenClDevice;
+use crate::probe::{Found, PlatformId, probe};
+use crate::program::{CacheCounters, Counters, Programs};
+use crate::transfer::{TransferMode, transfer_mode};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The backend's name.
+const NAME: &str = "opencl";
+
+/// What can be said about OpenCL devices as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenClConfig {
+    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    pub cache_folder: Option<PathBuf>,
+    /// How buffers are filled and read, instead of what suits the device best.
+    pub transfer: Option<TransferMode>,
+    /// Whether programs are recorded in command buffers, where the driver has them.
+    pub command_buffers: bool,
+}
+
+impl Default for OpenClConfig {
+    /// Programs are kept in `opencl` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/opencl` in the user's
+    /// folder for caches.
+    fn default() -> Self {
+        Self { cache_folder: default_folder(), transfer: None, command_buffers: true }
+    }
+}
+
+/// The OpenCL backend.
+pub struct OpenClBackend {
+    config: OpenClConfig,
+    counters: Arc<Counters>,
+    /// Contexts in use: later devices of a platform join them where they can.
+    contexts: Mutex<Vec<Weak<Context>>>,
+}
+
+impl OpenClBackend {
+    /// A backend with this configuration.
+    pub fn new(config: OpenClConfig) -> Self {
+        Self { config, counters: Arc::default(), contexts: Mutex::default() }
+    }
+
+    /// What became of the programs of all devices that were opened here.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters.read()
+    }
+
+    fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
+        probe(NAME)
+    }
+
+    /// A context for devices of one platform: one that is in use, if it has them all.
+    fn context(&self, found: &[&Found]) -> Result<Arc<Context>> {
+        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.retain(|context| context.strong_count() > 0);
+        let live = contexts.iter().filter_map(Weak::upgrade).find(|context| context.serves(found));
+        if let Some(context) = live {
+            return Ok(context);
+        }
+        let folder = self.config.cache_folder.clone().map(Folder::new);
+        let programs = Programs::new(folder, Arc::clone(&self.counters));
+        let context = Arc::new(Context::new(found, programs)?);
+        contexts.push(Arc::downgrade(&context));
+        Ok(context)
+    }
+
+    fn device(
+        &self,
+        id: DeviceId,
+        mut found: Found,
+        context: Arc<Context>,
+        limits: &Limits,
+    ) -> Result<Box<dyn Device>> {
+        let mode = self.config.transfer.unwrap_or_else(|| transfer_mode(&found.memory));
+        found.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
+        Ok(Box::new(OpenClDevice::open(id, found, context, mode, limits)?))
+    }
+}
+
+impl Backend for OpenClBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let present = self.found()?;
+        let find = |(wanted, id): &(Adapter, DeviceId)| {
+            let found = present.iter().find(|found| found.adapter.label() == wanted.label());
+            let same = found.filter(|found| found.adapter.name == wanted.name);
+            same.map(|found| (found, *id)).ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
+        };
+        let wanted: Vec<(&Found, DeviceId)> = adapters.iter().map(find).collect::<Result<_>>()?;
+        let of = |platform: PlatformId| -> Vec<&Found> {
+            wanted.iter().map(|(found, _)| *found).filter(|found| found.platform == platform).collect()
+        };
+        // A context lives as long as somebody holds it; these go when every device has its own hold.
+        let mut contexts: Vec<Arc<Context>> = Vec::new();
+        let mut devices = Vec::with_capacity(wanted.len());
+        for (found, id) in &wanted {
+            let siblings = of(found.platform);
+            let context = match contexts.iter().find(|context| context.serves(&siblings)) {
+                Some(context) => Arc::clone(context),
+                None => self.context(&siblings)?,
+            };
+            contexts.push(Arc::clone(&context));
+            devices.push(self.device(*id, (*found).clone(), context, limits)?);
+        }
+        Ok(devices)
+    }
+}

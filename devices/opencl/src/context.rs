@@ -1,0 +1,98 @@
+//! What opened devices of one platform share: a context, the programs compiled in it, and pinned host memory.
+//!
+//! This module must not know how a device works.
+
+use crate::api::{self, Mem};
+use crate::probe::{Found, PlatformId};
+use crate::program::Programs;
+use opencl3::device::Device;
+use ragtag_hal::{HostRegion, Result};
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// A context over some devices of one platform.
+pub(crate) struct Context {
+    platform: PlatformId,
+    devices: Vec<Device>,
+    programs: Programs,
+    /// Pinned regions by the address of their first byte: two devices that register a region pin it once.
+    pins: Mutex<HashMap<usize, Weak<Pin>>>,
+    /// Released last.
+    api: api::Context,
+}
+
+impl Context {
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn new(found: &[&Found], programs: Programs) -> Result<Self> {
+        let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
+        let platform = found.first().map_or(PlatformId(std::ptr::null_mut()), |found| found.platform);
+        let api = api::Context::new(platform.0, &devices)?;
+        Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
+    }
+
+    /// Whether these devices, of one platform, may share it.
+    pub(crate) fn serves(&self, found: &[&Found]) -> bool {
+        let has = |one: &&Found| self.devices.iter().any(|device| device.id() == one.device.id());
+        found.iter().all(|one| one.platform == self.platform && has(one))
+    }
+
+    pub(crate) fn api(&self) -> &api::Context {
+        &self.api
+    }
+
+    pub(crate) fn programs(&self) -> &Programs {
+        &self.programs
+    }
+
+    /// Pins a region. `None` if the driver refuses: copies are slower then, and right all the same.
+    pub(crate) fn pin(&self, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Option<Arc<Pin>> {
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        pins.retain(|_, pin| pin.strong_count() > 0);
+        let address = region.as_ptr() as usize;
+        if let Some(pin) = pins.get(&address).and_then(Weak::upgrade) {
+            return Some(pin);
+        }
+        let pin = Pin::new(&self.api, queue, region);
+        let pin = Arc::new(pin.inspect_err(|error| tracing::debug!(%error, "a region is not pinned")).ok()?);
+        pins.insert(address, Arc::downgrade(&pin));
+        Some(pin)
+    }
+}
+
+/// A region that the driver reaches without a copy of its own.
+pub(crate) struct Pin {
+    queue: Arc<api::Queue>,
+    memory: Mem,
+    mapped: Mapped,
+    /// Kept until the driver has let go of it.
+    _region: Arc<HostRegion>,
+}
+
+/// Where memory is mapped: at the region's own bytes.
+struct Mapped(*mut c_void);
+
+// SAFETY: an address that only the driver gets back.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Pin {
+    /// The driver pins memory of the host's that is mapped, and recognises its addresses in copies of other buffers.
+    fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
+        // SAFETY: the region lives as long as the pin, and no command uses this memory: it is mapped as long as it lives.
+        let memory = unsafe { Mem::over(context, region.as_ptr(), region.bytes()) }?;
+        let mapped = Mapped(queue.pin(&memory, region.bytes())?);
+        Ok(Self { queue: Arc::clone(queue), memory, mapped, _region: Arc::clone(region) })
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        let unpinned = self.queue.unpin(&self.memory, self.mapped.0).and_then(|()| self.queue.finish());
+        if let Err(error) = unpinned {
+            tracing::debug!(%error, "a region was not unpinned");
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The device: it turns ids into memory, kernels and scripts, points into events, and hands scripts to its queues.
+//!
+//! Calls are expected to come through [`Checked`](ragtag_hal::Checked). What is looked at again here (that an id is known
+//! and that a range lies in its buffer or region) is what keeps a wrong call from touching foreign memory.
+//!
+//! This module must not know how a queue or the driver works.
+
+use crate::api;
+use crate::clock::Clock;
+use crate::context::Context;
+use crate::foreign::Foreign;
+use crate::memory::{Buffer, DeviceMemory};
+use crate::probe::Found;
+use crate::program::Entry;
+use crate::queue::{Common, Dependencies, Queue, Wait};
+use crate::recording::recorded;
+use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
+use crate::transfer::TransferMode;
+use ragtag_hal::{
+    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory, Module,
+    ModuleId, Point, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
+};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// An opened OpenCL device.
+pub(crate) struct OpenClDevice {
+    id: DeviceId,
+    found: Found,
+    programs: HashMap<ProgramId, Arc<Script>>,
+    modules: HashMap<ModuleId, Vec<Entry>>,
+    foreign: HashMap<TimelineId, Foreign>,
+    common: Arc<Common>,
+    /// Their drop waits for the driver, so they go before what the driver uses.
+    queues: [Queue; 3],
+    buffers: HashMap<BufferId, Arc<Buffer>>,
+    regions: HashMap<RegionId, Arc<Registered>>,
+    memory: DeviceMemory,
+    /// For pinning: never holds anything that waits.
+    pinning: Arc<api::Queue>,
+    context: Arc<Context>,
+}
+
+impl OpenClDevice {
+    /// Opens a device in a context that has it.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the system gives no more threads.
+    pub(crate) fn open(
+        id: DeviceId,
+        found: Found,
+        context: Arc<Context>,
+        mode: TransferMode,
+        limits: &Limits,
+    ) -> Result<Self> {
+        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
+        let common = Arc::new(Common::new(timelines, Clock::new(found.device)));
+        let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
+        let queue = |kind: QueueKind| {
+            let name = format!("{} {}", found.adapter.label(), kind.name());
+            let timeline = Arc::clone(&common.timelines()[kind.index()]);
+            Queue::new(name, api_queue()?, timeline, Arc::clone(&common))
+        };
+        let [compute, upload, download] = QueueKind::ALL;
+        let queues = [queue(compute)?, queue(upload)?, queue(download)?];
+        Ok(Self {
+            id,
+            programs: HashMap::new(),
+            modules: HashMap::new(),
+            foreign: HashMap::new(),
+            queues,
+            buffers: HashMap::new(),
+            regions: HashMap::new(),
+            memory: DeviceMemory::new(Arc::clone(&context), found.clone(), mode, limits.memory_bytes),
+            pinning: api_queue()?,
+            common,
+            context,
+            found,
+        })
+    }
+
+    fn span(&self, range: &BufferRange) -> Result<Span> {
+        let buffer = self.buffers.get(&range.buffer).ok_or_else(|| unknown(range.buffer))?;
+        Span::new(buffer, range.offset, range.bytes)
+            .ok_or_else(|| Error::invalid(format!("{range:?} of {} bytes", buffer.bytes())))
+    }
+
+    fn host_span(&self, id: RegionId, offset: u64, span: &Span) -> Result<HostSpan> {
+        let registered = self.regions.get(&id).ok_or_else(|| unknown(id))?;
+        HostSpan::new(registered, offset, span)
+            .ok_or_else(|| Error::invalid(format!("a range from {offset} on that is not in {id}")))
+    }
+
+    fn steps(&self, commands: Vec<Command>) -> Result<Vec<Step>> {
+        let mut parts = Parts::default();
+        let steps = commands.into_iter().map(|command| self.step(command, &mut parts));
+        steps.filter_map(Result::transpose).collect()
+    }
+
+    /// `None` for a command that does nothing.
+    fn step(&self, command: Command, parts: &mut Parts) -> Result<Option<Step>> {
+        Ok(Some(match command {
+            Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
+            Command::Dispatch(dispatch) => Step::Launch(self.launch(&dispatch, parts)?),
+            Command::Copy { from, to } => Step::Copy { from: self.span(&from)?, to: self.span(&to)? },
+            Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
+            Command::Upload { region, offset, to } => {
+                let to = self.span(&to)?;
+                Step::Upload { from: self.host_span(region, offset, &to)?, to }
+            }
+            Command::Download { from, region, offset } => {
+                let from = self.span(&from)?;
+                Step::Download { to: self.host_span(region, offset, &from)?, from }
+            }
+        }))
+    }
+
+    fn launch(&self, dispatch: &Dispatch, parts: &mut Parts) -> Result<Launch> {
+        let entries = self.modules.get(&dispatch.module).ok_or_else(|| unknown(dispatch.module))?;
+        let entry = entries.get(dispatch.entry as usize);
+        let entry = entry.ok_or_else(|| unknown(format!("entry {}", dispatch.entry)))?;
+        let spans = dispatch.bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
+        Launch::new(entry, spans, &dispatch.constants, dispatch.grid, parts)
+            .map_err(|error| Error::invalid(format!("{}: {error}", entry.abi.name)))
+    }
+
+    /// What a submission to a queue waits for: nothing that has passed, and of the same queue nothing at all.
+    fn dependencies(&self, queue: QueueKind, points: &[Point]) -> Result<Dependencies> {
+        let mut on = Dependencies::default();
+        for &point in points {
+            let Point { timeline: TimelineId { device, queue: other }, value } = point;
+            if device == self.id {
+                if other != queue {
+                    self.queues[other.index()].depend(value, &mut on);
+                }
+                continue;
+            }
+            let foreign = self.foreign.get(&point.timeline).ok_or_else(|| unknown(point))?;
+            let timeline = foreign.timeline();
+            let failed = timeline.failure().is_some();
+            if timeline.value() >= value {
+                continue;
+            }
+            on.waits.push(Wait { timeline: Arc::clone(timeline), value, foreign: true });
+            on.conditional = true;
+            on.doomed |= failed;
+            if !failed {
+                on.proxies.push(foreign.proxy(&self.context, value)?);
+            }
+        }
+        Ok(on)
+    }
+
+    fn enqueue(&mut self, submission: Submission) -> Result<()> {
+        let Submission { queue, work, waits, signal } = submission;
+        self.common.check()?;
+        let script = match work {
+            Work::Commands(commands) => Arc::new(Script::new(self.steps(commands)?)),
+            Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
+        };
+        let on = self.dependencies(queue, &waits)?;
+        self.queues[queue.index()].submit(script, on, signal)
+    }
+
+    /// Passes an error on, and ends all queues if it is a loss.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| self.common.note(error))
+    }
+}
+
+fn unknown(what: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{what} is unknown to the device"))
+}
+
+impl Device for OpenClDevice {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn adapter(&self) -> &Adapter {
+        &self.found.adapter
+    }
+
+    fn memory(&self) -> Result<Vec<Memory>> {
+        Ok(vec![self.memory.heap()?])
+    }
+
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        Arc::clone(self.queues[queue.index()].timeline())
+    }
+
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        None
+    }
+
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        let known = self.foreign.get(&timeline.id());
+        if known.is_none_or(|known| !Arc::ptr_eq(known.timeline(), &timeline)) {
+            self.foreign.insert(timeline.id(), Foreign::new(timeline));
+        }
+        Ok(())
+    }
+
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.common.check()?;
+        if bytes == 0 {
+            return Err(Error::invalid(format!("{id} of zero bytes")));
+        }
+        let buffer = self.memory.allocate(bytes);
+        self.buffers.insert(id, self.noted(buffer)?);
+        Ok(())
+    }
+
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
+        let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
+        // A program that names it is not submitted again, and would keep the memory.
+        self.programs.retain(|_, script| !script.uses_buffer(&buffer));
+        Ok(())
+    }
+
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
+        self.common.check()?;
+        let entries = self.context.programs().entries(&self.context, &self.found, module);
+        self.modules.insert(id, self.noted(entries)?);
+        Ok(())
+    }
+
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
+        self.common.check()?;
+        // A device in the host's memory copies as the host does.
+        let apart = !self.found.memory.host_memory;
+        let pin = apart.then(|| self.context.pin(&self.pinning, &region)).flatten();
+        self.regions.insert(id, Arc::new(Registered { region, _pin: pin }));
+        Ok(())
+    }
+
+    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
+        let registered = self.regions.remove(&id).ok_or_else(|| unknown(id))?;
+        self.programs.retain(|_, script| !script.uses_region(&registered.region));
+        Ok(())
+    }
+
+    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
+        self.common.check()?;
+        self.programs.remove(&id);
+        let steps = self.steps(commands);
+        let mut steps = self.noted(steps)?;
+        if let Some(functions) = self.found.command_buffers {
+            steps = recorded(functions, self.queues[QueueKind::Compute.index()].api(), steps);
+        }
+        self.programs.insert(id, Arc::new(Script::new(steps)));
+        Ok(())
+    }
+
+    /// A program that went away with a buffer or region of its own is forgotten already.
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
+        self.programs.remove(&id);
+        Ok(())
+    }
+
+    fn submit(&mut self, submission: Submission) -> Result<()> {
+        let queue = submission.queue.index();
+        let enqueued = self.enqueue(submission);
+        self.noted(enqueued).inspect_err(|error| self.queues[queue].timeline().fail(error.clone()))
+    }
+
+    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        self.common.take_timings(timings);
+    }
+}
+
+impl Drop for OpenClDevice {
+    fn drop(&mut self) {
+        // Nothing may go on waiting for another device: neither a watcher nor, by its proxies, the driver. The queues' own
+        // drops then wait for the watchers.
+        self.common.close();
+        self.foreign.clear();
+    }
+}

@@ -1,0 +1,41 @@
+//! The OpenCL backend: the devices of every platform that the machine's OpenCL library shows, as `opencl:0 …`.
+//!
+//! The library is found when the program runs. A device has three in-order queues; a submission is enqueued when it is
+//! made, whatever it waits for, and a thread for each queue watches events end and moves the timelines. Kernels are
+//! OpenCL C or SPIR-V, compiled by the driver and kept on disk.
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | `backend.rs` | probe and open |
+//! | `probe.rs` | platforms and devices, and what they say of themselves |
+//! | `context.rs` | what devices of one platform share |
+//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
+//! | `queue.rs` | a queue: waits, order, failures, closing |
+//! | `foreign.rs` | points of other devices as events |
+//! | `script.rs`, `recording.rs` | commands with their names resolved, and how they are given to the driver |
+//! | `program.rs`, `cache.rs` | compiled programs, in this process and on disk |
+//! | `memory.rs`, `transfer.rs` | buffers, and how they are filled and read |
+//! | `clock.rs` | the device's clock in terms of the host's |
+//! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
+//!
+//! This crate must not know any operator, kernel or model.
+
+mod api;
+mod backend;
+mod cache;
+mod clock;
+mod context;
+mod device;
+mod error;
+mod foreign;
+mod memory;
+mod probe;
+mod program;
+mod queue;
+mod recording;
+mod script;
+mod transfer;
+
+pub use backend::{OpenClBackend, OpenClConfig};
+pub use program::CacheCounters;
+pub use transfer::{MemoryCaps, TransferMode, transfer_mode};

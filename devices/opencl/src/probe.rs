@@ -1,0 +1,419 @@
+//! What platforms and devices there are, as adapters and as the facts that opening one needs.
+//!
+//! This module must not know how a device works.
+
+use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
+use crate::memory::HostMemory;
+use crate::transfer::MemoryCaps;
+use cl3::ext::{
+    CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV, CL_DEVICE_PCI_BUS_INFO_KHR,
+    CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR, cl_platform_id,
+};
+use opencl3::device::{
+    CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR, CL_DEVICE_SVM_FINE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL,
+    CL_DEVICE_TYPE_CPU, CL_DEVICE_TYPE_CUSTOM, CL_DEVICE_TYPE_GPU, Device,
+};
+use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClError};
+use opencl3::platform::{Platform, platform::get_platform_ids};
+use ragtag_hal::{
+    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource, PciAddress,
+    PhysicalIdentity, QueueLayout, Unavailable,
+};
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+
+/// The library's name, for messages.
+const LIBRARY: &str = if cfg!(target_os = "windows") {
+    "OpenCL.dll"
+} else if cfg!(target_os = "macos") {
+    "OpenCL.framework"
+} else {
+    "libOpenCL.so.1"
+};
+/// The first final version of `cl_khr_command_buffer`, as OpenCL packs versions.
+const FINAL_COMMAND_BUFFERS: u32 = 1 << 22;
+/// `cl_khr_integer_dot_product`: products of four packed bytes.
+const PACKED_DOT: u64 = 1;
+/// NVIDIA's question for the domain of a PCI address.
+const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
+/// `cl_intel_unified_shared_memory`: kernels may read and write.
+const UNIFIED_ACCESS: u64 = 1;
+
+/// A platform, with what its devices have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PlatformId(pub(crate) cl_platform_id);
+
+// SAFETY: a platform's handle is valid on every thread, for as long as the process runs.
+unsafe impl Send for PlatformId {}
+// SAFETY: as above.
+unsafe impl Sync for PlatformId {}
+
+/// Who says how much memory is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FreeMemory {
+    /// The operating system: the device works in the host's memory.
+    Host,
+    /// AMD's extension.
+    Amd,
+    /// Nobody.
+    Unknown,
+}
+
+/// A device as the probe found it.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) platform: PlatformId,
+    pub(crate) device: Device,
+    pub(crate) adapter: Adapter,
+    /// What programs are compiled with.
+    pub(crate) options: String,
+    /// Names the platform, the device and the driver in full: compiled programs fit no other.
+    pub(crate) fingerprint: String,
+    /// Whether the platform is of OpenCL 2.0 or later.
+    pub(crate) modern: bool,
+    pub(crate) command_buffers: Option<CommandBuffers>,
+    pub(crate) spir_v: Option<SpirVLoader>,
+    pub(crate) memory: MemoryCaps,
+    pub(crate) unified: Option<UnifiedMemory>,
+    pub(crate) free: FreeMemory,
+}
+
+/// All devices of all platforms, each once, in the order in which the library shows them.
+///
+/// # Errors
+/// If there is no library, or no driver behind it.
+pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
+    let unavailable = |cause: String| Unavailable { tried: vec![LIBRARY.into()], cause };
+    cl3::load_library().as_ref().map_err(|error| unavailable(error.to_string()))?;
+    let platforms = match get_platform_ids() {
+        Ok(platforms) if !platforms.is_empty() => platforms,
+        Ok(_) | Err(CL_PLATFORM_NOT_FOUND_KHR) => {
+            return Err(unavailable("the library finds no OpenCL driver".into()));
+        }
+        Err(code) => return Err(unavailable(format!("clGetPlatformIDs: {}", ClError(code)))),
+    };
+    let mut found: Vec<Found> = Vec::new();
+    // A driver that is installed twice shows the same platforms and devices twice.
+    for (id, device) in distinct(platforms.into_iter().flat_map(devices)) {
+        match describe(backend, found.len() as u32, id, device) {
+            Ok(one) => found.push(one),
+            Err(why) => tracing::debug!(%why, "an OpenCL device is left out"),
+        }
+    }
+    Ok(found)
+}
+
+/// The devices of a platform, with it.
+fn devices(platform: cl_platform_id) -> Vec<(cl_platform_id, Device)> {
+    match Platform::new(platform).get_devices(CL_DEVICE_TYPE_ALL) {
+        Ok(ids) => ids.into_iter().map(|id| (platform, Device::new(id))).collect(),
+        Err(ClError(CL_DEVICE_NOT_FOUND)) => Vec::new(),
+        Err(error) => {
+            tracing::debug!(%error, "an OpenCL platform shows no devices");
+            Vec::new()
+        }
+    }
+}
+
+/// Each device handle once.
+fn distinct<P>(all: impl Iterator<Item = (P, Device)>) -> Vec<(P, Device)> {
+    let mut seen: BTreeSet<*mut c_void> = BTreeSet::new();
+    all.filter(|(_, device)| seen.insert(device.id())).collect()
+}
+
+fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Result<Found, String> {
+    let said = |what: &'static str| move |error: ClError| format!("{what}: {error}");
+    let platform = Platform::new(id);
+    let name = device.name().map_err(said("name"))?.trim().to_string();
+    let class = device.dev_type().map_err(said("type"))?;
+    usable(&device, class).map_err(|why| format!("{name}: {why}"))?;
+    let platform_name = platform.name().map_err(said("platform"))?;
+    let platform_version = platform.version().map_err(said("platform version"))?;
+    let version = device.version().map_err(said("version"))?;
+    let driver = device.driver_version().map_err(said("driver"))?;
+    let extensions = Extensions(device.extensions().map_err(said("extensions"))?);
+    let nvidia = extensions.any("cl_nv_");
+
+    let processor = class & CL_DEVICE_TYPE_CPU != 0;
+    let unified = device.host_unified_memory().unwrap_or(false);
+    let kind = match class {
+        _ if processor => AdapterKind::Software,
+        class if class & CL_DEVICE_TYPE_GPU != 0 && unified => AdapterKind::Integrated,
+        _ => AdapterKind::Discrete,
+    };
+    let host_memory = processor || kind == AdapterKind::Integrated;
+    let spir_v = spir_v(&device, &extensions, id, version_of(&platform_version, "OpenCL "));
+    let features = features(&device, &extensions, nvidia);
+    let options = options(c_version(&device), &features);
+    let caps = caps(&device, features, spir_v.is_some()).map_err(said("limits"))?;
+    let unified_memory = UnifiedMemory::of(id).filter(|_| {
+        number(&device, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL).is_some_and(|caps| caps & UNIFIED_ACCESS != 0)
+    });
+    let memory = MemoryCaps {
+        host_memory,
+        fine_grained_buffers: device.svm_mem_capability() & CL_DEVICE_SVM_FINE_GRAIN_BUFFER != 0,
+        unified_host: unified_memory.is_some(),
+    };
+    let free = match () {
+        () if host_memory => FreeMemory::Host,
+        () if extensions.has("cl_amd_device_attribute_query") => FreeMemory::Amd,
+        () => FreeMemory::Unknown,
+    };
+    let heap = heap(&device, free).ok_or("the size of its memory")?;
+    let commands = extensions.has("cl_khr_command_buffer") && final_command_buffers(&device);
+    let adapter = Adapter {
+        backend: backend.into(),
+        index,
+        driver: format!("{platform_name}, {}, driver {driver}", first_words(&version)),
+        kind,
+        identity: PhysicalIdentity { pci: pci(&device, nvidia), uuid: uuid(&device, &extensions) },
+        memory: vec![heap],
+        caps,
+        name: name.clone(),
+    };
+    Ok(Found {
+        platform: PlatformId(id),
+        device,
+        adapter,
+        options,
+        fingerprint: [platform_name, platform_version.clone(), name, version, driver].join("\n"),
+        modern: version_of(&platform_version, "OpenCL ") >= (2, 0),
+        command_buffers: CommandBuffers::of(id).filter(|_| commands),
+        spir_v,
+        memory,
+        unified: unified_memory,
+        free,
+    })
+}
+
+/// Whether kernels as they are here can run at all.
+fn usable(device: &Device, class: u64) -> Result<(), &'static str> {
+    match () {
+        () if class & CL_DEVICE_TYPE_CUSTOM != 0 => Err("it takes no kernels"),
+        () if !device.available().unwrap_or(false) => Err("it is not available"),
+        () if !device.compiler_available().unwrap_or(false) => Err("its driver has no compiler"),
+        () if !device.endian_little().unwrap_or(false) => Err("it is big-endian"),
+        () if c_version(device) < (1, 2) => Err("its OpenCL C is older than 1.2"),
+        () => Ok(()),
+    }
+}
+
+/// A device's extensions, as words.
+struct Extensions(String);
+
+impl Extensions {
+    fn has(&self, name: &str) -> bool {
+        self.0.split_ascii_whitespace().any(|word| word == name)
+    }
+
+    fn any(&self, prefix: &str) -> bool {
+        self.0.split_ascii_whitespace().any(|word| word.starts_with(prefix))
+    }
+}
+
+/// The version in a text like `OpenCL 3.0 and more`.
+fn version_of(text: &str, prefix: &str) -> (u32, u32) {
+    let words = text.strip_prefix(prefix).and_then(|rest| rest.split_ascii_whitespace().next());
+    let numbers = words.and_then(|word| word.split_once('.'));
+    let parse = |(major, minor): (&str, &str)| Some((major.parse().ok()?, minor.parse().ok()?));
+    numbers.and_then(parse).unwrap_or((0, 0))
+}
+
+fn first_words(version: &str) -> String {
+    version.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ")
+}
+
+/// The highest version of OpenCL C that the device takes.
+fn c_version(device: &Device) -> (u32, u32) {
+    let listed = device.opencl_c_all_versions().unwrap_or_default();
+    let listed = listed.iter().map(|one| (one.version >> 22, one.version >> 12 & 0x3ff)).max();
+    let said = version_of(&device.opencl_c_version().unwrap_or_default(), "OpenCL C ");
+    listed.map_or(said, |listed| listed.max(said))
+}
+
+/// What programs are compiled with. There are no options that trade exactness for speed.
+fn options((major, minor): (u32, u32), features: &Features) -> String {
+    let standard = match (major, minor) {
+        (3.., _) => "CL3.0",
+        (2, _) => "CL2.0",
+        _ => "CL1.2",
+    };
+    let define = |feature: &Feature| match feature {
+        Feature::Fp16 => " -DRT_FP16",
+        Feature::SubGroups => " -DRT_SUBGROUPS",
+        Feature::IntegerDot => " -DRT_INTEGER_DOT",
+        Feature::Avx2 | Feature::Avx512Vnni | Feature::NeonDot => "",
+    };
+    let defines: String = features.iter().map(define).collect();
+    format!("-cl-std={standard}{defines}")
+}
+
+fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features {
+    let optional = device.opencl_c_features().unwrap_or_default();
+    let optional = |name: &str| optional.iter().any(|one| name_of(&one.name) == name.as_bytes());
+    let sub_groups = extensions.has("cl_khr_subgroups")
+        || extensions.has("cl_intel_subgroups")
+        || optional("__opencl_c_subgroups");
+    let dot = extensions.has("cl_khr_integer_dot_product")
+        && number(device, CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR)
+            .is_some_and(|caps| caps & PACKED_DOT != 0);
+    [
+        (extensions.has("cl_khr_fp16"), Feature::Fp16),
+        (sub_groups, Feature::SubGroups),
+        // NVIDIA lists no such extension; its compiler takes the instruction itself.
+        (dot || nvidia, Feature::IntegerDot),
+    ]
+    .into_iter()
+    .filter_map(|(has, feature)| has.then_some(feature))
+    .collect()
+}
+
+/// A name that ends with its first zero.
+fn name_of(name: &[u8]) -> &[u8] {
+    name.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
+fn final_command_buffers(device: &Device) -> bool {
+    let versions = device.extensions_with_version().unwrap_or_default();
+    let is = |one: &&cl3::ext::cl_name_version| name_of(&one.name) == b"cl_khr_command_buffer";
+    versions.iter().find(is).is_some_and(|one| one.version >= FINAL_COMMAND_BUFFERS)
+}
+
+fn spir_v(
+    device: &Device,
+    extensions: &Extensions,
+    platform: cl_platform_id,
+    platform_version: (u32, u32),
+) -> Option<SpirVLoader> {
+    let takes = device.il_version().unwrap_or_default().contains("SPIR-V");
+    match takes {
+        true if platform_version >= (2, 1) => Some(SpirVLoader::Core),
+        true if extensions.has("cl_khr_il_program") => SpirVLoader::extension(platform),
+        _ => None,
+    }
+}
+
+fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClError> {
+    let spir_v = spir_v.then_some(KernelLanguage::SpirV);
+    let max_allocation_bytes = device.max_mem_alloc_size()?;
+    Ok(Caps {
+        languages: spir_v.into_iter().chain([KernelLanguage::OpenClC]).collect(),
+        features,
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: true,
+        max_allocation_bytes,
+        max_binding_bytes: max_allocation_bytes,
+        // The standard counts this one in bits.
+        binding_alignment_bytes: u64::from(device.mem_base_addr_align()? / 8).max(1),
+        parallel_units: device.max_compute_units()?.max(1),
+        max_work_group_items: u32::try_from(device.max_work_group_size()?).unwrap_or(u32::MAX),
+        local_memory_bytes: device.local_mem_size()?,
+    })
+}
+
+/// The heap that buffers come from, as it is now.
+pub(crate) fn heap(device: &Device, free: FreeMemory) -> Option<Memory> {
+    let total_bytes = device.global_mem_size().ok().filter(|&bytes| bytes > 0)?;
+    let free_bytes = match free {
+        FreeMemory::Host => Some(HostMemory::now().free_bytes.min(total_bytes)),
+        FreeMemory::Amd => amd_free_bytes(device).map(|free| free.min(total_bytes)),
+        FreeMemory::Unknown => None,
+    };
+    Some(Memory {
+        heap: if free == FreeMemory::Host { HeapKind::Host } else { HeapKind::Device },
+        total_bytes,
+        free_bytes,
+        source: if free == FreeMemory::Host { MemorySource::System } else { MemorySource::Api },
+    })
+}
+
+/// What AMD's extension says: kibibytes, of which the first of several figures is the sum.
+fn amd_free_bytes(device: &Device) -> Option<u64> {
+    let figures = device.get_data(CL_DEVICE_GLOBAL_FREE_MEMORY_AMD).ok()?;
+    let kib = u64::from_ne_bytes(*figures.first_chunk()?);
+    kib.checked_mul(1024)
+}
+
+/// An answer of four or eight bytes.
+fn number(device: &Device, what: u32) -> Option<u64> {
+    let bytes = device.get_data(what).ok()?;
+    match bytes.len() {
+        4 => Some(u64::from(u32::from_ne_bytes(bytes.try_into().ok()?))),
+        8 => Some(u64::from_ne_bytes(bytes.try_into().ok()?)),
+        _ => None,
+    }
+}
+
+fn pci(device: &Device, nvidia: bool) -> Option<PciAddress> {
+    let words = |bytes: Vec<u8>| -> Vec<u32> {
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect()
+    };
+    if let Some([domain, bus, device, function]) =
+        device.get_data(CL_DEVICE_PCI_BUS_INFO_KHR).ok().map(words).as_deref()
+    {
+        let byte = |word: u32| u8::try_from(word).ok();
+        return Some(PciAddress {
+            domain: *domain,
+            bus: byte(*bus)?,
+            device: byte(*device)?,
+            function: byte(*function)?,
+        });
+    }
+    if nvidia {
+        let bus = u8::try_from(number(device, CL_DEVICE_PCI_BUS_ID_NV)?).ok()?;
+        // Device and function in one byte, as the bus has them.
+        let slot = u8::try_from(number(device, CL_DEVICE_PCI_SLOT_ID_NV)?).ok()?;
+        let domain = number(device, CL_DEVICE_PCI_DOMAIN_ID_NV).unwrap_or(0);
+        return Some(PciAddress { domain: domain as u32, bus, device: slot >> 3, function: slot & 7 });
+    }
+    // AMD: a word that says 1, then bytes of which the last three are bus, device and function.
+    let topology = device.get_data(CL_DEVICE_TOPOLOGY_AMD).ok()?;
+    match topology.as_slice() {
+        [1, 0, 0, 0, .., bus, device, function] if topology.len() == 24 => {
+            Some(PciAddress { domain: 0, bus: *bus, device: *device, function: *function })
+        }
+        _ => None,
+    }
+}
+
+fn uuid(device: &Device, extensions: &Extensions) -> Option<[u8; 16]> {
+    let uuid = extensions.has("cl_khr_device_uuid").then(|| device.get_data(CL_DEVICE_UUID_KHR).ok())??;
+    uuid.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_shown_twice_counts_once() {
+        let device = |id: usize| Device::new(id as *mut c_void);
+        let shown = [(1, device(8)), (1, device(16)), (2, device(8)), (3, device(24)), (3, device(24))];
+        let distinct: Vec<_> =
+            distinct(shown.into_iter()).into_iter().map(|(platform, device)| (platform, device.id() as usize)).collect();
+        assert_eq!(distinct, [(1, 8), (1, 16), (3, 24)]);
+    }
+
+    #[test]
+    fn versions_are_read_from_texts() {
+        assert_eq!(version_of("OpenCL 3.0 PoCL 3.1+debian", "OpenCL "), (3, 0));
+        assert_eq!(version_of("OpenCL C 1.2", "OpenCL C "), (1, 2));
+        assert_eq!(version_of("OpenCL three", "OpenCL "), (0, 0));
+        assert_eq!(version_of("", "OpenCL "), (0, 0));
+    }
+
+    #[test]
+    fn options_name_the_standard_and_the_features() {
+        let all = Features::from([Feature::Fp16, Feature::SubGroups, Feature::IntegerDot]);
+        assert_eq!(options((3, 1), &all), "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT");
+        assert_eq!(options((2, 0), &Features::new()), "-cl-std=CL2.0");
+        assert_eq!(options((1, 2), &Features::from([Feature::Fp16])), "-cl-std=CL1.2 -DRT_FP16");
+    }
+
+    #[test]
+    fn extensions_are_whole_words() {
+        let extensions = Extensions("cl_khr_fp16_more cl_nv_device".into());
+        assert!(!extensions.has("cl_khr_fp16") && extensions.has("cl_nv_device") && extensions.any("cl_nv_"));
+    }
+}

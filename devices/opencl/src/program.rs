@@ -1,0 +1,241 @@
+//! Programs: compiled once for a text, options and a device, kept in this process and on disk.
+//!
+//! This module must not know kernels' arguments.
+
+use crate::api::{Kernel, Program};
+use crate::cache::Folder;
+use crate::context::Context;
+use crate::probe::Found;
+use blake3::{Hash, Hasher};
+use ragtag_hal::{DeviceFunction, EntryAbi, Error, Module, ModuleSource, Result};
+use rayon::prelude::*;
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What became of the programs that were asked for, since the backend was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Compiled from their source.
+    pub compiled: u64,
+    /// Loaded from disk.
+    pub loaded: u64,
+    /// Found in this process.
+    pub reused: u64,
+}
+
+/// The counters as they are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    compiled: AtomicU64,
+    loaded: AtomicU64,
+    reused: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn read(&self) -> CacheCounters {
+        CacheCounters {
+            compiled: self.compiled.load(Ordering::Relaxed),
+            loaded: self.loaded.load(Ordering::Relaxed),
+            reused: self.reused.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Code as a module has it.
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    OpenClC(&'a str),
+    SpirV(&'a [u8]),
+}
+
+impl Source<'_> {
+    fn language(&self) -> &'static str {
+        match self {
+            Source::OpenClC(_) => "OpenCL C",
+            Source::SpirV(_) => "SPIR-V",
+        }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Source::OpenClC(text) => text.as_bytes(),
+            Source::SpirV(binary) => binary,
+        }
+    }
+
+    /// What it is compiled with: there is nothing to say about SPIR-V.
+    fn options(&self, found: &Found) -> Result<CString> {
+        let options = match self {
+            Source::OpenClC(_) => found.options.as_str(),
+            Source::SpirV(_) => "",
+        };
+        CString::new(options).map_err(|_| Error::invalid("compiler options with a zero"))
+    }
+
+    /// Names the program: the same key means the same code, compiled alike for the same device and driver.
+    fn key(&self, found: &Found) -> Hash {
+        let mut hasher = Hasher::new();
+        for part in [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()] {
+            // Lengths keep parts apart.
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+/// An entry of a module: a function, and how it is launched.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) abi: &'static EntryAbi,
+    pub(crate) work_group: [usize; 3],
+    program: Arc<Program>,
+    name: CString,
+}
+
+impl Entry {
+    /// A kernel without arguments.
+    pub(crate) fn kernel(&self) -> Result<Kernel> {
+        Kernel::new(&self.program, &self.name)
+    }
+}
+
+/// A program in this process; locked while it is made.
+type Slot = Arc<Mutex<Option<Arc<Program>>>>;
+
+/// The programs of a context.
+pub(crate) struct Programs {
+    folder: Option<Folder>,
+    counters: Arc<Counters>,
+    /// By key and device: twins have the same key, but each needs a program of its own.
+    slots: Mutex<HashMap<(Hash, *mut c_void), Slot>>,
+}
+
+// SAFETY: the pointers are names of devices, nothing else.
+unsafe impl Send for Programs {}
+// SAFETY: as above.
+unsafe impl Sync for Programs {}
+
+impl Programs {
+    pub(crate) fn new(folder: Option<Folder>, counters: Arc<Counters>) -> Self {
+        Self { folder, counters, slots: Mutex::default() }
+    }
+
+    /// The program of a source, made if it was not yet.
+    fn get(&self, context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
+        let key = source.key(found);
+        let slot = {
+            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(slots.entry((key, found.device.id())).or_default())
+        };
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(program) = slot.as_ref() {
+            self.counters.reused.fetch_add(1, Ordering::Relaxed);
+            return Ok(Arc::clone(program));
+        }
+        let program = match self.load(context, found, source, &key) {
+            Some(program) => program,
+            None => self.compile(context, found, source, &key)?,
+        };
+        Ok(Arc::clone(slot.insert(Arc::new(program))))
+    }
+
+    fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Option<Program> {
+        let binary = self.folder.as_ref()?.load(key)?;
+        let program = Program::from_binary(context.api(), found.device, &binary);
+        let built = program.and_then(|program| {
+            program.build(found.device, &source.options(found)?).map(|()| program)
+        });
+        match built {
+            Ok(program) => {
+                self.counters.loaded.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(device = found.adapter.label(), %key, "a program was loaded");
+                Some(program)
+            }
+            Err(error) => {
+                tracing::debug!(device = found.adapter.label(), %key, %error, "a kept program was refused");
+                None
+            }
+        }
+    }
+
+    fn compile(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Result<Program> {
+        let program = match source {
+            Source::OpenClC(text) => Program::from_source(context.api(), text)?,
+            Source::SpirV(binary) => {
+                let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
+                Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
+            }
+        };
+        program.build(found.device, &source.options(found)?)?;
+        self.counters.compiled.fetch_add(1, Ordering::Relaxed);
+        let bytes = source.bytes().len();
+        tracing::debug!(device = found.adapter.label(), %key, bytes, "a program was compiled");
+        if let Some(folder) = &self.folder {
+            match program.binary(found.device) {
+                Ok(Some(binary)) => folder.store(key, &binary),
+                Ok(None) => tracing::debug!(device = found.adapter.label(), "the driver keeps no binary"),
+                Err(error) => tracing::debug!(%error, "the driver gives no binary"),
+            }
+        }
+        Ok(program)
+    }
+
+    /// The entries of a module. Its distinct programs are made side by side.
+    ///
+    /// # Errors
+    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
+    /// function whose groups are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+    pub(crate) fn entries(&self, context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
+        let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
+            ModuleSource::OpenClC(entries) => {
+                entries.iter().map(|entry| (Source::OpenClC(&entry.source), &entry.function)).collect()
+            }
+            ModuleSource::SpirV { binary, functions } => {
+                functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
+            }
+            ModuleSource::Host(_) => {
+                return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
+            }
+        };
+        let mut sources: Vec<Source<'_>> = Vec::new();
+        for (source, _) in &functions {
+            if !sources.iter().any(|other| other.bytes() == source.bytes()) {
+                sources.push(*source);
+            }
+        }
+        let programs: Vec<Arc<Program>> =
+            sources.par_iter().map(|&source| self.get(context, found, source)).collect::<Result<_>>()?;
+        let entry = |((source, function), &abi): (&(Source<'_>, &DeviceFunction), &&'static EntryAbi)| {
+            let at = sources.iter().position(|other| other.bytes() == source.bytes());
+            let program = at.and_then(|at| programs.get(at)).map(Arc::clone);
+            let program = program.ok_or_else(|| Error::invalid("a function without a program"))?;
+            entry(program, function, abi, found)
+        };
+        functions.iter().zip(&module.entries).map(entry).collect()
+    }
+}
+
+/// A function of a program, if it is there and is what its ABI says.
+fn entry(
+    program: Arc<Program>,
+    function: &DeviceFunction,
+    abi: &'static EntryAbi,
+    found: &Found,
+) -> Result<Entry> {
+    let DeviceFunction { name, work_group } = function;
+    let c_name = CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+    let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };
+    let kernel = entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
+    let (has, wanted) = (kernel.parameters()?, abi.bindings.len() + abi.constants);
+    if has != wanted {
+        return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
+    }
+    let (limit, items) = (kernel.group_limit(found.device)?, entry.work_group.iter().product::<usize>());
+    if items > limit {
+        let what = format!("groups of {items} work items in {name}, which takes {limit} on this device");
+        return Err(Error::Unsupported { what });
+    }
+    Ok(entry)
+}
