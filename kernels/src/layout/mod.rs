@@ -9,9 +9,9 @@
 //! | F32, F16, BF16 | for each column 16 × value |
 //! | Q8_0 | for each 32 columns 8 vectors; 16 × f16 scale |
 //! | Q4_0 | for each 32 columns 4 vectors; 16 × f16 scale |
-//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 scale, 16 × f16 minimum |
+//! | Q4_1 | for each 32 columns 4 vectors; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
 //! | Q5_0 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale |
-//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 scale, 16 × f16 minimum |
+//! | Q5_1 | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × f16 d, 16 × f16 m, which is added |
 //! | Q4_K | for each 32 columns 4 vectors; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
 //! | Q5_K | for each 32 columns 4 vectors of low bits; for each 32 columns 1 vector of high bits; for each 32 columns 16 × u8 scale, 16 × u8 minimum; for each 256 columns 16 × f16 d, 16 × f16 dmin |
 //! | Q6_K | for each 32 columns 4 vectors of low bits; for each 32 columns 2 vectors of high bits; for each 32 columns 16 × i8 scale of the first 16, 16 × i8 of the last 16; for each 256 columns 16 × f16 d |
