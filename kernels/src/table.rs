@@ -1,8 +1,8 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
 use crate::host;
-use crate::opencl;
 use crate::kernel::{Kernel, NumericsClass};
+use crate::opencl;
 use ragtag_hal::{Caps, ClEntry, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource};
 use std::sync::{Arc, LazyLock};
 
@@ -79,7 +79,8 @@ impl Variant {
 
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
-    static VARIANTS: LazyLock<Vec<Variant>> = LazyLock::new(|| [host::variants(), opencl::variants()].concat());
+    static VARIANTS: LazyLock<Vec<Variant>> =
+        LazyLock::new(|| [host::variants(), opencl::variants()].concat());
     &VARIANTS
 }
 

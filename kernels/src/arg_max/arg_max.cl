@@ -8,7 +8,10 @@ KERNEL(ITEMS) arg_max(
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     ulong best = ranked(NAN, 0);
-    for (uint c = ITEM; c < width; c += ITEMS) best = max(best, ranked(from[c], c));
+    for (uint first = 0; first < width; first += ITEMS) {
+        uint c = first + ITEM;
+        if (c < width) best = max(best, ranked(from[c], c));
+    }
     best = group_best(scratch, best);
     if (ITEM == 0) out[GROUP(0)] = place_of(best);
 }

@@ -1,7 +1,7 @@
 // A group of 16 rows of quantised weights times M rows of int8 activations, blocks of 32 columns at a time: an item
-// takes four rows of some blocks. M is 1, 4 or 8; where fewer rows of x are left, the last one stands for the others.
+// takes four rows of some blocks. Where fewer rows of x are left, the last one stands for the others.
 
-FN void JOIN(accumulate_, M)(
+FN void accumulate_rows(
     const GLOBAL uchar *group, const GLOBAL uchar *x, uint k, uint left, float acc[M][LANES]
 ) {
     const uint part = ITEM % 4, blocks = k / 32;

@@ -1,7 +1,7 @@
 // A group of 16 rows of weights times M rows of x, for weights that stand column by column: an item takes LANES rows
-// of some columns. M is 1, 4 or 8; where fewer rows of x are left, the last one stands for the others.
+// of some columns. Where fewer rows of x are left, the last one stands for the others.
 
-FN void JOIN(accumulate_, M)(
+FN void accumulate_rows(
     const GLOBAL uchar *group, const GLOBAL float *x, uint k, uint left, float acc[M][LANES]
 ) {
     const uint parts = 16 / LANES, stride = ITEMS / parts;

@@ -1,8 +1,7 @@
 // What the kernel sources rely on, in terms of OpenCL C 3.0. Another language of the C family needs another file of
 // this kind, and nothing else.
 //
-// The driver passes -DRT_FP16, -DRT_SUBGROUPS and -DRT_INTEGER_DOT where a device has these. NVIDIA's compiler has none
-// of them, but takes PTX.
+// RT_FP16 is defined for devices with half-precision arithmetic. NVIDIA's compiler does not have it, but takes PTX.
 
 #ifdef RT_FP16
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
@@ -25,9 +24,6 @@
 // Local memory that was written before is read after.
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
 #define LOCAL_MIN(pointer, value) atomic_min(pointer, value)
-
-#define JOIN_(a, b) a##b
-#define JOIN(a, b) JOIN_(a, b)
 
 // 16 and 8 aligned bytes.
 #define LOAD4(pointer) (*(const GLOBAL uint4 *)(pointer))
@@ -62,14 +58,13 @@ FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #endif
 }
 
-// The dot product of four signed bytes with four others, and `sum`.
+// The dot product of four signed bytes with four others, and `sum`. Compilers for devices that have an instruction for
+// it know this form; their built-in function of that name may be a long one.
 FN int dot4(uint a, uint b, int sum) {
 #if defined(__NV_CL_C_VERSION)
     int result;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
     return result;
-#elif defined(RT_INTEGER_DOT)
-    return sum + dot_4x8packed_ss_int(a, b);
 #else
     return sum + BYTE(a, 0) * BYTE(b, 0) + BYTE(a, 1) * BYTE(b, 1) + BYTE(a, 2) * BYTE(b, 2)
         + BYTE(a, 3) * BYTE(b, 3);

@@ -8,9 +8,6 @@ use crate::table::Variant;
 use crate::{add, embed, matmul};
 use std::sync::Arc;
 
-/// Rows of x up to which the product for few rows is the better one.
-const FEW_ROWS: u32 = 8;
-
 /// Rows of x, and rows of weights, that a group of the tiled product computes.
 const TILE: u32 = 64;
 
@@ -56,33 +53,41 @@ fn embed_variant(tensor_type: TensorType) -> Variant {
     .variant()
 }
 
-fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Variant; 2] {
-    let (gemv_source, tiled_source) = match activations {
-        Activations::F32 => (composer!(tensor_type, exact_gemv), composer!(tensor_type, exact_tiled)),
-        Activations::Int8 => (composer!(tensor_type, fast_gemv), composer!(tensor_type, fast_tiled)),
-    };
-    let gemv = Function {
+/// The products: for one row of x, for a few, and for many.
+fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Variant; 4] {
+    let gemv = |name, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
-        name: "opencl-gemv",
+        name,
         abi: matmul::abi(tensor_type, activations),
         grid: gemv_grid,
-        max_rows: FEW_ROWS,
-        source: gemv_source,
+        max_rows,
+        source,
         function: "matmul_gemv",
         items: GEMV_ITEMS,
         local_bytes: 12 << 10,
     };
-    let tiled = Function {
-        name: "opencl-tiled",
+    let tiled = |source| Function {
         grid: tiled_grid,
-        max_rows: u32::MAX,
-        source: tiled_source,
         function: "matmul_tiled",
         items: TILED_ITEMS,
         local_bytes: 20 << 10,
-        ..gemv
+        ..gemv("opencl-tiled", u32::MAX, source)
     };
-    [gemv, tiled].map(Function::variant)
+    let functions = match activations {
+        Activations::F32 => [
+            gemv("opencl-gemv-1", 1, composer!(tensor_type, exact_gemv::<1>)),
+            gemv("opencl-gemv-4", 4, composer!(tensor_type, exact_gemv::<4>)),
+            gemv("opencl-gemv-8", 8, composer!(tensor_type, exact_gemv::<8>)),
+            tiled(composer!(tensor_type, exact_tiled)),
+        ],
+        Activations::Int8 => [
+            gemv("opencl-gemv-1", 1, composer!(tensor_type, fast_gemv::<1>)),
+            gemv("opencl-gemv-4", 4, composer!(tensor_type, fast_gemv::<4>)),
+            gemv("opencl-gemv-8", 8, composer!(tensor_type, fast_gemv::<8>)),
+            tiled(composer!(tensor_type, fast_tiled)),
+        ],
+    };
+    functions.map(Function::variant)
 }
 
 /// A group of rows of weights for each work group.
@@ -126,28 +131,23 @@ fn embed_source(tensor_type: TensorType) -> Arc<str> {
     with_reader(tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-const F32_INPUT: &str = "#define INPUT float\n#define ROW_LENGTH(k) (k)\n";
-const INT8_INPUT: &str = "#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n";
 const BLOCKS: &str = include_str!("../matmul/blocks.cl");
+const GEMV: &str = include_str!("../matmul/gemv.cl");
 
-fn exact_gemv(tensor_type: TensorType) -> Arc<str> {
+/// `M` rows of f32.
+fn exact_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
+    let input = format!("#define M {M}\n#define INPUT float\n#define ROW_LENGTH(k) (k)\n");
     let sums = match tensor_type.block_values() {
         1 => include_str!("../matmul/plain.cl"),
         _ => include_str!("../matmul/exact.cl"),
     };
-    gemv(tensor_type, &[F32_INPUT], sums)
+    with_reader(tensor_type, GEMV_ITEMS, &[&input, sums, GEMV])
 }
 
-fn fast_gemv(tensor_type: TensorType) -> Arc<str> {
-    gemv(tensor_type, &[INT8_INPUT, BLOCKS], include_str!("../matmul/fast.cl"))
-}
-
-/// The product for few rows. What has to be unrolled by the number of rows is there once for each.
-fn gemv(tensor_type: TensorType, input: &[&str], sums: &str) -> Arc<str> {
-    let rows = include_str!("../matmul/gemv_rows.cl");
-    let unrolled = [1, 4, 8].map(|m| format!("#define M {m}\n{sums}\n{rows}\n#undef M\n")).concat();
-    let kernel = [&unrolled, include_str!("../matmul/gemv.cl")];
-    with_reader(tensor_type, GEMV_ITEMS, &[input, &kernel].concat())
+/// `M` rows of int8 activations.
+fn fast_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
+    let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
+    with_reader(tensor_type, GEMV_ITEMS, &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV])
 }
 
 fn exact_tiled(tensor_type: TensorType) -> Arc<str> {

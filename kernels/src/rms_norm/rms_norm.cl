@@ -3,7 +3,10 @@
 // One over the root mean square of a row.
 FN float norm_scale(LOCAL float *scratch, const GLOBAL float *row, uint width, float epsilon) {
     float sum = 0.0f;
-    for (uint c = ITEM; c < width; c += ITEMS) sum = fma(row[c], row[c], sum);
+    for (uint first = 0; first < width; first += ITEMS) {
+        uint c = first + ITEM;
+        if (c < width) sum = fma(row[c], row[c], sum);
+    }
     return 1.0f / sqrt(group_sum(scratch, sum) / (float)width + epsilon);
 }
 
@@ -16,7 +19,10 @@ KERNEL(ITEMS) rms_norm_f32(
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
     float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
-    for (uint c = ITEM; c < width; c += ITEMS) to[c] = from[c] * scale * weight[c];
+    for (uint first = 0; first < width; first += ITEMS) {
+        uint c = first + ITEM;
+        if (c < width) to[c] = from[c] * scale * weight[c];
+    }
 }
 
 KERNEL(ITEMS) rms_norm_int8(

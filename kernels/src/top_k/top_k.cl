@@ -12,7 +12,10 @@ KERNEL(ITEMS) top_k(
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     size_t to = (size_t)GROUP(0) * k;
     ulong left = 0;
-    for (uint c = ITEM; c < width; c += ITEMS) left = max(left, ranked(from[c], c));
+    for (uint first = 0; first < width; first += ITEMS) {
+        uint c = first + ITEM;
+        if (c < width) left = max(left, ranked(from[c], c));
+    }
     for (uint i = 0; i < k; i++) {
         ulong best = group_best(scratch, left);
         uint place = place_of(best), owner = place % ITEMS;
