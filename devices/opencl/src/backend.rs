@@ -99,7 +99,8 @@ impl Backend for OpenClBackend {
         let find = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|found| found.adapter.label() == wanted.label());
             let same = found.filter(|found| found.adapter.name == wanted.name);
-            same.map(|found| (found, *id)).ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
+            same.map(|found| (found, *id))
+                .ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
         };
         let wanted: Vec<(&Found, DeviceId)> = adapters.iter().map(find).collect::<Result<_>>()?;
         let of = |platform: PlatformId| -> Vec<&Found> {

@@ -77,7 +77,9 @@ impl Source<'_> {
     /// Names the program: the same key means the same code, compiled alike for the same device and driver.
     fn key(&self, found: &Found) -> Hash {
         let mut hasher = Hasher::new();
-        for part in [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()] {
+        for part in
+            [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()]
+        {
             // Lengths keep parts apart.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
@@ -144,9 +146,8 @@ impl Programs {
     fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Option<Program> {
         let binary = self.folder.as_ref()?.load(key)?;
         let program = Program::from_binary(context.api(), found.device, &binary);
-        let built = program.and_then(|program| {
-            program.build(found.device, &source.options(found)?).map(|()| program)
-        });
+        let built = program
+            .and_then(|program| program.build(found.device, &source.options(found)?).map(|()| program));
         match built {
             Ok(program) => {
                 self.counters.loaded.fetch_add(1, Ordering::Relaxed);
@@ -196,7 +197,9 @@ impl Programs {
                 functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
             }
             ModuleSource::Host(_) => {
-                return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
+                return Err(Error::Unsupported {
+                    what: format!("module {} on an OpenCL device", module.name),
+                });
             }
         };
         let mut sources: Vec<Source<'_>> = Vec::new();
@@ -225,9 +228,11 @@ fn entry(
     found: &Found,
 ) -> Result<Entry> {
     let DeviceFunction { name, work_group } = function;
-    let c_name = CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+    let c_name =
+        CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
     let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };
-    let kernel = entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
+    let kernel =
+        entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
     let (has, wanted) = (kernel.parameters()?, abi.bindings.len() + abi.constants);
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
