@@ -149,6 +149,11 @@ impl OpenClDevice {
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
+    #[cfg(test)]
+    pub(crate) fn lose(&self, error: Error) {
+        self.common.note(&error);
+    }
+
     /// Passes an error on, and ends all queues if it is a loss.
     fn noted<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.common.note(error))

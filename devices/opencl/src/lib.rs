@@ -35,6 +35,8 @@ mod probe;
 mod program;
 mod recording;
 mod script;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub use backend::{OpenClBackend, OpenClConfig};

@@ -165,6 +165,9 @@ impl Programs {
         let program = match source {
             Source::OpenClC(text) => Program::from_source(context.api(), text)?,
             Source::SpirV(binary) => {
+                if !whole(binary) {
+                    return Err(Error::Compile { log: "a SPIR-V binary that is not whole".into() });
+                }
                 let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
                 Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
             }
@@ -220,6 +223,24 @@ impl Programs {
     }
 }
 
+/// Whether a binary is SPIR-V and ends where an instruction does: Intel's processor runtime ends the process if not. After
+/// the specification of SPIR-V 1.0, section 2.3: five words of header, then instructions that begin with their length.
+fn whole(binary: &[u8]) -> bool {
+    let (words, rest) = binary.as_chunks::<4>();
+    let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    if !rest.is_empty() || words.len() < 5 || words[0] != 0x0723_0203 {
+        return false;
+    }
+    let mut left = &words[5..];
+    while let Some(&first) = left.first() {
+        match left.get((first >> 16) as usize..) {
+            Some(behind) if behind.len() < left.len() => left = behind,
+            _ => return false,
+        }
+    }
+    true
+}
+
 /// A function of a program, if it is there and is what its ABI says.
 fn entry(
     program: Arc<Program>,
@@ -243,4 +264,22 @@ fn entry(
         return Err(Error::Unsupported { what });
     }
     Ok(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_binaries_end_where_an_instruction_does() {
+        let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
+        let header = [0x0723_0203, 0x0001_0000, 0, 1, 0];
+        let module = bytes(&[&header[..], &[2 << 16 | 17, 4], &[1 << 16]].concat());
+        assert!(whole(&bytes(&header)) && whole(&module));
+        for end in (0..20).chain(21..28).chain(29..32) {
+            assert!(!whole(&module[..end]), "{end} bytes");
+        }
+        assert!(!whole(&bytes(&[&header[..], &[0]].concat())), "an instruction without a length");
+        assert!(!whole(&bytes(&[0x0302_2307, 0, 0, 0, 0])), "another magic number");
+    }
 }

@@ -76,7 +76,7 @@ handle! {
 impl Context {
     pub(crate) fn new(platform: cl_platform_id, devices: &[Device]) -> Result<Self> {
         let ids: Vec<cl_device_id> = devices.iter().map(Device::id).collect();
-        let properties = [CL_CONTEXT_PLATFORM as isize, platform as isize, 0];
+        let properties = [CL_CONTEXT_PLATFORM, platform as isize, 0];
         // SAFETY: the lists are as long as is said, the properties end with zero, and there is no callback.
         let context = unsafe {
             create!(clCreateContext(
