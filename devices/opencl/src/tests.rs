@@ -1,6 +1,8 @@
 //! What only this crate can see: which devices share a context, and what becomes of a device that is lost. What the
 //! backend owes to its users is in its folder of tests and in the conformance suite.
 
+#![allow(clippy::print_stdout)] // a skip is visible
+
 use crate::{OpenClBackend, OpenClConfig};
 use ragtag_hal::{
     Adapter, Backend, BufferId, BufferRange, Command, Device, DeviceId, Error, Limits, QueueKind, Submission,
