@@ -53,7 +53,7 @@ impl OpenClBackend {
         self.counters.read()
     }
 
-    fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
+    pub(crate) fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
         probe(NAME)
     }
 
@@ -78,10 +78,22 @@ impl OpenClBackend {
         mut found: Found,
         context: Arc<Context>,
         limits: &Limits,
-    ) -> Result<Box<dyn Device>> {
+    ) -> Result<OpenClDevice> {
         let mode = self.config.transfer.unwrap_or_else(|| transfer_mode(&found.memory));
         found.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
-        Ok(Box::new(OpenClDevice::open(id, found, context, mode, limits)?))
+        OpenClDevice::open(id, found, context, mode, limits)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_one(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<OpenClDevice> {
+        let context = self.context(&[&found])?;
+        self.device(id, found, context, limits)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn contexts_in_use(&self) -> usize {
+        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        contexts.iter().filter(|context| context.strong_count() > 0).count()
     }
 }
 
@@ -99,7 +111,8 @@ impl Backend for OpenClBackend {
         let find = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|found| found.adapter.label() == wanted.label());
             let same = found.filter(|found| found.adapter.name == wanted.name);
-            same.map(|found| (found, *id)).ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
+            same.map(|found| (found, *id))
+                .ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))
         };
         let wanted: Vec<(&Found, DeviceId)> = adapters.iter().map(find).collect::<Result<_>>()?;
         let of = |platform: PlatformId| -> Vec<&Found> {
@@ -115,7 +128,7 @@ impl Backend for OpenClBackend {
                 None => self.context(&siblings)?,
             };
             contexts.push(Arc::clone(&context));
-            devices.push(self.device(*id, (*found).clone(), context, limits)?);
+            devices.push(Box::new(self.device(*id, (*found).clone(), context, limits)?) as Box<dyn Device>);
         }
         Ok(devices)
     }

@@ -8,17 +8,18 @@
 use crate::api;
 use crate::clock::Clock;
 use crate::context::Context;
-use crate::foreign::Foreign;
+use crate::feeder::{Feeder, Task, Wait};
+use crate::lane::{Common, Lane};
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
 use crate::program::Entry;
-use crate::queue::{Common, Dependencies, Queue, Wait};
 use crate::recording::recorded;
 use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
 use crate::transfer::TransferMode;
 use ragtag_hal::{
-    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory, Module,
-    ModuleId, Point, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
+    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
+    Module, ModuleId, Point, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, TimelineId,
+    Timing, Waiter, Work,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,10 +30,10 @@ pub(crate) struct OpenClDevice {
     found: Found,
     programs: HashMap<ProgramId, Arc<Script>>,
     modules: HashMap<ModuleId, Vec<Entry>>,
-    foreign: HashMap<TimelineId, Foreign>,
+    imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Their drop waits for the driver, so they go before what the driver uses.
-    queues: [Queue; 3],
+    /// Its drop waits for the driver, so it goes before what the driver uses.
+    feeder: Feeder,
     buffers: HashMap<BufferId, Arc<Buffer>>,
     regions: HashMap<RegionId, Arc<Registered>>,
     memory: DeviceMemory,
@@ -56,19 +57,19 @@ impl OpenClDevice {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
         let common = Arc::new(Common::new(timelines, Clock::new(found.device)));
         let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
-        let queue = |kind: QueueKind| {
+        let lane = |kind: QueueKind| {
             let name = format!("{} {}", found.adapter.label(), kind.name());
             let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Queue::new(name, api_queue()?, timeline, Arc::clone(&common))
+            Lane::new(name, api_queue()?, timeline, Arc::clone(&common))
         };
         let [compute, upload, download] = QueueKind::ALL;
-        let queues = [queue(compute)?, queue(upload)?, queue(download)?];
+        let lanes = [lane(compute)?, lane(upload)?, lane(download)?];
         Ok(Self {
             id,
             programs: HashMap::new(),
             modules: HashMap::new(),
-            foreign: HashMap::new(),
-            queues,
+            imported: HashMap::new(),
+            feeder: Feeder::new(format!("{} feeder", found.adapter.label()), lanes)?,
             buffers: HashMap::new(),
             regions: HashMap::new(),
             memory: DeviceMemory::new(Arc::clone(&context), found.clone(), mode, limits.memory_bytes),
@@ -119,36 +120,22 @@ impl OpenClDevice {
         let entries = self.modules.get(&dispatch.module).ok_or_else(|| unknown(dispatch.module))?;
         let entry = entries.get(dispatch.entry as usize);
         let entry = entry.ok_or_else(|| unknown(format!("entry {}", dispatch.entry)))?;
-        let spans = dispatch.bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
+        let spans =
+            dispatch.bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
         Launch::new(entry, spans, &dispatch.constants, dispatch.grid, parts)
             .map_err(|error| Error::invalid(format!("{}: {error}", entry.abi.name)))
     }
 
-    /// What a submission to a queue waits for: nothing that has passed, and of the same queue nothing at all.
-    fn dependencies(&self, queue: QueueKind, points: &[Point]) -> Result<Dependencies> {
-        let mut on = Dependencies::default();
-        for &point in points {
-            let Point { timeline: TimelineId { device, queue: other }, value } = point;
-            if device == self.id {
-                if other != queue {
-                    self.queues[other.index()].depend(value, &mut on);
-                }
-                continue;
-            }
-            let foreign = self.foreign.get(&point.timeline).ok_or_else(|| unknown(point))?;
-            let timeline = foreign.timeline();
-            let failed = timeline.failure().is_some();
-            if timeline.value() >= value {
-                continue;
-            }
-            on.waits.push(Wait { timeline: Arc::clone(timeline), value, foreign: true });
-            on.conditional = true;
-            on.doomed |= failed;
-            if !failed {
-                on.proxies.push(foreign.proxy(&self.context, value)?);
-            }
-        }
-        Ok(on)
+    /// A point that a submission to a queue waits for. Of the same queue it need not wait for anything.
+    fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
+        let Point { timeline: TimelineId { device, queue: other }, value } = point;
+        let timeline = match device == self.id {
+            true if other == queue => return Ok(None),
+            true => self.feeder.lane(other).timeline(),
+            false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
+        };
+        let own = (device == self.id).then_some(other);
+        Ok(Some(Wait { timeline: Arc::clone(timeline), value, own }))
     }
 
     fn enqueue(&mut self, submission: Submission) -> Result<()> {
@@ -158,8 +145,13 @@ impl OpenClDevice {
             Work::Commands(commands) => Arc::new(Script::new(self.steps(commands)?)),
             Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
         };
-        let on = self.dependencies(queue, &waits)?;
-        self.queues[queue.index()].submit(script, on, signal)
+        let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
+        self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lose(&self, error: Error) {
+        self.common.note(&error);
     }
 
     /// Passes an error on, and ends all queues if it is a loss.
@@ -186,7 +178,7 @@ impl Device for OpenClDevice {
     }
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(self.queues[queue.index()].timeline())
+        Arc::clone(self.feeder.lane(queue).timeline())
     }
 
     fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
@@ -194,10 +186,8 @@ impl Device for OpenClDevice {
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
-        let known = self.foreign.get(&timeline.id());
-        if known.is_none_or(|known| !Arc::ptr_eq(known.timeline(), &timeline)) {
-            self.foreign.insert(timeline.id(), Foreign::new(timeline));
-        }
+        self.feeder.listen(&timeline);
+        self.imported.insert(timeline.id(), timeline);
         Ok(())
     }
 
@@ -246,7 +236,7 @@ impl Device for OpenClDevice {
         let steps = self.steps(commands);
         let mut steps = self.noted(steps)?;
         if let Some(functions) = self.found.command_buffers {
-            steps = recorded(functions, self.queues[QueueKind::Compute.index()].api(), steps);
+            steps = recorded(functions, self.feeder.lane(QueueKind::Compute).api(), steps);
         }
         self.programs.insert(id, Arc::new(Script::new(steps)));
         Ok(())
@@ -259,21 +249,11 @@ impl Device for OpenClDevice {
     }
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
-        let queue = submission.queue.index();
-        let enqueued = self.enqueue(submission);
-        self.noted(enqueued).inspect_err(|error| self.queues[queue].timeline().fail(error.clone()))
+        let queue = submission.queue;
+        self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         self.common.take_timings(timings);
-    }
-}
-
-impl Drop for OpenClDevice {
-    fn drop(&mut self) {
-        // Nothing may go on waiting for another device: neither a watcher nor, by its proxies, the driver. The queues' own
-        // drops then wait for the watchers.
-        self.common.close();
-        self.foreign.clear();
     }
 }

@@ -3,8 +3,8 @@
 //! This module must not know who called what.
 
 use opencl3::error_codes::{
-    CL_DEVICE_NOT_AVAILABLE, CL_INVALID_BUFFER_SIZE, CL_INVALID_COMMAND_QUEUE, CL_MEM_OBJECT_ALLOCATION_FAILURE,
-    CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES, cl_int, error_text,
+    CL_DEVICE_NOT_AVAILABLE, CL_INVALID_BUFFER_SIZE, CL_INVALID_COMMAND_QUEUE,
+    CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES, cl_int, error_text,
 };
 use ragtag_hal::Error;
 
@@ -56,7 +56,9 @@ mod tests {
     #[test]
     fn some_codes_mean_that_the_device_is_lost() {
         for code in [-2, -36, -9999] {
-            assert!(matches!(failure("clX", code), Error::Lost { cause } if cause.contains(&code.to_string())));
+            assert!(
+                matches!(failure("clX", code), Error::Lost { cause } if cause.contains(&code.to_string()))
+            );
         }
     }
 

@@ -1,8 +1,9 @@
 //! The OpenCL backend: the devices of every platform that the machine's OpenCL library shows, as `opencl:0 …`.
 //!
-//! The library is found when the program runs. A device has three in-order queues; a submission is enqueued when it is
-//! made, whatever it waits for, and a thread for each queue watches events end and moves the timelines. Kernels are
-//! OpenCL C or SPIR-V, compiled by the driver and kept on disk.
+//! The library is found when the program runs. A device has three in-order queues. A submission is enqueued when it is
+//! made, with events for what it waits for on its own device; one that waits for another device is enqueued when that
+//! has got there. A thread for each queue watches events end and moves the timelines. Kernels are OpenCL C or SPIR-V,
+//! compiled by the driver and kept on disk.
 //!
 //! | file | subject |
 //! | --- | --- |
@@ -10,8 +11,8 @@
 //! | `probe.rs` | platforms and devices, and what they say of themselves |
 //! | `context.rs` | what devices of one platform share |
 //! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
-//! | `queue.rs` | a queue: waits, order, failures, closing |
-//! | `foreign.rs` | points of other devices as events |
+//! | `lane.rs` | a queue: order, events, the thread that watches them |
+//! | `feeder.rs` | submissions that wait for other devices, failures, closing |
 //! | `script.rs`, `recording.rs` | commands with their names resolved, and how they are given to the driver |
 //! | `program.rs`, `cache.rs` | compiled programs, in this process and on disk |
 //! | `memory.rs`, `transfer.rs` | buffers, and how they are filled and read |
@@ -27,13 +28,15 @@ mod clock;
 mod context;
 mod device;
 mod error;
-mod foreign;
+mod feeder;
+mod lane;
 mod memory;
 mod probe;
 mod program;
-mod queue;
 mod recording;
 mod script;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub use backend::{OpenClBackend, OpenClConfig};

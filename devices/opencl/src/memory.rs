@@ -75,7 +75,12 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(crate) fn new(context: Arc<Context>, found: Found, mode: TransferMode, limit_bytes: Option<u64>) -> Self {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        found: Found,
+        mode: TransferMode,
+        limit_bytes: Option<u64>,
+    ) -> Self {
         let total_bytes = found.adapter.memory.first().map_or(0, |memory| memory.total_bytes);
         Self {
             context,
@@ -93,7 +98,8 @@ impl DeviceMemory {
     /// If the driver does not say how large it is.
     pub(crate) fn heap(&self) -> Result<Memory> {
         let heap = heap(&self.found.device, self.found.free);
-        let heap = heap.ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))?;
+        let heap =
+            heap.ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))?;
         Ok(Memory {
             total_bytes: heap.total_bytes.min(self.limit_bytes),
             free_bytes: heap.free_bytes.map(|free| free.min(self.left_bytes())),

@@ -6,8 +6,9 @@ use crate::api::{CommandBuffers, SpirVLoader, UnifiedMemory};
 use crate::memory::HostMemory;
 use crate::transfer::MemoryCaps;
 use cl3::ext::{
-    CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV, CL_DEVICE_PCI_BUS_INFO_KHR,
-    CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR, cl_platform_id,
+    CL_DEVICE_GLOBAL_FREE_MEMORY_AMD, CL_DEVICE_HOST_MEM_CAPABILITIES_INTEL, CL_DEVICE_PCI_BUS_ID_NV,
+    CL_DEVICE_PCI_BUS_INFO_KHR, CL_DEVICE_PCI_SLOT_ID_NV, CL_DEVICE_TOPOLOGY_AMD, CL_DEVICE_UUID_KHR,
+    cl_platform_id,
 };
 use opencl3::device::{
     CL_DEVICE_INTEGER_DOT_PRODUCT_CAPABILITIES_KHR, CL_DEVICE_SVM_FINE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL,
@@ -16,8 +17,8 @@ use opencl3::device::{
 use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClError};
 use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource, PciAddress,
-    PhysicalIdentity, QueueLayout, Unavailable,
+    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
+    PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
@@ -390,8 +391,10 @@ mod tests {
     fn a_device_that_is_shown_twice_counts_once() {
         let device = |id: usize| Device::new(id as *mut c_void);
         let shown = [(1, device(8)), (1, device(16)), (2, device(8)), (3, device(24)), (3, device(24))];
-        let distinct: Vec<_> =
-            distinct(shown.into_iter()).into_iter().map(|(platform, device)| (platform, device.id() as usize)).collect();
+        let distinct: Vec<_> = distinct(shown.into_iter())
+            .into_iter()
+            .map(|(platform, device)| (platform, device.id() as usize))
+            .collect();
         assert_eq!(distinct, [(1, 8), (1, 16), (3, 24)]);
     }
 

@@ -77,7 +77,9 @@ impl Source<'_> {
     /// Names the program: the same key means the same code, compiled alike for the same device and driver.
     fn key(&self, found: &Found) -> Hash {
         let mut hasher = Hasher::new();
-        for part in [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()] {
+        for part in
+            [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()]
+        {
             // Lengths keep parts apart.
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
@@ -144,9 +146,8 @@ impl Programs {
     fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Option<Program> {
         let binary = self.folder.as_ref()?.load(key)?;
         let program = Program::from_binary(context.api(), found.device, &binary);
-        let built = program.and_then(|program| {
-            program.build(found.device, &source.options(found)?).map(|()| program)
-        });
+        let built = program
+            .and_then(|program| program.build(found.device, &source.options(found)?).map(|()| program));
         match built {
             Ok(program) => {
                 self.counters.loaded.fetch_add(1, Ordering::Relaxed);
@@ -164,6 +165,9 @@ impl Programs {
         let program = match source {
             Source::OpenClC(text) => Program::from_source(context.api(), text)?,
             Source::SpirV(binary) => {
+                if !whole(binary) {
+                    return Err(Error::Compile { log: "a SPIR-V binary that is not whole".into() });
+                }
                 let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
                 Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
             }
@@ -196,7 +200,9 @@ impl Programs {
                 functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
             }
             ModuleSource::Host(_) => {
-                return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
+                return Err(Error::Unsupported {
+                    what: format!("module {} on an OpenCL device", module.name),
+                });
             }
         };
         let mut sources: Vec<Source<'_>> = Vec::new();
@@ -217,6 +223,24 @@ impl Programs {
     }
 }
 
+/// Whether a binary is SPIR-V and ends where an instruction does: Intel's processor runtime ends the process if not. After
+/// the specification of SPIR-V 1.0, section 2.3: five words of header, then instructions that begin with their length.
+fn whole(binary: &[u8]) -> bool {
+    let (words, rest) = binary.as_chunks::<4>();
+    let words: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    if !rest.is_empty() || words.len() < 5 || words[0] != 0x0723_0203 {
+        return false;
+    }
+    let mut left = &words[5..];
+    while let Some(&first) = left.first() {
+        match left.get((first >> 16) as usize..) {
+            Some(behind) if behind.len() < left.len() => left = behind,
+            _ => return false,
+        }
+    }
+    true
+}
+
 /// A function of a program, if it is there and is what its ABI says.
 fn entry(
     program: Arc<Program>,
@@ -225,9 +249,11 @@ fn entry(
     found: &Found,
 ) -> Result<Entry> {
     let DeviceFunction { name, work_group } = function;
-    let c_name = CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+    let c_name =
+        CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
     let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };
-    let kernel = entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
+    let kernel =
+        entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
     let (has, wanted) = (kernel.parameters()?, abi.bindings.len() + abi.constants);
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
@@ -238,4 +264,22 @@ fn entry(
         return Err(Error::Unsupported { what });
     }
     Ok(entry)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_binaries_end_where_an_instruction_does() {
+        let bytes = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };
+        let header = [0x0723_0203, 0x0001_0000, 0, 1, 0];
+        let module = bytes(&[&header[..], &[2 << 16 | 17, 4], &[1 << 16]].concat());
+        assert!(whole(&bytes(&header)) && whole(&module));
+        for end in (0..20).chain(21..28).chain(29..32) {
+            assert!(!whole(&module[..end]), "{end} bytes");
+        }
+        assert!(!whole(&bytes(&[&header[..], &[0]].concat())), "an instruction without a length");
+        assert!(!whole(&bytes(&[0x0302_2307, 0, 0, 0, 0])), "another magic number");
+    }
 }

@@ -253,9 +253,7 @@ fn joined(mut claims: Vec<Claim>) -> Vec<Claim> {
     let mut joined: Vec<Claim> = Vec::new();
     for claim in claims {
         match joined.last_mut() {
-            Some(last)
-                if Arc::ptr_eq(&last.region, &claim.region) && claim.range.start < last.range.end =>
-            {
+            Some(last) if Arc::ptr_eq(&last.region, &claim.region) && claim.range.start < last.range.end => {
                 last.range.end = last.range.end.max(claim.range.end);
                 last.writes |= claim.writes;
             }

@@ -19,7 +19,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-transfer", &["ragtag-hal"]),
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
-    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu"]),
+    ("ragtag-opencl", &["ragtag-hal"]),
+    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
@@ -44,6 +45,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Backends run the conformance suite on themselves.
     ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
+    // Points between two APIs need a second API.
+    ("ragtag-opencl", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu"]),
     // Programs are compiled for, and run on, that device as well.

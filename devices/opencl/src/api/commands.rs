@@ -72,7 +72,13 @@ impl Queue {
         unsafe { enqueue!(self.0, after, wanted, clEnqueueMarkerWithWaitList()) }
     }
 
-    pub(crate) fn fill(&self, to: Part<'_>, word: u32, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+    pub(crate) fn fill(
+        &self,
+        to: Part<'_>,
+        word: u32,
+        after: &[cl_event],
+        wanted: bool,
+    ) -> Result<Option<Event>> {
         let pattern = (&raw const word).cast::<c_void>();
         let Part { memory, offset, bytes } = to;
         // SAFETY: the pattern is copied by the call; the driver checks the range.
@@ -187,12 +193,7 @@ impl Queue {
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
         // SAFETY: three sizes of each kind; the driver checks them and the arguments.
         unsafe {
-            enqueue!(
-                self.0,
-                after,
-                wanted,
-                clEnqueueNDRangeKernel(kernel.0, 3, ptr::null(), global, local)
-            )
+            enqueue!(self.0, after, wanted, clEnqueueNDRangeKernel(kernel.0, 3, ptr::null(), global, local))
         }
     }
 

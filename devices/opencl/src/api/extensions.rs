@@ -7,8 +7,9 @@ use super::commands::{Part, Queue, Range3};
 use super::{Kernel, check, library, missing};
 use cl3::ext::{
     cl_command_buffer_khr, cl_platform_id, clCommandCopyBufferKHR_fn, clCommandFillBufferKHR_fn,
-    clCommandNDRangeKernelKHR_fn, clCreateCommandBufferKHR_fn, clEnqueueCommandBufferKHR_fn,
-    clCreateProgramWithILKHR_fn, clFinalizeCommandBufferKHR_fn, clHostMemAllocINTEL_fn, clMemFreeINTEL_fn, clReleaseCommandBufferKHR_fn,
+    clCommandNDRangeKernelKHR_fn, clCreateCommandBufferKHR_fn, clCreateProgramWithILKHR_fn,
+    clEnqueueCommandBufferKHR_fn, clFinalizeCommandBufferKHR_fn, clHostMemAllocINTEL_fn, clMemFreeINTEL_fn,
+    clReleaseCommandBufferKHR_fn,
 };
 use opencl3::types::{cl_event, cl_uint};
 use ragtag_hal::Result;
@@ -18,7 +19,8 @@ use std::ptr;
 /// The address of an extension's function. It has the type that the extension's specification gives it.
 fn address(platform: cl_platform_id, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a valid platform and a name that ends with zero.
-    let address = unsafe { library().ok()?.clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr()) };
+    let address =
+        unsafe { library().ok()?.clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr()) };
     address.filter(|address| !address.is_null())
 }
 
@@ -80,7 +82,11 @@ impl CommandBuffer {
         // SAFETY: one valid queue, no properties.
         let buffer = unsafe { (functions.create)(1, &raw const queue.0, ptr::null(), &raw mut code) };
         check("clCreateCommandBufferKHR", code)?;
-        if buffer.is_null() { Err(missing("clCreateCommandBufferKHR")) } else { Ok(Self { functions, buffer }) }
+        if buffer.is_null() {
+            Err(missing("clCreateCommandBufferKHR"))
+        } else {
+            Ok(Self { functions, buffer })
+        }
     }
 
     pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {

@@ -11,7 +11,7 @@ mod objects;
 
 pub(crate) use commands::{Part, Queue, Range3, raw};
 pub(crate) use extensions::{CommandBuffer, CommandBuffers, SpirVLoader, UnifiedMemory};
-pub(crate) use objects::{Context, Event, Kernel, Mem, Program, SharedBlock, UserEvent};
+pub(crate) use objects::{Context, Event, Kernel, Mem, Program, SharedBlock};
 
 use crate::error::failure;
 use cl3::OpenClRuntime;

@@ -6,21 +6,24 @@ use super::{SpirVLoader, UnifiedMemory, check, create, missing, status};
 use cl3::ext::cl_platform_id;
 use opencl3::context::context::CL_CONTEXT_PLATFORM;
 use opencl3::device::Device;
-use opencl3::error_codes::CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST;
-use opencl3::event::{CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START};
+use opencl3::event::{
+    CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START,
+};
 use opencl3::kernel::{CL_KERNEL_NUM_ARGS, CL_KERNEL_WORK_GROUP_SIZE};
 use opencl3::memory::{
     CL_BUFFER_CREATE_TYPE_REGION, CL_MEM_READ_WRITE, CL_MEM_SVM_FINE_GRAIN_BUFFER, CL_MEM_USE_HOST_PTR,
     cl_buffer_region,
 };
 use opencl3::program::{
-    CL_PROGRAM_BINARIES, CL_PROGRAM_BINARY_SIZES, CL_PROGRAM_BUILD_LOG, CL_PROGRAM_DEVICES, CL_PROGRAM_NUM_DEVICES,
+    CL_PROGRAM_BINARIES, CL_PROGRAM_BINARY_SIZES, CL_PROGRAM_BUILD_LOG, CL_PROGRAM_DEVICES,
+    CL_PROGRAM_NUM_DEVICES,
 };
-use opencl3::types::{cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program, cl_uint, cl_ulong};
+use opencl3::types::{
+    cl_context, cl_device_id, cl_event, cl_int, cl_kernel, cl_mem, cl_program, cl_uint, cl_ulong,
+};
 use ragtag_hal::{Error, Result};
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident($raw:ty), $release:ident) => {
@@ -73,7 +76,7 @@ handle! {
 impl Context {
     pub(crate) fn new(platform: cl_platform_id, devices: &[Device]) -> Result<Self> {
         let ids: Vec<cl_device_id> = devices.iter().map(Device::id).collect();
-        let properties = [CL_CONTEXT_PLATFORM as isize, platform as isize, 0];
+        let properties = [CL_CONTEXT_PLATFORM, platform as isize, 0];
         // SAFETY: the lists are as long as is said, the properties end with zero, and there is no callback.
         let context = unsafe {
             create!(clCreateContext(
@@ -85,12 +88,6 @@ impl Context {
             ))
         };
         context.map(Self)
-    }
-
-    /// An event that the host completes.
-    pub(crate) fn user_event(&self) -> Result<UserEvent> {
-        // SAFETY: the context is valid.
-        unsafe { create!(clCreateUserEvent(self.0)) }.map(|event| UserEvent { event: Event(event), settled: AtomicBool::new(false) })
     }
 }
 
@@ -186,7 +183,8 @@ impl Program {
     pub(crate) fn from_source(context: &Context, text: &str) -> Result<Self> {
         let (pointer, bytes) = (text.as_ptr().cast(), text.len());
         // SAFETY: one text with its length.
-        unsafe { create!(clCreateProgramWithSource(context.0, 1, &raw const pointer, &raw const bytes)) }.map(Self)
+        unsafe { create!(clCreateProgramWithSource(context.0, 1, &raw const pointer, &raw const bytes)) }
+            .map(Self)
     }
 
     pub(crate) fn from_spir_v(context: &Context, loader: SpirVLoader, binary: &[u8]) -> Result<Self> {
@@ -230,12 +228,15 @@ impl Program {
     pub(crate) fn build(&self, device: Device, options: &CStr) -> Result<()> {
         let id = device.id();
         // SAFETY: one device, options that end with zero, no callback.
-        let built =
-            unsafe { status!(clBuildProgram(self.0, 1, &raw const id, options.as_ptr(), None, ptr::null_mut())) };
+        let built = unsafe {
+            status!(clBuildProgram(self.0, 1, &raw const id, options.as_ptr(), None, ptr::null_mut()))
+        };
         built.map_err(|error| match error {
             Error::Api { call, code } => {
                 let log = self.log(device).unwrap_or_default();
-                Error::Compile { log: format!("{call} failed with code {code}\n{log}").trim_end().to_string() }
+                Error::Compile {
+                    log: format!("{call} failed with code {code}\n{log}").trim_end().to_string(),
+                }
             }
             other => other,
         })
@@ -248,7 +249,14 @@ impl Program {
             let (id, what) = (device.id(), CL_PROGRAM_BUILD_LOG);
             status!(clGetProgramBuildInfo(self.0, id, what, 0, ptr::null_mut(), &raw mut bytes))?;
             let mut log = vec![0u8; bytes];
-            status!(clGetProgramBuildInfo(self.0, id, what, bytes, log.as_mut_ptr().cast(), ptr::null_mut()))?;
+            status!(clGetProgramBuildInfo(
+                self.0,
+                id,
+                what,
+                bytes,
+                log.as_mut_ptr().cast(),
+                ptr::null_mut()
+            ))?;
             Ok(String::from_utf8_lossy(&log).trim_matches(['\0', '\n', ' ']).to_string())
         }
     }
@@ -335,7 +343,9 @@ impl Kernel {
 
     pub(crate) fn set_word(&mut self, index: usize, word: u32) -> Result<()> {
         // SAFETY: the argument is a word with its size.
-        unsafe { status!(clSetKernelArg(self.0, index as cl_uint, size_of::<u32>(), (&raw const word).cast())) }
+        unsafe {
+            status!(clSetKernelArg(self.0, index as cl_uint, size_of::<u32>(), (&raw const word).cast()))
+        }
     }
 }
 
@@ -390,45 +400,5 @@ impl Event {
             ))
         }?;
         Ok(time)
-    }
-}
-
-/// An event that the host completes. It is never left open: dropping it fails what waits for it.
-#[derive(Debug)]
-pub(crate) struct UserEvent {
-    event: Event,
-    settled: AtomicBool,
-}
-
-impl UserEvent {
-    pub(crate) fn event(&self) -> &Event {
-        &self.event
-    }
-
-    /// Lets what waits for this event start.
-    pub(crate) fn complete(&self) {
-        self.set(CL_COMPLETE);
-    }
-
-    /// Ends what waits for this event without running it.
-    pub(crate) fn fail(&self) {
-        self.set(CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST);
-    }
-
-    fn set(&self, code: cl_int) {
-        if self.settled.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        // SAFETY: a valid user event that was not set before.
-        let set = || unsafe { status!(clSetUserEventStatus(self.event.0, code)) };
-        if let Err(error) = set() {
-            tracing::debug!(%error, "a user event was not set");
-        }
-    }
-}
-
-impl Drop for UserEvent {
-    fn drop(&mut self) {
-        self.fail();
     }
 }

@@ -1,0 +1,264 @@
+//! Submissions of a device on their way to its lanes.
+//!
+//! One that waits for its own device alone is enqueued when it is made: the driver knows the events. One that waits for
+//! another device is held, and so is what comes behind it or waits for it; a thread of the device enqueues them as the
+//! points pass.
+//!
+//! OpenCL has user events for this: a command is enqueued at once and waits for an event that the host completes. They
+//! are not used. What has to happen when the other device fails, OpenCL leaves to the driver: Intel's processor runtime
+//! frees memory twice when a command has waited for a failed user event and another, or runs commands behind one that
+//! failed, and PoCL 3.1 aborts the process when an in-order command without an event stands behind one. And they gain
+//! nothing: NVIDIA's driver begins to launch a waiting queue when the event is completed, and then takes as long as it
+//! takes to enqueue it.
+//!
+//! This module must not know commands or the driver.
+
+use crate::lane::{After, Lane, Order, spawn};
+use crate::script::Script;
+use ragtag_hal::{Error, Point, QueueKind, Result, Timeline};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// A point to wait for.
+pub(crate) struct Wait {
+    pub(crate) timeline: Arc<Timeline>,
+    pub(crate) value: u64,
+    /// The lane, if it is the device's own.
+    pub(crate) own: Option<QueueKind>,
+}
+
+impl Wait {
+    fn point(&self) -> Point {
+        self.timeline.id().at(self.value)
+    }
+}
+
+/// A submission whose names are resolved.
+pub(crate) struct Task {
+    pub(crate) script: Arc<Script>,
+    pub(crate) waits: Vec<Wait>,
+    pub(crate) signal: Point,
+}
+
+/// Whether a task can be enqueued.
+enum Readiness {
+    /// After these, which the driver has.
+    Ready(Vec<After>),
+    /// Not yet: because of this point.
+    Waiting(Point),
+    /// Never.
+    Failed(Error),
+}
+
+/// What wakes the thread.
+#[derive(Default)]
+struct Alarm {
+    state: Mutex<AlarmState>,
+    rung: Condvar,
+}
+
+#[derive(Default)]
+struct AlarmState {
+    /// Tasks that are held; while there are none, nobody need be woken.
+    held: usize,
+    /// How often it was rung.
+    rings: u64,
+    closing: bool,
+}
+
+impl Alarm {
+    fn lock(&self) -> MutexGuard<'_, AlarmState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something changed that a task may wait for.
+    fn ring(&self) {
+        let mut state = self.lock();
+        if state.held > 0 || state.closing {
+            state.rings += 1;
+            self.rung.notify_one();
+        }
+    }
+
+    fn count(&self, change: impl FnOnce(&mut usize)) {
+        change(&mut self.lock().held);
+    }
+}
+
+/// A device's lanes, with what each of them is to get.
+struct Shared {
+    lanes: [Lane; 3],
+    /// Tasks of each lane that are held, in order. Locked after the lane's order.
+    held: [Mutex<VecDeque<Task>>; 3],
+    alarm: Arc<Alarm>,
+}
+
+impl Shared {
+    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task>> {
+        self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn readiness(&self, task: &Task) -> Readiness {
+        let mut after = Vec::new();
+        for wait in &task.waits {
+            // The order of the questions counts: what fails does not pass, and what has passed stays so.
+            let failure = wait.timeline.failure();
+            let event = wait.own.and_then(|queue| self.lanes[queue.index()].event(wait.value));
+            if wait.timeline.value() >= wait.value {
+                continue;
+            }
+            match (failure, event) {
+                (Some(cause), _) => {
+                    return Readiness::Failed(Error::Poisoned {
+                        point: wait.point(),
+                        cause: Box::new(cause),
+                    });
+                }
+                (None, Some(event)) => {
+                    after.push(After { event, timeline: Arc::clone(&wait.timeline), value: wait.value });
+                }
+                (None, None) => return Readiness::Waiting(wait.point()),
+            }
+        }
+        Readiness::Ready(after)
+    }
+
+    /// Enqueues what can be enqueued by now; with `closing`, lets the rest fail. Whether anything moved.
+    fn feed(&self, queue: QueueKind, closing: bool) -> bool {
+        let lane = &self.lanes[queue.index()];
+        let mut moved = false;
+        loop {
+            let mut order = lane.order();
+            let Some((task, readiness)) = self.next(queue, closing) else { return moved };
+            self.alarm.count(|held| *held -= 1);
+            moved = true;
+            // What fails here fails in its turn, behind what the driver has already.
+            let fed = feed_one(lane, &mut order, task, readiness);
+            if let Err(error) = fed.or_else(|error| lane.doom(&mut order, error)) {
+                drop(order);
+                lane.fail(error);
+            }
+        }
+    }
+
+    /// Takes the first task of a lane if its fate is known.
+    fn next(&self, queue: QueueKind, closing: bool) -> Option<(Task, Readiness)> {
+        let mut held = self.held(queue);
+        let task = held.front()?;
+        let mut readiness = match self.lanes[queue.index()].timeline().failure() {
+            Some(cause) => Readiness::Failed(cause),
+            None => self.readiness(task),
+        };
+        if let Readiness::Waiting(point) = readiness {
+            if !closing {
+                return None;
+            }
+            let cause = format!("the device was closed while it waited for {point}");
+            readiness = Readiness::Failed(Error::Lost { cause });
+        }
+        Some((held.pop_front()?, readiness))
+    }
+}
+
+fn feed_one(lane: &Lane, order: &mut Order, task: Task, readiness: Readiness) -> Result<()> {
+    match readiness {
+        Readiness::Ready(after) => lane.start(order, task.script, after, task.signal),
+        Readiness::Failed(error) => lane.doom(order, error),
+        Readiness::Waiting(point) => Err(Error::invalid(format!("{point} has not passed"))),
+    }
+}
+
+/// The device's end. Dropping it lets fail what is held, and waits for what the driver has.
+pub(crate) struct Feeder {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Feeder {
+    /// # Errors
+    /// If the system gives no more threads.
+    pub(crate) fn new(name: String, lanes: [Lane; 3]) -> Result<Self> {
+        let shared = Arc::new(Shared { lanes, held: Default::default(), alarm: Arc::default() });
+        let theirs = Arc::clone(&shared);
+        let thread = Some(spawn(name, move || serve(&theirs))?);
+        let feeder = Self { shared, thread };
+        // What is held may also wait for what is held on another lane.
+        feeder.shared.lanes.iter().for_each(|lane| feeder.listen(lane.timeline()));
+        Ok(feeder)
+    }
+
+    pub(crate) fn lane(&self, queue: QueueKind) -> &Lane {
+        &self.shared.lanes[queue.index()]
+    }
+
+    /// Looks again whenever this timeline moves.
+    pub(crate) fn listen(&self, timeline: &Timeline) {
+        // A subscription outlives the device.
+        let alarm = Arc::downgrade(&self.shared.alarm);
+        timeline.subscribe(move |_| {
+            if let Some(alarm) = alarm.upgrade() {
+                alarm.ring();
+            }
+        });
+    }
+
+    /// Enqueues a task on a lane, now or when it can be. On a timeline that has failed nothing happens any more.
+    ///
+    /// # Errors
+    /// If it can be now and the driver refuses, or somebody else uses its bytes of a host region.
+    pub(crate) fn submit(&self, queue: QueueKind, task: Task) -> Result<()> {
+        let lane = self.lane(queue);
+        if lane.timeline().failure().is_some() {
+            return Ok(());
+        }
+        let mut order = lane.order();
+        let mut held = self.shared.held(queue);
+        if held.is_empty() {
+            match self.shared.readiness(&task) {
+                Readiness::Waiting(_) => {}
+                readiness => {
+                    drop(held);
+                    return feed_one(lane, &mut order, task, readiness);
+                }
+            }
+        }
+        held.push_back(task);
+        self.shared.alarm.count(|held| *held += 1);
+        drop((held, order));
+        self.shared.alarm.ring();
+        Ok(())
+    }
+}
+
+impl Drop for Feeder {
+    fn drop(&mut self) {
+        self.shared.alarm.lock().closing = true;
+        self.shared.alarm.ring();
+        if let Some(thread) = self.thread.take() {
+            // What went wrong is on the timelines.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The body of the thread.
+fn serve(shared: &Shared) {
+    loop {
+        let (rings, closing) = {
+            let state = shared.alarm.lock();
+            (state.rings, state.closing)
+        };
+        // Every lane has its turn, whatever became of the others.
+        let moved = QueueKind::ALL.map(|queue| shared.feed(queue, closing));
+        if moved.contains(&true) {
+            continue;
+        }
+        if closing {
+            return;
+        }
+        let state = shared.alarm.lock();
+        let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
+        drop(shared.alarm.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner));
+    }
+}

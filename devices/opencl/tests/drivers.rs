@@ -1,0 +1,90 @@
+//! Drivers as a machine has them installed: none, and one of them twice. The library looks for drivers once in a process,
+//! so each case is a process of its own: this same binary, told by a variable what to do.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+mod support;
+
+use ragtag_hal::Backend;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::*;
+
+/// Set in the processes that these tests start.
+const CHILD: &str = "RAGTAG_TEST_PROBE";
+
+/// What a probe says, in one line for each adapter.
+fn probed() -> Vec<String> {
+    match backend().probe() {
+        Ok(adapters) => {
+            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
+        }
+        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
+    }
+}
+
+/// Says what a probe says, if it was started for that.
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_some() {
+        probed().iter().for_each(|line| println!("probed: {line}"));
+    }
+}
+
+/// What a process says that finds its drivers in a folder.
+fn probed_with(vendors: &Path) -> Vec<String> {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(CHILD, "1")
+        .env("OCL_ICD_VENDORS", vendors)
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    let text = String::from_utf8_lossy(&child.stdout).into_owned();
+    // The first line follows what the test runner says.
+    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+}
+
+/// The folder with the files that name drivers.
+fn vendors() -> PathBuf {
+    std::env::var_os("OCL_ICD_VENDORS").map_or_else(|| "/etc/OpenCL/vendors".into(), PathBuf::from)
+}
+
+#[test]
+fn a_driver_that_is_installed_twice_shows_its_devices_once() {
+    let files: Vec<_> = fs::read_dir(vendors())
+        .map(|entries| entries.filter_map(|entry| entry.ok()).map(|entry| entry.path()).collect())
+        .unwrap_or_default();
+    if !cfg!(target_os = "linux") || files.is_empty() {
+        println!("skipped: no folder of drivers on this machine");
+        return;
+    }
+    let (once, twice) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (at, file) in files.iter().enumerate() {
+        fs::copy(file, once.path().join(format!("{at}.icd"))).unwrap();
+        fs::copy(file, twice.path().join(format!("{at}.icd"))).unwrap();
+        fs::copy(file, twice.path().join(format!("{at}-again.icd"))).unwrap();
+    }
+    let devices = |lines: Vec<String>| {
+        // Drivers come in no order that this test could rely on: what counts is which devices there are, and how often.
+        let mut names: Vec<_> =
+            lines.iter().filter_map(|line| line.split_once(' ')).map(|at| at.1.to_string()).collect();
+        names.sort_unstable();
+        names
+    };
+    let (once, twice) = (devices(probed_with(once.path())), devices(probed_with(twice.path())));
+    println!("{once:#?}");
+    assert_eq!(once, twice);
+}
+
+#[test]
+fn no_driver_is_said_to_be_missing() {
+    if !cfg!(target_os = "linux") {
+        println!("skipped: only the library of Linux is told where to look");
+        return;
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let said = probed_with(empty.path());
+    assert!(said.len() == 1 && said[0].contains("unavailable") && said[0].contains("OpenCL"), "{said:?}");
+}
