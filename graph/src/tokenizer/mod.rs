@@ -23,9 +23,7 @@ mod vocabulary;
 mod words;
 
 #[cfg(test)]
-mod byte_level_tests;
-#[cfg(test)]
-mod directory_tests;
+mod hostile;
 #[cfg(test)]
 mod tests;
 
