@@ -41,8 +41,8 @@ impl Fields {
     }
 
     fn wrong_type(&self, key: &str, expected: &'static str, found: &Value) -> FormatError {
-        let found = Quoted(&found.to_string()).to_string();
-        FormatError::WrongType { file: self.file.clone(), key: self.label(key), expected, found }
+        let (file, key) = (self.file.clone(), self.label(key));
+        FormatError::WrongType { file, key, expected, found: shown(found) }
     }
 
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, FormatError> {
@@ -111,11 +111,21 @@ impl Fields {
     fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
         match self.find(key).filter(|value| !off.contains(value)) {
             Some(value) => {
-                let value = Quoted(&value.to_string()).to_string();
-                Err(ModelError::Unsupported { what: format!("{} = {value}", self.in_file(key)) })
+                let what = format!("{} = {}", self.in_file(key), shown(value));
+                Err(ModelError::Unsupported { what })
             }
             None => Ok(()),
         }
+    }
+}
+
+/// A value as messages show it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("\"{}\"", Quoted(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        number_or_truth => number_or_truth.to_string(),
     }
 }
 
