@@ -1,9 +1,9 @@
-//! Model files, opened: mapped, understood, with their tokenizer and what identifies them.
+//! Model files and directories, opened: mapped, understood, with their tokenizer and what identifies them.
 
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
 use ragtag_graph::tokenizer::Tokenizer;
-use ragtag_graph::{Hyperparameters, MemorySource, ModelFile, Source};
+use ragtag_graph::{Directory, Hyperparameters, MemorySource, ModelFile, Source, checkpoint};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,10 @@ pub struct Model {
 struct Inner {
     name: String,
     graph: ragtag_graph::Model,
-    sources: Vec<Arc<dyn Source>>,
+    /// The files with weights, in the order that [`TensorInfo::shard`](ragtag_graph::TensorInfo::shard) counts.
+    shards: Vec<Arc<dyn Source>>,
+    /// The files without, each with its name.
+    others: Vec<(String, Arc<dyn Source>)>,
     tokenizer: OnceLock<Tokenizer>,
     digest: OnceLock<String>,
 }
@@ -34,22 +37,51 @@ impl std::fmt::Debug for Model {
 }
 
 impl Model {
-    /// Opens a `.gguf` file; of a split model its first file, the others are found beside it.
+    /// Opens a `.gguf` file, of a split model any (the others are found beside it), or a directory with `config.json`
+    /// and safetensors files.
     ///
     /// # Errors
     /// [`Error::File`] if a file cannot be read, [`Error::Model`] if it is not a model that Ragtag runs.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let mut sources: Vec<Arc<dyn Source>> = Vec::new();
-        for shard in shard_paths(path) {
-            let file = MappedFile::open(&shard).map_err(|cause| Error::File {
-                action: "read",
-                path: shard.clone(),
-                cause,
-            })?;
-            sources.push(Arc::new(file));
+        if path.is_dir() {
+            return Self::open_directory(path);
         }
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let path = path.display();
+            return Err(Error::Usage(format!(
+                "{path} holds weights alone; name the directory that it is in"
+            )));
+        }
+        let sources = shard_paths(path).iter().map(|shard| map(shard)).collect::<Result<_>>()?;
         Self::from_sources(file_name(path), sources)
+    }
+
+    fn open_directory(path: &Path) -> Result<Self> {
+        // Without the dots and slashes that a path may end in.
+        let name = path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path));
+        let model_error = |cause| Error::Model { name: name.clone(), cause };
+        let mut directory = Directory::new(path.display().to_string());
+        for file in checkpoint::FILES {
+            // Those that are not there may not be needed; the graph knows.
+            if path.join(file).exists() {
+                directory.insert(file, map(&path.join(file))?);
+            }
+        }
+        let names = checkpoint::shard_names(&directory).map_err(|e| model_error(e.into()))?;
+        let mut shards = Vec::new();
+        for name in &names {
+            let shard = match directory.file(name) {
+                Some(shard) => Arc::clone(shard),
+                None => map(&path.join(name))?,
+            };
+            directory.insert(name, Arc::clone(&shard));
+            shards.push(shard);
+        }
+        let others = directory.files().filter(|(name, _)| !names.iter().any(|shard| shard == name));
+        let others = others.map(|(name, source)| (name.to_owned(), Arc::clone(source))).collect();
+        let graph = ragtag_graph::Model::from_directory(directory).map_err(model_error)?;
+        Ok(Self::new(name, graph, shards, others))
     }
 
     /// The model that is embedded in this build.
@@ -78,11 +110,20 @@ impl Model {
         let model_error = |cause| Error::Model { name: name.clone(), cause };
         let file = ModelFile::open(sources.clone()).map_err(|e| model_error(e.into()))?;
         let graph = ragtag_graph::Model::new(file).map_err(model_error)?;
-        let inner = Inner { name, graph, sources, tokenizer: OnceLock::new(), digest: OnceLock::new() };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self::new(name, graph, sources, Vec::new()))
     }
 
-    /// The file's name without its folder.
+    fn new(
+        name: String,
+        graph: ragtag_graph::Model,
+        shards: Vec<Arc<dyn Source>>,
+        others: Vec<(String, Arc<dyn Source>)>,
+    ) -> Self {
+        let (tokenizer, digest) = (OnceLock::new(), OnceLock::new());
+        Self { inner: Arc::new(Inner { name, graph, shards, others, tokenizer, digest }) }
+    }
+
+    /// The name of the file or directory, without what it lies in.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -99,35 +140,49 @@ impl Model {
 
     /// Bytes of all its files.
     pub fn file_bytes(&self) -> u64 {
-        self.inner.sources.iter().map(|s| s.bytes()).sum()
+        self.files().map(|source| source.bytes()).sum()
+    }
+
+    /// Those with weights, then the others.
+    fn files(&self) -> impl Iterator<Item = &dyn Source> {
+        let others = self.inner.others.iter().map(|(_, source)| source);
+        self.inner.shards.iter().chain(others).map(|source| source.as_ref())
     }
 
     /// Its tokenizer, built on first use.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the file has none, or one of a kind that Ragtag does not know.
+    /// [`Error::Tokenizer`] if the files have none, or one of a kind that Ragtag does not know.
     pub fn tokenizer(&self) -> Result<&Tokenizer> {
         if let Some(tokenizer) = self.inner.tokenizer.get() {
             return Ok(tokenizer);
         }
-        let tokenizer = Tokenizer::from_metadata(self.inner.graph.metadata())
+        let tokenizer = self
+            .inner
+            .graph
+            .tokenizer()
             .map_err(|cause| Error::Tokenizer { name: self.name().into(), cause })?;
         Ok(self.inner.tokenizer.get_or_init(|| tokenizer))
     }
 
-    /// What tells this model from others at the cost of its header: a digest of everything before the weights and of
-    /// the files' sizes. Plans name models by it. For the whole content see [`Model::digest`].
+    /// What tells this model from others at the cost of its headers: a digest of everything before the weights, of the
+    /// files' sizes, and of the files without weights. Plans name models by it. For the whole content see [`Model::digest`].
     ///
     /// # Errors
     /// [`Error::Model`] if a file cannot be read any more.
     pub fn fingerprint(&self) -> Result<String> {
         let tensors = self.inner.graph.weights().tensors();
         let mut hasher = blake3::Hasher::new();
-        for (shard, source) in self.inner.sources.iter().enumerate() {
+        for (shard, source) in self.inner.shards.iter().enumerate() {
             let header =
                 tensors.iter().filter(|t| t.shard == shard).map(|t| t.offset).min().unwrap_or(source.bytes());
             hasher.update(&source.bytes().to_le_bytes());
             hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
+        }
+        for (name, source) in &self.inner.others {
+            hasher.update(name.as_bytes());
+            hasher.update(&source.bytes().to_le_bytes());
+            hasher.update(source.range(0..source.bytes()).map_err(|e| self.source_error(e))?);
         }
         Ok(format!("header-blake3:{}", &hasher.finalize().to_hex()[..32]))
     }
@@ -141,7 +196,7 @@ impl Model {
             return Ok(digest.clone());
         }
         let mut hasher = blake3::Hasher::new();
-        for source in &self.inner.sources {
+        for source in self.files() {
             hasher.update_rayon(source.range(0..source.bytes()).map_err(|e| self.source_error(e))?);
         }
         Ok(self.inner.digest.get_or_init(|| format!("blake3:{}", hasher.finalize().to_hex())).clone())
@@ -152,11 +207,18 @@ impl Model {
     }
 }
 
+fn map(path: &Path) -> Result<Arc<dyn Source>> {
+    match MappedFile::open(path) {
+        Ok(file) => Ok(Arc::new(file)),
+        Err(cause) => Err(Error::File { action: "read", path: path.into(), cause }),
+    }
+}
+
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The files of a model, given its first.
+/// The files of a model, given any of them.
 fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),

@@ -117,6 +117,50 @@ pub enum FormatError {
         /// Name of its type.
         found: String,
     },
+    /// A type of a safetensors file that is none of floating point, or of too few bits.
+    #[error("{file}: tensor {tensor} has type {found}, which is not supported; supported are F32, F16, BF16")]
+    UnsupportedDtype {
+        /// The file.
+        file: String,
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        found: String,
+    },
+    /// A file of JSON that is none, or is of another form.
+    #[error("{file}: {cause}")]
+    Json {
+        /// The file.
+        file: String,
+        /// What the reader says, with line and column.
+        cause: String,
+    },
+    /// A file that is larger than any of its kind.
+    #[error("{file} has {bytes} bytes; at most {most} are read")]
+    TooLarge {
+        /// The file.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// The limit.
+        most: u64,
+    },
+    /// A file that a model's directory must have.
+    #[error("{directory} has no {file}")]
+    MissingFile {
+        /// The directory.
+        directory: String,
+        /// The file, or the files of which one must be there.
+        file: String,
+    },
+    /// The index of a model's shards does not agree with them, or names what is no file of the directory.
+    #[error("{file}: {cause}")]
+    Index {
+        /// The index.
+        file: String,
+        /// What is wrong.
+        cause: String,
+    },
     /// One file of a split model is not among those given.
     #[error("{file} is missing: it is shard {number} of {count}")]
     MissingShard {
@@ -164,12 +208,32 @@ pub enum TokenizerError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A kind of tokenizer that is not supported.
-    #[error("{file}: tokenizer model \"{model}\" is not supported yet; supported is \"llama\"")]
+    #[error("{file}: tokenizer model \"{model}\" is not supported; supported are {known}")]
     UnsupportedModel {
         /// The file.
         file: String,
         /// What it names.
         model: String,
+        /// Those that are supported.
+        known: &'static str,
+    },
+    /// A way of cutting text into words that is not in the table.
+    #[error("{file}: pre-tokenizer \"{found}\" (tokenizer.ggml.pre) is not known; known are {known}")]
+    UnknownPreTokenizer {
+        /// The file.
+        file: String,
+        /// What it names.
+        found: String,
+        /// Those of the table.
+        known: String,
+    },
+    /// A part of a tokenizer that is not supported.
+    #[error("{file}: not supported: {what}")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// The part.
+        what: String,
     },
     /// A vocabulary that breaks a rule.
     #[error("{file}: the vocabulary {cause}")]

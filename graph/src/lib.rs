@@ -7,14 +7,17 @@
 
 mod arch;
 mod builder;
+pub mod checkpoint;
 mod compile;
 mod cost;
 pub mod error;
 pub mod gguf;
+mod json;
 pub mod model;
 pub mod op;
 mod passes;
 pub mod program;
+mod safetensors;
 pub mod segment;
 pub mod source;
 #[cfg(test)]
@@ -22,13 +25,13 @@ mod test_models;
 pub mod tokenizer;
 pub mod weights;
 
-pub use arch::{ARCHITECTURES, Architecture, Hyperparameters};
+pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling};
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use model::{Lowering, Model, ModelError};
 pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
 pub use segment::{Segment, SegmentKind, SegmentTensor};
-pub use source::{MemorySource, Source};
+pub use source::{Directory, MemorySource, Source};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{TensorInfo, Weights};

@@ -1,11 +1,14 @@
 //! A model: its numbers, its weights and its operator graph, lowered for a form of activations.
 
 use crate::arch::{Architecture, Hyperparameters};
-use crate::error::FormatError;
+use crate::checkpoint;
+use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
 use crate::op::{Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment};
+use crate::source::Directory;
+use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_kernels::{Activations, KvType, TensorType};
 use std::sync::Arc;
@@ -93,32 +96,71 @@ impl Lowering {
     }
 }
 
-/// A model file, understood.
+/// Where a model's files say what its weights are, and how text becomes tokens.
+#[derive(Clone, Debug)]
+enum Description {
+    /// Metadata of a GGUF file.
+    Metadata(Arc<Metadata>),
+    /// The files beside the weights.
+    Directory(Arc<Directory>),
+}
+
+/// A model's files, understood.
 #[derive(Clone, Debug)]
 pub struct Model {
     hyperparameters: Hyperparameters,
-    metadata: Arc<Metadata>,
+    description: Description,
     weights: Arc<Weights>,
     graph: OperatorGraph,
 }
 
 impl Model {
-    /// Reads the hyperparameters and builds the operator graph; no weights are read.
+    /// Reads the hyperparameters of GGUF files and builds the operator graph; no weights are read.
     ///
     /// # Errors
     /// [`ModelError`] names the key, tensor or architecture at fault.
     pub fn new(file: ModelFile) -> Result<Self, ModelError> {
         let architecture = Architecture::find(file.metadata.get("general.architecture")?)?;
         let hyperparameters = Hyperparameters::read(&file.metadata, &file.weights)?;
-        let mut graph = architecture.build(&hyperparameters, &file.weights)?;
-        check_columns(&graph, &file.weights)?;
+        let description = Description::Metadata(Arc::new(file.metadata));
+        Self::build(architecture, hyperparameters, file.weights, description)
+    }
+
+    /// Reads the hyperparameters of a directory with `config.json` and safetensors files, and builds the operator
+    /// graph; no weights are read. The directory must hold [`checkpoint::FILES`], as far as they exist, and
+    /// [`checkpoint::shard_names`].
+    ///
+    /// # Errors
+    /// [`ModelError`] names the file, key, tensor or architecture at fault.
+    pub fn from_directory(directory: Directory) -> Result<Self, ModelError> {
+        let (architecture, hyperparameters, weights) =
+            checkpoint::open(&directory).map_err(checkpoint::with_original_names)?;
+        let description = Description::Directory(Arc::new(directory));
+        Self::build(architecture, hyperparameters, weights, description)
+            .map_err(checkpoint::with_original_names)
+    }
+
+    fn build(
+        architecture: &Architecture,
+        hyperparameters: Hyperparameters,
+        weights: Weights,
+        description: Description,
+    ) -> Result<Self, ModelError> {
+        let mut graph = architecture.build(&hyperparameters, &weights)?;
+        check_columns(&graph, &weights)?;
         passes::fuse_residuals(&mut graph);
-        Ok(Self {
-            hyperparameters,
-            metadata: Arc::new(file.metadata),
-            weights: Arc::new(file.weights),
-            graph,
-        })
+        Ok(Self { hyperparameters, description, weights: Arc::new(weights), graph })
+    }
+
+    /// Builds the tokenizer that the files describe.
+    ///
+    /// # Errors
+    /// They have none, or one that is not supported.
+    pub fn tokenizer(&self) -> Result<Tokenizer, TokenizerError> {
+        match &self.description {
+            Description::Metadata(metadata) => Tokenizer::from_metadata(metadata),
+            Description::Directory(directory) => Tokenizer::from_directory(directory),
+        }
     }
 
     /// The numbers that shape it.
@@ -126,12 +168,15 @@ impl Model {
         &self.hyperparameters
     }
 
-    /// The file's metadata.
-    pub fn metadata(&self) -> &Arc<Metadata> {
-        &self.metadata
+    /// The metadata of a GGUF file.
+    pub fn metadata(&self) -> Option<&Metadata> {
+        match &self.description {
+            Description::Metadata(metadata) => Some(metadata),
+            Description::Directory(_) => None,
+        }
     }
 
-    /// The file's tensors.
+    /// The tensors, under the names that GGUF files give them.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.weights
     }

@@ -1,10 +1,12 @@
-//! Where the bytes of a model come from: a mapped file in the root package, or memory.
+//! Where the bytes of a model come from: a mapped file in the root package, or memory; and a directory of such files.
 //!
 //! This module must not know any file system.
 
 use crate::error::SourceError;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Bytes by range.
 pub trait Source: Send + Sync {
@@ -54,6 +56,48 @@ impl Source for MemorySource {
         let start = usize::try_from(range.start).map_err(|_| outside())?;
         let end = usize::try_from(range.end).map_err(|_| outside())?;
         self.bytes.get(start..end).ok_or_else(outside)
+    }
+}
+
+/// A model's directory: those of its files that whoever made it has opened, by name. Which files those should be,
+/// [`checkpoint`](crate::checkpoint) says.
+#[derive(Clone, Default)]
+pub struct Directory {
+    name: String,
+    files: BTreeMap<String, Arc<dyn Source>>,
+}
+
+impl Directory {
+    /// A directory without files. `name` is how messages call it, its path.
+    pub fn new(name: impl Into<String>) -> Self {
+        Directory { name: name.into(), files: BTreeMap::new() }
+    }
+
+    /// Adds a file under its name within the directory.
+    pub fn insert(&mut self, name: impl Into<String>, source: Arc<dyn Source>) {
+        self.files.insert(name.into(), source);
+    }
+
+    /// How messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file of this name.
+    pub fn file(&self, name: &str) -> Option<&Arc<dyn Source>> {
+        self.files.get(name)
+    }
+
+    /// All files with their names, sorted by name.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &Arc<dyn Source>)> {
+        self.files.iter().map(|(name, source)| (name.as_str(), source))
+    }
+}
+
+impl std::fmt::Debug for Directory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let files: Vec<&str> = self.files.keys().map(String::as_str).collect();
+        f.debug_struct("Directory").field("name", &self.name).field("files", &files).finish()
     }
 }
 

@@ -133,7 +133,7 @@ Examples:
   ragtag plan model.gguf --cpu-devices 2
   ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json && ragtag run model.gguf --plan plan.json")]
 pub(crate) struct PlanArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
@@ -155,7 +155,7 @@ Examples:
   ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
   ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json")]
 pub(crate) struct RunArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// The text to go on from.
     #[arg(short, long, value_name = "TEXT", default_value = "Once upon a time")]
@@ -212,7 +212,7 @@ Examples:
   ragtag bench model.gguf
   ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json")]
 pub(crate) struct BenchArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// Prompt lengths to measure (pp); 0 for none.
     #[arg(short = 'p', long = "pp", value_name = "N", value_delimiter = ',', default_value = "512")]
@@ -243,7 +243,7 @@ Examples:
   ragtag inspect model.gguf
   ragtag inspect model.gguf --dot | dot -Tsvg > model.svg")]
 pub(crate) struct InspectArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// Every tensor, too.
     #[arg(long)]
@@ -262,7 +262,7 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ragtag logits model.gguf --ids 1,1798,717 -o out.npy --activations f32")]
 pub(crate) struct LogitsArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// Token ids, separated by commas. Needs no tokenizer.
     #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
@@ -281,7 +281,7 @@ pub(crate) struct LogitsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  ragtag perplexity model.gguf -f held.txt --ctx 256 --chunks 16")]
 pub(crate) struct PerplexityArgs {
-    /// A .gguf file (the first of a split model). Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// The text.
     #[arg(short, long, value_name = "FILE")]

@@ -50,7 +50,10 @@ fn print_summary(model: &Model) {
     let types: Vec<_> =
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
     let heads = format!("{} of {} values, {} for keys and values", h.heads, h.head_dimensions, h.kv_heads);
-    let rope = format!("base {}, {} of {} values", h.rope_base, h.rope_dimensions, h.head_dimensions);
+    let mut rope = format!("base {}, {} of {} values", h.rope_base, h.rope_dimensions, h.head_dimensions);
+    if let Some(scaling) = h.rope_llama3 {
+        rope += &format!(", low frequencies by {} from {} on", scaling.factor, scaling.original_context);
+    }
     let vocabulary = match model.tokenizer() {
         Ok(tokenizer) => format!("{}, tokenizer with {}", h.vocabulary, tokenizer.vocabulary_size()),
         Err(error) => format!("{}; no tokenizer: {error}", h.vocabulary),

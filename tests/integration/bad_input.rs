@@ -96,7 +96,7 @@ fn what_is_not_a_model() {
 
     let run = |path: &str, words: &str| refused(&["run", path], FILE, &["cannot read", path, words]);
     run(&spoilt.write("empty.gguf", b""), "is empty");
-    run(text(spoilt.folder.path()), "is a directory");
+    spoilt.refused(text(spoilt.folder.path()), &["has no config.json"]);
     run(text(&spoilt.folder.path().join("missing.gguf")), "No such file");
     run(&format!("{tale}/within.gguf"), "Not a directory");
 }
@@ -272,8 +272,52 @@ fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn split_models_with_a_file_missing() {
+fn split_models_whose_files_do_not_belong_together() {
     let spoilt = Spoilt::new();
+    let whole = ragtag::Model::from_bytes("whole", spoilt.sound.clone()).unwrap();
+    let folder = spoilt.folder.path();
+    let names = support::split(&whole, folder, 3);
+    let [first, second, third] = [0, 1, 2].map(|part| folder.join(&names[part]));
+    let parts = [&first, &second, &third].map(|path| std::fs::read(path).unwrap());
+
+    for (missing, opened) in [(&second, &first), (&first, &third)] {
+        let kept = std::fs::read(missing).unwrap();
+        std::fs::remove_file(missing).unwrap();
+        refused(&["run", text(opened)], FILE, &["cannot read", text(missing), "No such file"]);
+        std::fs::write(missing, kept).unwrap();
+    }
+    let changed = |path: &Path, bytes: &[u8], words: &[&str]| {
+        let kept = std::fs::read(path).unwrap();
+        std::fs::write(path, bytes).unwrap();
+        spoilt.refused(text(&first), words);
+        std::fs::write(path, kept).unwrap();
+    };
+    changed(&second, &parts[2], &["shard 3 of 3 is given twice"]);
+    changed(&third, &parts[1], &["shard 2 of 3 is given twice"]);
+    changed(&third, &spoilt.sound, &["belongs to a model of 1 files"]);
+    let patched = |part: usize, key: &str, value: &[u8]| {
+        let mut bytes = parts[part].clone();
+        let at = metadata_value(&bytes, key);
+        patch(&mut bytes, at, value);
+        bytes
+    };
+    changed(&second, &patched(1, "split.count", &[4, 0]), &["belongs to a model of 4 files"]);
+    changed(&second, &patched(1, "split.no", &[9, 0]), &["split.no is 9, but there are 3 files"]);
+    changed(&first, &patched(0, "split.tensors.count", &[7, 0, 0, 0]), &["is 7, but the files hold"]);
+    let name = whole.graph().weights().tensors()[0].name.clone();
+    let twice = ["blk.0.attn_norm.weight", "blk.0.attn_k.weight"].into_iter().find(|n| *n != name).unwrap();
+    let other = whole.graph().weights().tensors().iter().find(|t| {
+        t.name.len() == twice.len() && parts[2].windows(t.name.len()).any(|w| w == t.name.as_bytes())
+    });
+    let other = other.expect("a name of that length").name.clone();
+    let mut bytes = parts[2].clone();
+    let at = tensor_info(&bytes, &other) - twice.len();
+    patch(&mut bytes, at, twice.as_bytes());
+    changed(&third, &bytes, &["there is another tensor", twice]);
+
+    // A part by another name, or the name of a part for a whole file.
+    let alone = spoilt.write("alone.gguf", &parts[0]);
+    spoilt.refused(&alone, &["is missing: it is shard 2 of 3"]);
     let first = spoilt.write("part-00001-of-00003.gguf", &spoilt.sound);
     refused(&["run", &first], FILE, &["cannot read", "part-00002-of-00003.gguf"]);
 }

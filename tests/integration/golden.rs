@@ -94,53 +94,45 @@ fn fast_perplexity_is_within_a_percent() {
     }
 }
 
-/// The weights of a model in two files, found by the name of either.
+/// A directory with safetensors: an implementation that shares nothing with this project, in float32 on the same f16
+/// weights.
+#[test]
+fn logits_of_a_checkpoint_are_within_1e_4() {
+    let folder = support::checkpoint();
+    let model = Model::open(&folder).unwrap();
+    let (reference, _) = ragtag::npy::decode(&std::fs::read(folder.join("logits.npy")).unwrap()).unwrap();
+    let ids = support::checkpoint_ids();
+    for split in [None, Some("0-2=cpu:0,3-5=cpu:1")] {
+        let engine = support::engine(&model, &Setup { cpu_devices: 2, split, ..Default::default() });
+        let logits = support::block_on(engine.session().logits(&ids)).unwrap();
+        let error = relative_error(&logits, &reference);
+        println!("tiny-hf: relative error {error:.2e}");
+        assert!(error <= NumericsClass::Exact.tolerance(), "{error}");
+    }
+    // The ids are those of a text, and begin with the begin token.
+    let tokenizer = model.tokenizer().unwrap();
+    assert_eq!(tokenizer.encode(&tokenizer.decode(&ids), true).unwrap(), ids);
+    assert_eq!(tokenizer.bos(), Some(1));
+    assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
+}
+
+/// Split models are found by the name of any part, and give the very same logits.
 #[test]
 fn a_split_model_is_the_same_model() {
     let path = support::model_path("tales-q8_0").unwrap();
     let whole = Model::open(path).unwrap();
+    let ids = &golden("tales-q8_0").cases[0].prompt_ids;
+    let logits = |model: &Model| {
+        let engine = support::engine(model, &Setup::default());
+        support::block_on(engine.session().logits(ids)).unwrap()
+    };
+    let expected = logits(&whole);
     let folder = tempfile::tempdir().unwrap();
-    let tensors = whole.graph().weights().tensors();
-    let halves = tensors.split_at(tensors.len() / 2);
-    for (number, half) in [halves.0, halves.1].into_iter().enumerate() {
-        let mut writer = ragtag_graph::gguf::Writer::new();
-        if number == 0 {
-            put_hyperparameters(&mut writer, &whole);
-        }
-        writer.put("split.no", number as u16);
-        writer.put("split.count", 2u16);
-        writer.put("split.tensors.count", tensors.len() as i32);
-        half.iter().for_each(|t| writer.tensor(&t.name, t.tensor_type, &t.shape, t.bytes));
-        let mut file = writer.header();
-        for tensor in half {
-            file.extend_from_slice(whole.graph().weights().bytes(tensor).unwrap());
-            file.resize(file.len() + writer.padding(tensor.bytes) as usize, 0);
-        }
-        std::fs::write(folder.path().join(format!("m-0000{}-of-00002.gguf", number + 1)), file).unwrap();
-    }
-    let golden = golden("tales-q8_0");
-    for name in ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"] {
+    let names = support::split(&whole, folder.path(), 3);
+    for name in &names {
         let model = Model::open(folder.path().join(name)).unwrap();
-        let engine = support::engine(&model, &Setup::default());
-        let logits = support::block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
-        assert!(relative_error(&logits, &golden.logits) <= NumericsClass::Exact.tolerance());
-    }
-    std::fs::remove_file(folder.path().join("m-00002-of-00002.gguf")).unwrap();
-    let error = Model::open(folder.path().join("m-00001-of-00002.gguf")).unwrap_err();
-    assert!(error.to_string().contains("m-00002-of-00002.gguf"), "{error}");
-    assert_eq!(error.exit_code(), 7);
-}
-
-/// The metadata of a model that is not a list.
-pub fn put_hyperparameters(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
-    use ragtag_graph::gguf::Value;
-    for (key, value) in model.graph().metadata().iter() {
-        match value.unwrap() {
-            Value::U32(v) => writer.put(key, v),
-            Value::F32(v) => writer.put(key, v),
-            Value::Str(v) => writer.put(key, v),
-            // The vocabulary is not needed for logits.
-            _ => {}
-        }
+        assert_eq!(logits(&model), expected, "{name}");
+        assert_eq!(model.tokenizer().unwrap().encode("Once upon a time", true).unwrap(), ids[..5]);
+        assert_ne!(model.fingerprint().unwrap(), whole.fingerprint().unwrap());
     }
 }

@@ -233,3 +233,63 @@ pub fn tensor_data(bytes: &[u8], tensor: &str) -> std::ops::Range<usize> {
     let found = model.graph().weights().tensor(tensor).unwrap();
     found.offset as usize..(found.offset + found.bytes) as usize
 }
+
+/// A model as a directory: configuration, two shards of safetensors, and the tokenizer in both forms.
+pub fn checkpoint() -> PathBuf {
+    root().join("tests/golden/tiny-hf")
+}
+
+/// The ids whose logits lie in the directory.
+pub fn checkpoint_ids() -> Vec<u32> {
+    let json = read_json(&checkpoint().join("ids.json"));
+    json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// Writes a model as `count` files, metadata and all, and returns their names.
+pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
+    let tensors = model.graph().weights().tensors();
+    let parts = tensors.chunks(tensors.len().div_ceil(count));
+    assert_eq!(parts.len(), count);
+    let names: Vec<_> = (1..=count).map(|n| format!("m-{n:05}-of-{count:05}.gguf")).collect();
+    for ((number, part), name) in parts.enumerate().zip(&names) {
+        let mut writer = ragtag_graph::gguf::Writer::new();
+        if number == 0 {
+            put_metadata(&mut writer, model);
+        }
+        writer.put("split.no", number as u16);
+        writer.put("split.count", count as u16);
+        writer.put("split.tensors.count", tensors.len() as i32);
+        part.iter().for_each(|t| writer.tensor(&t.name, t.tensor_type, &t.shape, t.bytes));
+        let mut file = writer.header();
+        for tensor in part {
+            file.extend_from_slice(model.graph().weights().bytes(tensor).unwrap());
+            file.resize(file.len() + writer.padding(tensor.bytes) as usize, 0);
+        }
+        std::fs::write(folder.join(name), file).unwrap();
+    }
+    names
+}
+
+/// Writes all of a model's metadata.
+pub fn put_metadata(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
+    use ragtag_graph::gguf::{FromValue, Metadata, Value, ValueType};
+    fn list<'a, T: FromValue<'a>>(metadata: &'a Metadata, key: &str) -> Vec<T> {
+        metadata.list(key).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+    let metadata = model.graph().metadata().expect("a GGUF file");
+    for (key, value) in metadata.iter() {
+        match value.unwrap() {
+            Value::U32(v) => writer.put(key, v),
+            Value::F32(v) => writer.put(key, v),
+            Value::Str(v) => writer.put(key, v),
+            Value::Bool(v) => writer.put(key, v),
+            Value::Array(v) => match v.element_type() {
+                ValueType::Str => writer.put(key, &list::<&str>(metadata, key)[..]),
+                ValueType::F32 => writer.put(key, &list::<f32>(metadata, key)[..]),
+                ValueType::I32 => writer.put(key, &list::<i32>(metadata, key)[..]),
+                other => panic!("{key}: an array of {}", other.name()),
+            },
+            other => panic!("{key}: {other}"),
+        }
+    }
+}

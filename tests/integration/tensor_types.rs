@@ -1,6 +1,5 @@
 //! A model in every type of quanta against the same weights as F32.
 
-use crate::golden::put_hyperparameters;
 use crate::support::{self, Setup, relative_error};
 use half::f16;
 use ragtag::Model;
@@ -42,7 +41,7 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());
     let mut files = [TensorType::F32; 2].map(|_| (Writer::new(), Vec::new()));
-    files.iter_mut().for_each(|(header, _)| put_hyperparameters(header, like));
+    files.iter_mut().for_each(|(header, _)| support::put_metadata(header, like));
     for tensor in like.graph().weights().tensors() {
         let values: u64 = tensor.shape.iter().product();
         let mut plain = vec![1_f32; values as usize]; // norms stay this

@@ -6,7 +6,7 @@ use crate::op::RopePairing;
 
 pub(super) static BITNET: Architecture = Architecture {
     name: "bitnet",
-    build: |h, b| {
-        transformer::build(h, b, &transformer::Options { pairing: RopePairing::Halves, sub_norms: true })
-    },
+    classes: &[],
+    gguf_pairing: RopePairing::Halves,
+    build: |h, b| transformer::build(h, b, &transformer::Options { sub_norms: true }),
 };

@@ -1,9 +1,13 @@
-//! The numbers that shape a model, read from its metadata and checked before anything is computed from them.
+//! The numbers that shape a model, read from its metadata and checked before anything is computed from them. (Those of
+//! a checkpoint come from its `config.json`: see `checkpoint`.)
 
+use super::Architecture;
 use crate::gguf::Metadata;
 use crate::model::ModelError;
+use crate::op::RopePairing;
 use crate::weights::Weights;
 use serde::Serialize;
+use std::f64::consts::TAU;
 
 /// Largest count that any hyperparameter may have; keeps every product below within 64 bits.
 const LARGEST: u32 = 1 << 24;
@@ -31,16 +35,43 @@ pub struct Hyperparameters {
     pub head_dimensions: u32,
     /// Values of a head that rotate.
     pub rope_dimensions: u32,
+    /// Which of them rotate together: the file's order of the query and key projections.
+    pub rope_pairing: RopePairing,
     /// Base of the rotary frequencies.
     pub rope_base: f32,
     /// Divides positions (linear scaling).
     pub rope_scale: f32,
+    /// Scaling by frequency, as Llama 3.1 has it.
+    pub rope_llama3: Option<Llama3Scaling>,
     /// Whether `rope_freqs.weight` divides the frequencies.
     pub has_rope_factors: bool,
     /// Added to the mean square in norms.
     pub epsilon: f32,
     /// Size of the vocabulary.
     pub vocabulary: u32,
+}
+
+/// Rotary scaling of type `llama3`: low frequencies are divided, high ones stay, those between are blended.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Llama3Scaling {
+    /// Divides low frequencies.
+    pub factor: f32,
+    /// Frequencies with fewer turns than this within the original context are low.
+    pub low_frequency_factor: f32,
+    /// Frequencies with more turns than this within the original context are high; above the other.
+    pub high_frequency_factor: f32,
+    /// Longest sequence before the scaling, in tokens.
+    pub original_context: u32,
+}
+
+impl Llama3Scaling {
+    /// The scaled frequency, in radians for each position.
+    fn apply(&self, frequency: f64) -> f64 {
+        let turns = f64::from(self.original_context) * frequency / TAU;
+        let (low, high) = (f64::from(self.low_frequency_factor), f64::from(self.high_frequency_factor));
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        frequency * (kept + (1.0 - kept) / f64::from(self.factor))
+    }
 }
 
 impl Hyperparameters {
@@ -52,10 +83,11 @@ impl Hyperparameters {
     pub fn read(metadata: &Metadata, weights: &Weights) -> Result<Self, ModelError> {
         let architecture = metadata.get::<&str>("general.architecture")?.to_string();
         let key = |part: &str| format!("{architecture}.{part}");
-        let count =
-            |part: &str| -> Result<u32, ModelError> { in_range(&key(part), metadata.get(&key(part))?) };
+        let count = |part: &str| -> Result<u32, ModelError> {
+            in_range(&key(part), metadata.get::<u32>(&key(part))?.into())
+        };
         let optional = |part: &str, default: u32| -> Result<u32, ModelError> {
-            metadata.find(&key(part))?.map_or(Ok(default), |value| in_range(&key(part), value))
+            metadata.find::<u32>(&key(part))?.map_or(Ok(default), |v| in_range(&key(part), v.into()))
         };
         let float = |part: &str, default: f32| -> Result<f32, ModelError> {
             metadata.find(&key(part))?.map_or(Ok(default), |value| positive(&key(part), value))
@@ -70,8 +102,10 @@ impl Hyperparameters {
             context: count("context_length")?,
             feed_forward: count("feed_forward_length")?,
             rope_dimensions: optional("rope.dimension_count", head_dimensions)?,
+            rope_pairing: Architecture::find(&architecture)?.gguf_pairing,
             rope_base: float("rope.freq_base", 10000.0)?,
             rope_scale: rope_scale(metadata, &architecture, &float)?,
+            rope_llama3: None,
             has_rope_factors: weights.tensor("rope_freqs.weight").is_some(),
             epsilon: positive(&epsilon_key, metadata.get(&epsilon_key)?)?,
             vocabulary: vocabulary(weights)?,
@@ -81,11 +115,13 @@ impl Hyperparameters {
             kv_heads,
             head_dimensions,
         };
-        found.check(metadata)?;
+        found.check_shape()?;
+        found.check_features(metadata)?;
         Ok(found)
     }
 
-    fn check(&self, metadata: &Metadata) -> Result<(), ModelError> {
+    /// Whether the numbers go together, wherever they come from.
+    pub(crate) fn check_shape(&self) -> Result<(), ModelError> {
         let bad = |what: &str, why: String| Err(ModelError::Hyperparameter { key: what.into(), why });
         if !self.heads.is_multiple_of(self.kv_heads) {
             let why = format!("{} heads cannot share {} key-value heads", self.heads, self.kv_heads);
@@ -99,6 +135,11 @@ impl Hyperparameters {
         if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
             return bad("attention.key_length", format!("{} heads of {}", self.heads, self.head_dimensions));
         }
+        Ok(())
+    }
+
+    /// Features that would be silently ignored.
+    fn check_features(&self, metadata: &Metadata) -> Result<(), ModelError> {
         let value_key = format!("{}.attention.value_length", self.architecture);
         if metadata.find::<u32>(&value_key)?.is_some_and(|length| length != self.head_dimensions) {
             return Err(ModelError::Unsupported { what: format!("{value_key} other than the key length") });
@@ -116,15 +157,17 @@ impl Hyperparameters {
         let frequency = |pair: u32| {
             let exponent = -2.0 * f64::from(pair) / f64::from(self.rope_dimensions);
             let factor = factors.map_or(1.0, |f| f64::from(f[pair as usize]));
-            (f64::from(self.rope_base).powf(exponent) / f64::from(self.rope_scale) / factor) as f32
+            let frequency = f64::from(self.rope_base).powf(exponent) / f64::from(self.rope_scale) / factor;
+            self.rope_llama3.map_or(frequency, |scaling| scaling.apply(frequency)) as f32
         };
         (0..pairs).map(frequency).collect()
     }
 }
 
-fn in_range(key: &str, value: u32) -> Result<u32, ModelError> {
-    match value {
-        1..=LARGEST => Ok(value),
+/// The count, if a model can have it.
+pub(crate) fn in_range(key: &str, value: i128) -> Result<u32, ModelError> {
+    match u32::try_from(value) {
+        Ok(count @ 1..=LARGEST) => Ok(count),
         _ => Err(ModelError::Hyperparameter {
             key: key.into(),
             why: format!("{value} is not in 1 … {LARGEST}"),
@@ -132,7 +175,8 @@ fn in_range(key: &str, value: u32) -> Result<u32, ModelError> {
     }
 }
 
-fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
+/// The value, if it is finite and positive.
+pub(crate) fn positive(key: &str, value: f32) -> Result<f32, ModelError> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
@@ -157,5 +201,5 @@ fn vocabulary(weights: &Weights) -> Result<u32, ModelError> {
     let name = "token_embd.weight";
     let table = weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })?;
     let rows = u32::try_from(table.shape.get(1).copied().unwrap_or(0)).unwrap_or(0);
-    in_range("rows of token_embd.weight", rows)
+    in_range("rows of token_embd.weight", rows.into())
 }

@@ -3,12 +3,10 @@
 use super::Hyperparameters;
 use crate::builder::Builder;
 use crate::model::ModelError;
-use crate::op::RopePairing;
 use petgraph::stable_graph::NodeIndex;
 
 /// Where architectures differ.
 pub(super) struct Options {
-    pub(super) pairing: RopePairing,
     /// Norms before the attention's output projection and before the FFN's down projection.
     pub(super) sub_norms: bool,
 }
@@ -43,8 +41,8 @@ fn attention_half(
     let q = b.matmul(normed, &name("attn_q"), h.heads * h.head_dimensions)?;
     let k = b.matmul(normed, &name("attn_k"), h.kv_heads * h.head_dimensions)?;
     let v = b.matmul(normed, &name("attn_v"), h.kv_heads * h.head_dimensions)?;
-    let q = b.rope(q, h.heads, options.pairing);
-    let k = b.rope(k, h.kv_heads, options.pairing);
+    let q = b.rope(q, h.heads, h.rope_pairing);
+    let k = b.rope(k, h.kv_heads, h.rope_pairing);
     let mut attended = b.attention(q, k, v, layer);
     if options.sub_norms {
         attended = b.rms_norm(attended, &name("attn_sub_norm"), h.epsilon)?;

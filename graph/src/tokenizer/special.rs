@@ -2,12 +2,25 @@
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, BuildError, MatchKind};
 
-/// Finds the tokens of a set in a text: the leftmost first, of several the longest.
+/// A token to be found.
 #[derive(Clone, Debug)]
-pub(super) struct Finder {
-    /// `None` for the empty set.
-    matcher: Option<AhoCorasick>,
-    ids: Vec<u32>,
+pub(super) struct Added {
+    pub(super) id: u32,
+    /// Never found if it is empty.
+    pub(super) text: String,
+    /// Means something to the model: found only where the text is trusted.
+    pub(super) control: bool,
+    /// Swallows the whitespace before it.
+    pub(super) strips_left: bool,
+    /// Swallows the whitespace behind it.
+    pub(super) strips_right: bool,
+}
+
+impl Added {
+    /// A token that leaves the text around it alone.
+    pub(super) fn new(id: u32, text: impl Into<String>, control: bool) -> Self {
+        Added { id, text: text.into(), control, strips_left: false, strips_right: false }
+    }
 }
 
 /// A part of a text.
@@ -19,36 +32,91 @@ pub(super) enum Part<'a> {
     Token(u32),
 }
 
+/// Finds tokens in a text: with those that mean something to the model, or without them.
+#[derive(Clone, Debug)]
+pub(super) struct Finder {
+    plain: Set,
+    all: Set,
+}
+
 impl Finder {
-    /// A finder of these texts and their ids. Empty texts are never found.
-    pub(super) fn new(tokens: impl Iterator<Item = (u32, String)>) -> Result<Self, BuildError> {
-        let (ids, texts): (Vec<u32>, Vec<String>) = tokens.filter(|(_, text)| !text.is_empty()).unzip();
-        let matcher = (!texts.is_empty())
+    /// A finder of these tokens.
+    pub(super) fn new(tokens: Vec<Added>) -> Result<Self, BuildError> {
+        let plain = tokens.iter().filter(|token| !token.control).cloned().collect();
+        Ok(Finder { plain: Set::new(plain)?, all: Set::new(tokens)? })
+    }
+
+    /// Cuts `text` into parts, none of them empty.
+    pub(super) fn parts<'a>(&self, text: &'a str, control: bool) -> Vec<Part<'a>> {
+        if control { self.all.parts(text) } else { self.plain.parts(text) }
+    }
+}
+
+/// A set of tokens: the leftmost is found first, of several the longest.
+#[derive(Clone, Debug)]
+struct Set {
+    /// `None` for the empty set.
+    matcher: Option<AhoCorasick>,
+    tokens: Vec<Added>,
+}
+
+impl Set {
+    fn new(mut tokens: Vec<Added>) -> Result<Self, BuildError> {
+        tokens.retain(|token| !token.text.is_empty());
+        let matcher = (!tokens.is_empty())
             .then(|| {
                 AhoCorasick::builder()
                     .match_kind(MatchKind::LeftmostLongest)
                     // A vocabulary may bring long texts; this kind stays close to their size.
                     .kind(Some(AhoCorasickKind::ContiguousNFA))
-                    .build(texts)
+                    .build(tokens.iter().map(|token| &token.text))
             })
             .transpose()?;
-        Ok(Finder { matcher, ids })
+        Ok(Set { matcher, tokens })
     }
 
-    /// Cuts `text` into parts, none of them empty.
-    pub(super) fn parts<'a>(&self, text: &'a str) -> Vec<Part<'a>> {
+    fn parts<'a>(&self, text: &'a str) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         let mut rest = 0;
         for found in self.matcher.iter().flat_map(|matcher| matcher.find_iter(text)) {
-            if let Some(before) = text.get(rest..found.start()).filter(|t| !t.is_empty()) {
-                parts.push(Part::Text(before));
+            let Some(token) = self.tokens.get(found.pattern().as_usize()) else { continue };
+            // Nothing is before a token of whitespace that the one before it has swallowed.
+            let mut before = text.get(rest..found.start()).unwrap_or_default();
+            if token.strips_left {
+                before = before.trim_end();
             }
-            parts.extend(self.ids.get(found.pattern().as_usize()).map(|id| Part::Token(*id)));
-            rest = found.end();
+            parts.extend((!before.is_empty()).then_some(Part::Text(before)));
+            parts.push(Part::Token(token.id));
+            rest = found.end().max(rest);
+            if token.strips_right {
+                let after = text.get(rest..).unwrap_or_default();
+                rest += after.len() - after.trim_start().len();
+            }
         }
-        if let Some(after) = text.get(rest..).filter(|t| !t.is_empty()) {
-            parts.push(Part::Text(after));
-        }
+        let after = text.get(rest..).unwrap_or_default();
+        parts.extend((!after.is_empty()).then_some(Part::Text(after)));
         parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_swallow_the_whitespace_that_they_want() {
+        let left = Added { strips_left: true, ..Added::new(1, "<l>", false) };
+        let right = Added { strips_right: true, ..Added::new(2, "<r>", false) };
+        let space = Added::new(3, "  ", false);
+        let finder = Finder::new(vec![left, right, space, Added::new(4, "<c>", true)]).unwrap();
+        let parts = |text| finder.parts(text, true);
+        assert_eq!(parts("a <l> b"), [Part::Text("a"), Part::Token(1), Part::Text(" b")]);
+        assert_eq!(parts("a <r> b"), [Part::Text("a "), Part::Token(2), Part::Text("b")]);
+        // The two spaces are a token, and gone already.
+        assert_eq!(parts("<r>   b"), [Part::Token(2), Part::Token(3), Part::Text("b")]);
+        assert_eq!(parts("<r> <l>"), [Part::Token(2), Part::Token(1)]);
+        assert_eq!(parts("<c>"), [Part::Token(4)]);
+        assert_eq!(finder.parts("<c>", false), [Part::Text("<c>")]);
+        assert_eq!(parts(""), []);
     }
 }

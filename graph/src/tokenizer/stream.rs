@@ -9,8 +9,20 @@ pub(super) enum Piece {
     Text(Box<str>),
     /// One byte, perhaps of a longer character.
     Byte(u8),
+    /// These bytes: characters, and perhaps the end of one and the beginning of another.
+    Bytes(Box<[u8]>),
     /// Nothing.
     Silent,
+}
+
+impl Piece {
+    /// The piece of a token that is written in the letters of byte-level vocabularies. One that is not is text.
+    pub(super) fn byte_level(text: &str) -> Self {
+        match super::alphabet::bytes(text) {
+            Some(bytes) => Piece::Bytes(bytes.into_boxed_slice()),
+            None => Piece::Text(text.into()),
+        }
+    }
 }
 
 /// Turns tokens into text as they come: see [`Tokenizer::stream`](super::Tokenizer::stream).
@@ -34,6 +46,7 @@ impl TextStream {
         match usize::try_from(id).ok().and_then(|id| self.pieces.get(id)) {
             Some(Piece::Silent) => return String::new(),
             Some(Piece::Byte(byte)) => self.pending.push(*byte),
+            Some(Piece::Bytes(bytes)) => self.pending.extend_from_slice(bytes),
             Some(Piece::Text(text)) => {
                 let text = if self.strip_space { text.strip_prefix(' ').unwrap_or(text) } else { text };
                 self.pending.extend_from_slice(text.as_bytes());

@@ -1,5 +1,6 @@
 //! Vocabularies made by hand, against SentencePiece's rules written down once more in the plainest way.
 
+use super::vocabulary::SPACE;
 use super::*;
 use crate::gguf::{ModelFile, Writer};
 use crate::source::MemorySource;
@@ -168,10 +169,13 @@ fn bad_vocabularies_are_refused() {
     assert!(fails(&good[250..], |_| ()).contains("neither all byte tokens nor an unknown token"));
 
     let mut w = Writer::new();
-    w.put("tokenizer.ggml.model", "gpt2");
+    w.put("tokenizer.ggml.model", "rwkv");
     let m = ModelFile::open(vec![Arc::new(MemorySource::new("m.gguf", w.header()))]).unwrap().metadata;
     let message = Tokenizer::from_metadata(&m).unwrap_err().to_string();
-    assert_eq!(message, "m.gguf: tokenizer model \"gpt2\" is not supported yet; supported is \"llama\"");
+    assert_eq!(
+        message,
+        "m.gguf: tokenizer model \"rwkv\" is not supported; supported are \"llama\", \"gpt2\""
+    );
 }
 
 /// Found by fuzzing: spaces became the bytes of `▁`, and came back as `▁`.

@@ -1,7 +1,8 @@
-//! The vocabulary as the file's metadata tells it: texts, scores and kinds of tokens, checked.
+//! The vocabulary as a GGUF file's metadata tells it: texts, scores and kinds of tokens, checked.
 
+use super::Special;
 use crate::error::{Quoted, TokenizerError};
-use crate::gguf::Metadata;
+use crate::gguf::{Array, Metadata};
 
 /// SentencePiece's visible space.
 pub(super) const SPACE: char = '▁';
@@ -31,40 +32,100 @@ pub(super) struct Token<'a> {
     pub(super) kind: Kind,
 }
 
+/// Where end tokens are named: end of text, of turn, of message.
+const END_KEYS: [&str; 3] =
+    ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
+
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const SCORES: &str = "tokenizer.ggml.scores";
+const TYPES: &str = "tokenizer.ggml.token_type";
+
 /// Reads the tokens of a SentencePiece-style vocabulary.
 pub(super) fn read(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError> {
-    let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
-    let texts = metadata.list::<&str>("tokenizer.ggml.tokens")?;
-    let mut scores = metadata.list::<f32>("tokenizer.ggml.scores")?;
-    let mut types = metadata.list::<i32>("tokenizer.ggml.token_type")?;
+    let texts = metadata.list::<&str>(TOKENS)?;
+    let mut scores = metadata.list::<f32>(SCORES)?;
+    let mut types = metadata.list::<i32>(TYPES)?;
     let counts = [texts.count_all(), scores.count_all(), types.count_all()];
     if counts.iter().any(|count| *count != counts[0]) {
-        return Err(wrong(format!(
-            "has {} tokens, {} scores and {} token types",
-            counts[0], counts[1], counts[2]
-        )));
+        let cause = format!("has {} tokens, {} scores and {} token types", counts[0], counts[1], counts[2]);
+        return Err(TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause });
     }
     let mut tokens = Vec::new();
     for (id, text) in texts.enumerate() {
         // The counts agree, so that there is a score and a type.
         let (text, score, kind) = (text?, scores.next().transpose()?, types.next().transpose()?);
         let score = score.unwrap_or(f32::NAN);
-        if score.is_nan() {
-            return Err(wrong(format!("gives token {id} ({}) no score", Quoted(text))));
-        }
-        let kind = kind_of(kind.unwrap_or_default(), text)
-            .map_err(|cause| wrong(format!("has a token {id} ({}) {cause}", Quoted(text))))?;
-        tokens.push(Token { text, score, kind });
+        tokens.push(token(metadata.file(), id, text, score, kind.unwrap_or_default())?);
     }
-    // Byte tokens would express `▁` as well, but come back as `▁` and not as the space that it stands for.
-    let space = SPACE.to_string();
-    if !tokens
-        .iter()
-        .any(|token| matches!(token.kind, Kind::Normal | Kind::UserDefined) && token.text == space)
-    {
-        return Err(wrong(format!("has no token for the space ({SPACE})")));
+    check(metadata.file(), &tokens)?;
+    Ok(tokens)
+}
+
+/// Reads the tokens of a vocabulary whose merges are a list. Without types, all are normal.
+pub(super) fn read_unscored(metadata: &Metadata) -> Result<Vec<Token<'_>>, TokenizerError> {
+    let texts = metadata.list::<&str>(TOKENS)?;
+    let mut types = metadata.find::<Array<'_>>(TYPES)?.map(Array::list::<i32>);
+    if let Some(types) = types.as_ref().filter(|types| types.count_all() != texts.count_all()) {
+        let cause = format!("has {} tokens and {} token types", texts.count_all(), types.count_all());
+        return Err(TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause });
+    }
+    let mut tokens = Vec::new();
+    for (id, text) in texts.enumerate() {
+        let kind = types.as_mut().and_then(Iterator::next).transpose()?;
+        tokens.push(token(metadata.file(), id, text?, 0.0, kind.unwrap_or_default())?);
     }
     Ok(tokens)
+}
+
+/// A token, checked by itself.
+pub(super) fn token<'a>(
+    file: &str,
+    id: usize,
+    text: &'a str,
+    score: f32,
+    kind: i32,
+) -> Result<Token<'a>, TokenizerError> {
+    let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
+    if score.is_nan() {
+        return Err(wrong(format!("gives token {id} ({}) no score", Quoted(text))));
+    }
+    let kind =
+        kind_of(kind, text).map_err(|cause| wrong(format!("has a token {id} ({}) {cause}", Quoted(text))))?;
+    Ok(Token { text, score, kind })
+}
+
+/// Byte tokens would express `▁` as well, but come back as `▁` and not as the space that it stands for.
+pub(super) fn check(file: &str, tokens: &[Token<'_>]) -> Result<(), TokenizerError> {
+    let space = SPACE.to_string();
+    let is_space =
+        |token: &Token<'_>| matches!(token.kind, Kind::Normal | Kind::UserDefined) && token.text == space;
+    if tokens.iter().any(is_space) {
+        return Ok(());
+    }
+    let cause = format!("has no token for the space ({SPACE})");
+    Err(TokenizerError::Vocabulary { file: file.to_owned(), cause })
+}
+
+/// The tokens that begin and end a text, of a vocabulary of `count` tokens. `add_bos` holds where the file is silent.
+pub(super) fn special(metadata: &Metadata, count: usize, add_bos: bool) -> Result<Special, TokenizerError> {
+    let id = |key: &str| match metadata.find::<u32>(key)? {
+        Some(id) if usize::try_from(id).map_or(true, |id| id >= count) => {
+            let cause = format!("has {count} tokens, but {key} is {id}");
+            Err(TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause })
+        }
+        id => Ok(id),
+    };
+    let flag =
+        |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
+    let (bos, eos) = (id("tokenizer.ggml.bos_token_id")?, id(END_KEYS[0])?);
+    let add_bos = flag("tokenizer.ggml.add_bos_token", add_bos)?;
+    let add_eos = flag("tokenizer.ggml.add_eos_token", false)?;
+    Ok(Special {
+        bos,
+        ends: END_KEYS.iter().filter_map(|key| id(key).transpose()).collect::<Result<_, _>>()?,
+        before: bos.into_iter().filter(|_| add_bos).collect(),
+        behind: eos.into_iter().filter(|_| add_eos).collect(),
+    })
 }
 
 fn kind_of(number: i32, text: &str) -> Result<Kind, String> {

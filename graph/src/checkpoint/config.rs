@@ -1,0 +1,246 @@
+//! `config.json`: hyperparameters in the words of Hugging Face.
+//!
+//! What is not there takes the default that the class itself has only where that means "none" (a head size, fewer key
+//! and value heads, rotary scaling); numbers that shape the weights must be there.
+
+use super::{CONFIG, MOST_CONFIG_BYTES};
+use crate::arch::{Architecture, Hyperparameters, Llama3Scaling, in_range, positive};
+use crate::error::{FormatError, Quoted};
+use crate::json;
+use crate::model::ModelError;
+use crate::op::RopePairing;
+use crate::source::{Directory, Source};
+use serde_json::{Map, Value};
+
+/// An object of a JSON file, read field by field. A field that is `null` is one that is not there.
+pub(crate) struct Fields {
+    file: String,
+    /// Before each key in messages; for nested objects.
+    path: String,
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// The file as an object.
+    pub(crate) fn read(source: &dyn Source) -> Result<Self, FormatError> {
+        let map = json::parse(source, MOST_CONFIG_BYTES)?;
+        Ok(Fields { file: source.name().to_owned(), path: String::new(), map })
+    }
+
+    pub(crate) fn find(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// How messages name a key.
+    fn label(&self, key: &str) -> String {
+        format!("{}{key}", self.path)
+    }
+
+    fn missing(&self, key: &str) -> FormatError {
+        FormatError::MissingKey { file: self.file.clone(), key: self.label(key) }
+    }
+
+    fn wrong_type(&self, key: &str, expected: &'static str, found: &Value) -> FormatError {
+        let (file, key) = (self.file.clone(), self.label(key));
+        FormatError::WrongType { file, key, expected, found: shown(found) }
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>, FormatError> {
+        let flag =
+            |value: &Value| value.as_bool().ok_or_else(|| self.wrong_type(key, "true or false", value));
+        self.find(key).map(flag).transpose()
+    }
+
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&str>, FormatError> {
+        let text = |value| Value::as_str(value).ok_or_else(|| self.wrong_type(key, "a string", value));
+        self.find(key).map(text).transpose()
+    }
+
+    /// A number, or a list of them; empty if there is none.
+    pub(crate) fn ids(&self, key: &str) -> Result<Vec<u32>, FormatError> {
+        let values = match self.find(key) {
+            None => return Ok(Vec::new()),
+            Some(Value::Array(values)) => values.as_slice(),
+            Some(value) => std::slice::from_ref(value),
+        };
+        let id = |value: &Value| {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            id.ok_or_else(|| self.wrong_type(key, "a token id or a list of them", value))
+        };
+        values.iter().map(id).collect()
+    }
+
+    fn object(&self, key: &str) -> Result<Option<Fields>, FormatError> {
+        match self.find(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                let path = format!("{}{key}.", self.path);
+                Ok(Some(Fields { file: self.file.clone(), path, map: map.clone() }))
+            }
+            Some(other) => Err(self.wrong_type(key, "an object", other)),
+        }
+    }
+
+    fn find_count(&self, key: &str) -> Result<Option<u32>, ModelError> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let number = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+        let number = number.ok_or_else(|| self.wrong_type(key, "a whole number", value))?;
+        in_range(&self.in_file(key), number).map(Some)
+    }
+
+    fn count(&self, key: &str) -> Result<u32, ModelError> {
+        Ok(self.find_count(key)?.ok_or_else(|| self.missing(key))?)
+    }
+
+    fn find_float(&self, key: &str) -> Result<Option<f32>, ModelError> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let number = value.as_f64().ok_or_else(|| self.wrong_type(key, "a number", value))?;
+        positive(&self.in_file(key), number as f32).map(Some)
+    }
+
+    fn float(&self, key: &str) -> Result<f32, ModelError> {
+        Ok(self.find_float(key)?.ok_or_else(|| self.missing(key))?)
+    }
+
+    /// How [`ModelError::Hyperparameter`] names a key.
+    fn in_file(&self, key: &str) -> String {
+        format!("{} in {CONFIG}", self.label(key))
+    }
+
+    /// A feature that must be off, or not be there.
+    fn refuse(&self, key: &str, off: &[Value]) -> Result<(), ModelError> {
+        match self.find(key).filter(|value| !off.contains(value)) {
+            Some(value) => {
+                let what = format!("{} = {}", self.in_file(key), shown(value));
+                Err(ModelError::Unsupported { what })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// A value as messages show it.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => format!("\"{}\"", Quoted(text)),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        number_or_truth => number_or_truth.to_string(),
+    }
+}
+
+/// Architecture, hyperparameters, and whether the head is the embedding.
+pub(super) fn read(
+    directory: &Directory,
+) -> Result<(&'static Architecture, Hyperparameters, bool), ModelError> {
+    let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
+        directory: directory.name().to_owned(),
+        file: CONFIG.to_owned(),
+    })?;
+    let config = Fields::read(source.as_ref())?;
+    let architecture = Architecture::of_class(class(&config)?)?;
+    let off = [Value::Bool(false)];
+    config.refuse("attention_bias", &off)?;
+    config.refuse("mlp_bias", &off)?;
+    config.refuse("hidden_act", &["silu".into(), "swish".into()])?;
+    config.refuse("quantization_config", &[])?;
+    config.refuse("sliding_window", &off)?;
+    let (width, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
+    let head_dimensions = match config.find_count("head_dim")? {
+        Some(values) => values,
+        None if width.is_multiple_of(heads) => width / heads,
+        None => {
+            let why = format!("{heads} heads do not divide a width of {width}, and there is no head_dim");
+            return Err(ModelError::Hyperparameter { key: config.in_file("num_attention_heads"), why });
+        }
+    };
+    let rope = rope(&config)?;
+    let hyperparameters = Hyperparameters {
+        architecture: architecture.name.to_owned(),
+        name: None,
+        layers: config.count("num_hidden_layers")?,
+        context: config.count("max_position_embeddings")?,
+        width,
+        feed_forward: config.count("intermediate_size")?,
+        heads,
+        kv_heads: config.find_count("num_key_value_heads")?.unwrap_or(heads),
+        head_dimensions,
+        rope_dimensions: head_dimensions,
+        // Unlike those in GGUF files, these projections are as they were trained.
+        rope_pairing: RopePairing::Halves,
+        rope_base: rope.base,
+        rope_scale: rope.scale,
+        rope_llama3: rope.llama3,
+        has_rope_factors: false,
+        epsilon: config.float("rms_norm_eps")?,
+        vocabulary: config.count("vocab_size")?,
+    };
+    hyperparameters.check_shape()?;
+    Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
+}
+
+/// The one class that the weights are for.
+fn class(config: &Fields) -> Result<&str, ModelError> {
+    let classes = config.find("architectures").ok_or_else(|| config.missing("architectures"))?;
+    let one = match classes.as_array().map(Vec::as_slice) {
+        Some([Value::String(class)]) => Some(class.as_str()),
+        _ => None,
+    };
+    Ok(one.ok_or_else(|| config.wrong_type("architectures", "a list of one class", classes))?)
+}
+
+struct Rope {
+    base: f32,
+    scale: f32,
+    llama3: Option<Llama3Scaling>,
+}
+
+/// Rotary embedding: in `rope_parameters`, or in `rope_theta` and `rope_scaling` of older files.
+fn rope(config: &Fields) -> Result<Rope, ModelError> {
+    const DEFAULT_BASE: f32 = 10_000.0;
+    let parameters = config.object("rope_parameters")?;
+    let scaling = match config.object("rope_scaling")? {
+        Some(scaling) if parameters.is_none() => Some(scaling),
+        _ => parameters,
+    };
+    let own_base = scaling.as_ref().map(|s| s.find_float("rope_theta")).transpose()?.flatten();
+    let base = match own_base {
+        Some(base) => base,
+        None => config.find_float("rope_theta")?.unwrap_or(DEFAULT_BASE),
+    };
+    let whole = [Value::from(1), Value::from(1.0)];
+    config.refuse("partial_rotary_factor", &whole)?;
+    let plain = Rope { base, scale: 1.0, llama3: None };
+    let Some(scaling) = scaling else { return Ok(plain) };
+    scaling.refuse("partial_rotary_factor", &whole)?;
+    let kind = match scaling.text("rope_type")? {
+        Some(kind) => kind,
+        None => scaling.text("type")?.ok_or_else(|| scaling.missing("rope_type"))?,
+    };
+    match kind {
+        "default" => Ok(plain),
+        "linear" => Ok(Rope { scale: scaling.float("factor")?, ..plain }),
+        "llama3" => Ok(Rope { llama3: Some(llama3(&scaling)?), ..plain }),
+        other => {
+            let what = format!("rotary scaling of type \"{}\" ({CONFIG})", Quoted(other));
+            Err(ModelError::Unsupported { what })
+        }
+    }
+}
+
+fn llama3(scaling: &Fields) -> Result<Llama3Scaling, ModelError> {
+    let found = Llama3Scaling {
+        factor: scaling.float("factor")?,
+        low_frequency_factor: scaling.float("low_freq_factor")?,
+        high_frequency_factor: scaling.float("high_freq_factor")?,
+        original_context: scaling.count("original_max_position_embeddings")?,
+    };
+    if found.low_frequency_factor >= found.high_frequency_factor {
+        let why = format!(
+            "{} is not above low_freq_factor, {}",
+            found.high_frequency_factor, found.low_frequency_factor
+        );
+        return Err(ModelError::Hyperparameter { key: scaling.in_file("high_freq_factor"), why });
+    }
+    Ok(found)
+}

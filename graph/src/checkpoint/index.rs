@@ -1,0 +1,89 @@
+//! `model.safetensors.index.json`: which shard holds which tensor.
+
+use super::{CONFIG, INDEX, MODEL};
+use crate::error::{FormatError, Quoted};
+use crate::json;
+use crate::source::{Directory, Source};
+use crate::weights::TensorInfo;
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Most bytes of an index: that of a million tensors.
+const MOST_BYTES: u64 = 128 << 20;
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The names of the files that hold the weights, given the directory with [`FILES`](super::FILES): the one file, or all
+/// that the index names, sorted. A file `model.safetensors` in the directory goes before an index.
+///
+/// # Errors
+/// The directory is no model's, or the index names something else than a safetensors file of the directory itself.
+pub fn shard_names(directory: &Directory) -> Result<Vec<String>, FormatError> {
+    let missing = |file: &str| {
+        Err(FormatError::MissingFile { directory: directory.name().to_owned(), file: file.to_owned() })
+    };
+    if directory.file(CONFIG).is_none() {
+        return missing(CONFIG);
+    }
+    let index = match (directory.file(MODEL), directory.file(INDEX)) {
+        (Some(_), _) => return Ok(vec![MODEL.to_owned()]),
+        (None, Some(index)) => index,
+        (None, None) => return missing(&format!("{MODEL} and no {INDEX}")),
+    };
+    let wrong = |cause: String| FormatError::Index { file: index.name().to_owned(), cause };
+    let names: BTreeSet<String> = read(index.as_ref())?.weight_map.into_values().collect();
+    if let Some(bad) = names.iter().find(|name| !is_plain(name)) {
+        let cause = format!("\"{}\" is not the name of a .safetensors file beside it", Quoted(bad));
+        return Err(wrong(cause));
+    }
+    if names.is_empty() {
+        return Err(wrong("names no file".to_owned()));
+    }
+    Ok(names.into_iter().collect())
+}
+
+/// The index, if the weights are in several files.
+fn index_file(directory: &Directory) -> Option<&Arc<dyn Source>> {
+    directory.file(INDEX).filter(|_| directory.file(MODEL).is_none())
+}
+
+fn read(index: &dyn Source) -> Result<Index, FormatError> {
+    json::parse(index, MOST_BYTES)
+}
+
+/// Whether a name stays within the directory, on every system: no separator, no drive, nothing that hides.
+fn is_plain(name: &str) -> bool {
+    let harmless = |c: char| c.is_ascii_alphanumeric() || "-_.+@ ".contains(c);
+    name.ends_with(".safetensors") && !name.starts_with('.') && name.chars().all(harmless)
+}
+
+/// Holds the index, if there is one, against the tensors of the shards of these names.
+pub(super) fn check(
+    directory: &Directory,
+    names: &[String],
+    tensors: &[TensorInfo],
+) -> Result<(), FormatError> {
+    let Some(index) = index_file(directory) else { return Ok(()) };
+    let wrong = |cause: String| Err(FormatError::Index { file: index.name().to_owned(), cause });
+    let mut promised = read(index.as_ref())?.weight_map;
+    for tensor in tensors {
+        let shard = names.get(tensor.shard).map_or("", String::as_str);
+        match promised.remove(&tensor.name) {
+            Some(file) if file == shard => {}
+            Some(file) => {
+                let name = Quoted(&tensor.name);
+                return wrong(format!("{name} should be in {}, but is in {shard}", Quoted(&file)));
+            }
+            // Either the index does not know it, or it was found before.
+            None => return wrong(format!("{shard} holds {} against it", Quoted(&tensor.name))),
+        }
+    }
+    match promised.into_iter().next() {
+        Some((tensor, file)) => wrong(format!("{} should hold {}", Quoted(&file), Quoted(&tensor))),
+        None => Ok(()),
+    }
+}

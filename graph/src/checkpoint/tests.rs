@@ -1,0 +1,263 @@
+//! Small checkpoints made by hand.
+
+use super::*;
+use crate::model::Model;
+use crate::op::RopePairing;
+use crate::source::MemorySource;
+use ragtag_kernels::TensorType;
+use serde_json::{Value, json};
+
+/// A checkpoint that a test may change before it is opened.
+#[derive(Clone)]
+pub(super) struct Made {
+    pub(super) config: Value,
+    /// Names, shapes with the slowest dimension first; all F32.
+    pub(super) tensors: Vec<(String, Vec<u64>)>,
+}
+
+impl Made {
+    /// Width 32, one head of 32, one block, 8 tokens.
+    pub(super) fn new() -> Self {
+        let config = json!({
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "intermediate_size": 64, "rms_norm_eps": 1e-5, "vocab_size": 8, "max_position_embeddings": 128,
+        });
+        let block = |part: &str| format!("model.layers.0.{part}.weight");
+        let tensors = vec![
+            ("model.embed_tokens.weight".into(), vec![8, 32]),
+            (block("input_layernorm"), vec![32]),
+            (block("self_attn.q_proj"), vec![32, 32]),
+            (block("self_attn.k_proj"), vec![16, 32]),
+            (block("self_attn.v_proj"), vec![16, 32]),
+            (block("self_attn.o_proj"), vec![32, 32]),
+            (block("post_attention_layernorm"), vec![32]),
+            (block("mlp.gate_proj"), vec![64, 32]),
+            (block("mlp.up_proj"), vec![64, 32]),
+            (block("mlp.down_proj"), vec![32, 64]),
+            ("model.norm.weight".into(), vec![32]),
+            ("lm_head.weight".into(), vec![8, 32]),
+        ];
+        Made { config, tensors }
+    }
+
+    pub(super) fn with(&self, key: &str, value: Value) -> Self {
+        let mut changed = self.clone();
+        changed.config[key] = value;
+        changed
+    }
+
+    pub(super) fn directory(&self) -> Directory {
+        let mut directory = Directory::new("d");
+        put(&mut directory, CONFIG, self.config.to_string().into_bytes());
+        put(&mut directory, MODEL, safetensors(&self.tensors));
+        directory
+    }
+
+    pub(super) fn open(&self) -> Result<Model, ModelError> {
+        Model::from_directory(self.directory())
+    }
+
+    pub(super) fn error(&self) -> String {
+        self.open().map(|_| ()).unwrap_err().to_string()
+    }
+}
+
+pub(super) fn put(directory: &mut Directory, name: &str, bytes: Vec<u8>) {
+    directory.insert(name, Arc::new(MemorySource::new(format!("d/{name}"), bytes)));
+}
+
+/// A file with these tensors of F32, whose values count up.
+pub(super) fn safetensors(tensors: &[(String, Vec<u64>)]) -> Vec<u8> {
+    let mut entries = Vec::new();
+    let mut end = 0;
+    for (name, shape) in tensors {
+        let begin = end;
+        end += 4 * shape.iter().product::<u64>();
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [begin, end] });
+        entries.push(format!("{}:{entry}", json!(name)));
+    }
+    let values = (0..end / 4).flat_map(|n| (n as f32).to_le_bytes()).collect();
+    with_header(&format!("{{{}}}", entries.join(",")), values)
+}
+
+/// A file with this header and this data.
+pub(super) fn with_header(header: &str, data: Vec<u8>) -> Vec<u8> {
+    [(header.len() as u64).to_le_bytes().to_vec(), header.as_bytes().to_vec(), data].concat()
+}
+
+#[test]
+fn a_checkpoint_becomes_a_model() {
+    let model = Made::new().open().unwrap();
+    let h = model.hyperparameters();
+    assert_eq!((h.architecture.as_str(), h.layers, h.context, h.width), ("llama", 1, 128, 32));
+    assert_eq!((h.heads, h.kv_heads, h.head_dimensions, h.feed_forward), (2, 1, 16, 64));
+    assert_eq!((h.vocabulary, h.rope_base, h.epsilon), (8, 10_000.0, 1e-5));
+    assert_eq!(h.rope_pairing, RopePairing::Halves);
+    let weights = model.weights();
+    assert_eq!(weights.tensors().len(), 12);
+    let up = weights.tensor("blk.0.ffn_down.weight").unwrap();
+    assert_eq!((up.columns(), up.rows(), up.tensor_type), (64, 32, TensorType::F32));
+    // The data is where the header says: 8 × 32 values come before the first norm.
+    let norm = weights.bytes(weights.tensor("blk.0.attn_norm.weight").unwrap()).unwrap();
+    assert_eq!(norm[..4], 256f32.to_le_bytes());
+    assert_eq!(model.segment_count(), 3);
+}
+
+#[test]
+fn every_type_of_tensor_and_any_order() {
+    let mut made = Made::new();
+    made.tensors.reverse();
+    let bytes = safetensors(&made.tensors);
+    let mut directory = made.directory();
+    // The header may name tensors in any order; half the width would be another size.
+    for (dtype, expected) in [("BF16", TensorType::BF16), ("F16", TensorType::F16)] {
+        let header = json!({
+            "__metadata__": { "format": "pt" },
+            "b": { "dtype": dtype, "shape": [2, 3], "data_offsets": [4, 16] },
+            "a": { "dtype": "F32", "shape": [], "data_offsets": [0, 4] },
+        });
+        let file = with_header(&format!("{header}   "), vec![0; 16]);
+        let found = crate::safetensors::parse(&MemorySource::new("m", file), 3).unwrap();
+        assert_eq!(found[0].name, "a");
+        assert_eq!((found[0].shape.as_slice(), found[0].bytes), (&[][..], 4));
+        assert_eq!((found[1].tensor_type, found[1].shape.as_slice()), (expected, &[3, 2][..]));
+        assert!(found.iter().all(|tensor| tensor.shard == 3));
+    }
+    put(&mut directory, MODEL, bytes);
+    assert_eq!(Model::from_directory(directory).unwrap().weights().tensors().len(), 12);
+}
+
+#[test]
+fn shards_are_found_by_the_index() {
+    let made = Made::new();
+    let (a, b) = made.tensors.split_at(5);
+    let mut directory = Directory::new("d");
+    put(&mut directory, CONFIG, made.config.to_string().into_bytes());
+    let map: Vec<_> = a.iter().map(|t| (t.0.clone(), "b.safetensors")).collect();
+    let map = map.into_iter().chain(b.iter().map(|t| (t.0.clone(), "a.safetensors")));
+    let map: serde_json::Map<String, Value> = map.map(|(name, file)| (name, file.into())).collect();
+    let index = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+    put(&mut directory, INDEX, index.to_string().into_bytes());
+    assert_eq!(shard_names(&directory).unwrap(), ["a.safetensors", "b.safetensors"]);
+    let missing = Model::from_directory(directory.clone()).unwrap_err().to_string();
+    assert_eq!(missing, "d has no a.safetensors");
+    put(&mut directory, "a.safetensors", safetensors(b));
+    put(&mut directory, "b.safetensors", safetensors(a));
+    let model = Model::from_directory(directory.clone()).unwrap();
+    assert_eq!(model.weights().tensor("token_embd.weight").unwrap().shard, 1);
+
+    let fails = |name: &str, tensors: &[(String, Vec<u64>)]| {
+        let mut directory = directory.clone();
+        put(&mut directory, name, safetensors(tensors));
+        Model::from_directory(directory).unwrap_err().to_string()
+    };
+    assert_eq!(
+        fails("b.safetensors", &a[1..]),
+        "d/model.safetensors.index.json: b.safetensors should hold model.embed_tokens.weight"
+    );
+    let moved = fails("a.safetensors", &[&b[..], &a[..1]].concat());
+    assert!(
+        moved.contains("embed_tokens.weight should be in b.safetensors, but is in a.safetensors"),
+        "{moved}"
+    );
+    let more = fails("a.safetensors", &[b, &[("more".into(), vec![1])]].concat());
+    assert!(more.contains("a.safetensors holds more against it"), "{more}");
+    // One file goes before an index.
+    put(&mut directory, MODEL, safetensors(&made.tensors));
+    assert_eq!(shard_names(&directory).unwrap(), [MODEL]);
+    assert!(Model::from_directory(directory).unwrap().weights().tensors().iter().all(|t| t.shard == 0));
+}
+
+#[test]
+fn the_head_is_the_embedding_or_has_a_tensor() {
+    let mut tied = Made::new().with("tie_word_embeddings", true.into());
+    assert_eq!(tied.error(), "not supported: lm_head.weight beside tie_word_embeddings in config.json");
+    tied.tensors.pop();
+    assert!(tied.open().is_ok());
+    let untied = tied.with("tie_word_embeddings", false.into());
+    assert_eq!(untied.error(), "tensor lm_head.weight is missing");
+}
+
+#[test]
+fn errors_speak_of_the_checkpoints_names() {
+    let mut made = Made::new();
+    made.tensors[2].1 = vec![16, 32];
+    assert!(made.error().starts_with("tensor model.layers.0.self_attn.q_proj.weight has shape [32, 16]"));
+    made.tensors.remove(2);
+    assert_eq!(made.error(), "tensor model.layers.0.self_attn.q_proj.weight is missing");
+    for name in
+        ["model.layers.0.self_attn.q_proj.bias", "blk.0.attn_q.weight", "rope_freqs.weight", "x\u{1b}"]
+    {
+        let mut made = Made::new();
+        made.tensors.push((name.into(), vec![32]));
+        let error = made.error();
+        assert!(error.contains("is not part of this architecture") && !error.contains('\u{1b}'), "{error}");
+    }
+    // What follows from the hyperparameters may be there all the same.
+    let mut made = Made::new();
+    made.tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), vec![8]));
+    assert_eq!(made.open().unwrap().weights().tensors().len(), 12);
+}
+
+/// Frequencies of two published configurations, computed with the formula as it is in the `transformers` library,
+/// written down with its three cases.
+#[test]
+fn rotary_scaling_of_llama_3() {
+    let scaling = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    });
+    let made = Made::new().with("rope_theta", 500_000.0.into()).with("rope_scaling", scaling.clone());
+    let h = made.open().unwrap().hyperparameters().clone();
+    let found = h.inverse_frequencies(None);
+    let mut kinds = [0; 3];
+    for (pair, found) in found.iter().enumerate() {
+        let plain = 500_000f64.powf(-(2.0 * pair as f64) / 16.0);
+        let wave = 2.0 * std::f64::consts::PI / plain;
+        let expected = if wave > 64.0 / 1.0 {
+            kinds[0] += 1;
+            plain / 8.0
+        } else if wave < 64.0 / 4.0 {
+            kinds[1] += 1;
+            plain
+        } else {
+            kinds[2] += 1;
+            let smooth = (64.0 / wave - 1.0) / (4.0 - 1.0);
+            (1.0 - smooth) * plain / 8.0 + smooth * plain
+        };
+        assert!((f64::from(*found) / expected - 1.0).abs() < 1e-6, "{pair}: {found} for {expected}");
+    }
+    assert!(kinds.iter().all(|count| *count > 0), "{kinds:?}");
+
+    // The newer place, the older key, and the other kinds.
+    let mut newer = scaling.clone();
+    newer["rope_theta"] = 500_000.0.into();
+    assert_eq!(Made::new().with("rope_parameters", newer).open().unwrap().hyperparameters(), &h);
+    let older = Made::new().with("rope_theta", 500_000.into());
+    let mut named = scaling.clone();
+    named["type"] = named["rope_type"].take();
+    assert_eq!(older.with("rope_scaling", named).open().unwrap().hyperparameters(), &h);
+    let linear = Made::new().with("rope_scaling", json!({ "type": "linear", "factor": 2.0 })).open().unwrap();
+    assert_eq!(linear.hyperparameters().rope_scale, 2.0);
+    assert_eq!(linear.hyperparameters().inverse_frequencies(None)[0], 0.5);
+    let none = Made::new().with("rope_scaling", Value::Null).open().unwrap();
+    assert_eq!(none.hyperparameters(), Made::new().open().unwrap().hyperparameters());
+
+    let fails = |key: &str, value: Value| {
+        let mut scaling = scaling.clone();
+        scaling[key] = value;
+        Made::new().with("rope_scaling", scaling).error()
+    };
+    assert_eq!(
+        fails("rope_type", "yarn".into()),
+        "not supported: rotary scaling of type \"yarn\" (config.json)"
+    );
+    assert!(fails("high_freq_factor", 1.0.into()).contains("is not above low_freq_factor"));
+    assert!(
+        fails("factor", 0.into())
+            .contains("rope_scaling.factor in config.json: 0 is not finite and positive")
+    );
+    assert!(fails("factor", Value::Null).contains("d/config.json has no metadata rope_scaling.factor"));
+    assert!(fails("original_max_position_embeddings", (-1).into()).contains("-1 is not in 1 …"));
+}

@@ -1,0 +1,178 @@
+//! The header of a safetensors file, read without trust: an eight-byte length, a JSON object with type, shape and place
+//! of each tensor, then the data, without holes and without overlaps.
+//!
+//! The layout follows the format's description in the safetensors repository of Hugging Face, bounds included.
+//!
+//! This module must not know any architecture.
+
+use crate::error::{FormatError, Quoted};
+use crate::json;
+use crate::source::Source;
+use crate::weights::TensorInfo;
+use ragtag_kernels::TensorType;
+use serde::Deserialize;
+use serde::de::{Error, MapAccess, Visitor};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+/// Largest header that the format allows.
+const MOST_HEADER_BYTES: u64 = 100_000_000;
+/// Bytes of the length before the header.
+const LENGTH_BYTES: u64 = 8;
+/// Dimensions that a tensor may have.
+const MOST_DIMENSIONS: usize = 8;
+/// The one key that names no tensor.
+const METADATA: &str = "__metadata__";
+
+/// What the header says of a tensor. Fields that the format does not have are left alone, as its own reader does.
+#[derive(Deserialize)]
+struct Entry {
+    dtype: String,
+    /// The slowest dimension first.
+    shape: Vec<u64>,
+    /// First byte and end, counted from the end of the header.
+    data_offsets: (u64, u64),
+}
+
+/// Reads and checks the header of the `shard`-th file of a model. Tensors are in the order of their data.
+pub(crate) fn parse(source: &dyn Source, shard: usize) -> Result<Vec<TensorInfo>, FormatError> {
+    let data = data_start(source)?;
+    let header = source.range(LENGTH_BYTES..data)?;
+    // Whitespace may follow the object, but not come before it.
+    if header.first() != Some(&b'{') {
+        let found = header.first().map_or_else(|| "nothing".to_owned(), |byte| format!("byte {byte:#04x}"));
+        return Err(invalid(source, LENGTH_BYTES, "the header", format!("begins with {found}, not with {{")));
+    }
+    let Entries(mut entries) = json::parse_slice(source.name(), header)?;
+    entries.sort_by_key(|(_, entry)| entry.data_offsets);
+    let mut tensors = Vec::new();
+    let mut end = 0;
+    for (name, entry) in &entries {
+        tensors.push(tensor(source, shard, data, end, name, entry)?);
+        end = entry.data_offsets.1;
+    }
+    let all = source.bytes() - data;
+    if end < all {
+        let cause = format!("{} bytes after the last tensor belong to none", all - end);
+        return Err(invalid(source, data + end, "the data", cause));
+    }
+    Ok(tensors)
+}
+
+/// Where the data begins: behind the header, which must be there and be no larger than allowed.
+fn data_start(source: &dyn Source) -> Result<u64, FormatError> {
+    let cut = |what: &str, at, wanted| FormatError::Truncated {
+        file: source.name().to_owned(),
+        what: what.to_owned(),
+        at,
+        wanted,
+        bytes: source.bytes(),
+    };
+    if source.bytes() < LENGTH_BYTES {
+        return Err(cut("the length of the header", 0, LENGTH_BYTES));
+    }
+    let mut length = [0; LENGTH_BYTES as usize];
+    length.copy_from_slice(source.range(0..LENGTH_BYTES)?);
+    let length = u64::from_le_bytes(length);
+    if length > MOST_HEADER_BYTES {
+        let cause = format!("{length} bytes are more than the {MOST_HEADER_BYTES} that are allowed");
+        return Err(invalid(source, 0, "the length of the header", cause));
+    }
+    match LENGTH_BYTES + length {
+        data if data <= source.bytes() => Ok(data),
+        _ => Err(cut("the header", LENGTH_BYTES, length)),
+    }
+}
+
+/// One tensor, whose data must begin where that of the last one ended.
+fn tensor(
+    source: &dyn Source,
+    shard: usize,
+    data: u64,
+    expected_begin: u64,
+    name: &str,
+    entry: &Entry,
+) -> Result<TensorInfo, FormatError> {
+    let wrong = |cause: String| invalid(source, LENGTH_BYTES, &format!("tensor {}", Quoted(name)), cause);
+    let tensor_type = match entry.dtype.as_str() {
+        "F32" => TensorType::F32,
+        "F16" => TensorType::F16,
+        "BF16" => TensorType::BF16,
+        other => {
+            return Err(FormatError::UnsupportedDtype {
+                file: source.name().to_owned(),
+                tensor: Quoted(name).to_string(),
+                found: Quoted(other).to_string(),
+            });
+        }
+    };
+    if entry.shape.len() > MOST_DIMENSIONS {
+        return Err(wrong(format!("{} dimensions are more than {MOST_DIMENSIONS}", entry.shape.len())));
+    }
+    if entry.shape.contains(&0) {
+        return Err(wrong(format!("an extent of the shape {:?} is zero", entry.shape)));
+    }
+    let values = entry.shape.iter().try_fold(1u64, |values, extent| values.checked_mul(*extent));
+    let bytes = values.and_then(|values| tensor_type.bytes(values));
+    let bytes = bytes.ok_or_else(|| wrong(format!("the shape {:?} is larger than any file", entry.shape)))?;
+    let (begin, end) = entry.data_offsets;
+    if begin.checked_add(bytes) != Some(end) {
+        let cause = format!("its shape takes {bytes} bytes, its data lies from {begin} to {end}");
+        return Err(wrong(cause));
+    }
+    if begin != expected_begin {
+        let what = if begin > expected_begin { "leaves a hole" } else { "overlaps another tensor" };
+        return Err(wrong(format!("its data {what}: it begins at {begin} instead of {expected_begin}")));
+    }
+    let offset = data.checked_add(begin).ok_or_else(|| wrong("lies beyond any file".to_owned()))?;
+    if offset.checked_add(bytes).is_none_or(|end| end > source.bytes()) {
+        return Err(FormatError::Truncated {
+            file: source.name().to_owned(),
+            what: format!("the data of tensor {}", Quoted(name)),
+            at: offset,
+            wanted: bytes,
+            bytes: source.bytes(),
+        });
+    }
+    let shape = entry.shape.iter().rev().copied().collect();
+    Ok(TensorInfo { name: name.to_owned(), tensor_type, shape, shard, offset, bytes })
+}
+
+fn invalid(source: &dyn Source, at: u64, what: &str, cause: String) -> FormatError {
+    FormatError::Invalid { file: source.name().to_owned(), at, what: what.to_owned(), cause }
+}
+
+/// The object of the header, with every key once.
+struct Entries(Vec<(String, Entry)>);
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Keys;
+
+        impl<'de> Visitor<'de> for Keys {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let (mut entries, mut seen) = (Vec::new(), HashSet::new());
+                while let Some(key) = map.next_key::<String>()? {
+                    if !seen.insert(key.clone()) {
+                        return Err(A::Error::custom(format_args!("the key {key} occurs twice")));
+                    }
+                    if key == METADATA {
+                        // Texts about the file; their form is checked, their content says nothing of the weights.
+                        map.next_value::<BTreeMap<String, String>>()?;
+                    } else {
+                        entries.push((key, map.next_value()?));
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Keys)
+    }
+}

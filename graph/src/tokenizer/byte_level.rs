@@ -1,0 +1,93 @@
+//! Byte-level vocabularies of GGUF files (`tokenizer.ggml.model = gpt2`): text is cut into words, words into bytes, and
+//! bytes are merged by an explicit list.
+
+use super::Tokenizer;
+use super::alphabet;
+use super::normaliser::Normaliser;
+use super::pre::PreTokenizer;
+use super::special::{Added, Finder};
+use super::stream::Piece;
+use super::vocabulary::{self, Kind, Token};
+use super::words::Words;
+use crate::error::{Quoted, TokenizerError};
+use crate::gguf::Metadata;
+use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, Merges, Vocab};
+
+/// The tokenizer of a GGUF file.
+pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+    let file = metadata.file();
+    let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
+    let pre = PreTokenizer::find(file, metadata.get("tokenizer.ggml.pre")?)?;
+    let tokens = vocabulary::read_unscored(metadata)?;
+    let vocabulary = normal(&tokens);
+    require_all_bytes(|letter| vocabulary.contains_key(letter)).map_err(wrong)?;
+    let merging = merging(metadata, vocabulary, pre.whole_words)?;
+    let cuts = pre.build().map_err(|error| wrong(format!("cannot be cut into words: {error}")))?;
+    let added = |kinds: &[Kind]| {
+        let of_kind = (0u32..).zip(&tokens).filter(|(_, token)| kinds.contains(&token.kind));
+        let added = of_kind.map(|(id, token)| Added::new(id, token.text, token.kind != Kind::UserDefined));
+        Finder::new(added.collect())
+            .map_err(|error| wrong(format!("has special tokens that cannot be searched for: {error}")))
+    };
+    Ok(Tokenizer {
+        raw: added(&[Kind::Control, Kind::Unknown, Kind::UserDefined])?,
+        normaliser: Normaliser::default(),
+        normalised: added(&[])?,
+        words: Words { first: Some(cuts.clone()), later: Some(cuts), merging },
+        pieces: tokens.iter().map(piece).collect(),
+        strip_space: false,
+        special: vocabulary::special(metadata, tokens.len(), pre.add_bos)?,
+    })
+}
+
+/// The texts that merges make or join, the first of each.
+fn normal(tokens: &[Token<'_>]) -> HashMap<String, u32> {
+    let mut ids = HashMap::new();
+    for (id, token) in (0u32..).zip(tokens).filter(|(_, token)| token.kind == Kind::Normal) {
+        ids.entry(token.text.to_owned()).or_insert(id);
+    }
+    ids
+}
+
+/// Without a token for each byte, some texts would lose characters.
+pub(super) fn require_all_bytes(has: impl Fn(&str) -> bool) -> Result<(), String> {
+    match (0..=255u8).find(|byte| !has(alphabet::letter(*byte).encode_utf8(&mut [0; 4]))) {
+        Some(byte) => Err(format!("has no token for the byte {byte:#04x} ({})", alphabet::letter(byte))),
+        None => Ok(()),
+    }
+}
+
+/// The list of merges, most urgent first: each two tokens with a space between them.
+fn merging(metadata: &Metadata, ids: HashMap<String, u32>, whole_words: bool) -> Result<BPE, TokenizerError> {
+    let wrong = |cause: String| TokenizerError::Vocabulary { file: metadata.file().to_owned(), cause };
+    let mut merges = Merges::new();
+    for merge in metadata.list::<&str>("tokenizer.ggml.merges")? {
+        let merge = merge?;
+        let (left, right) = merge
+            .split_once(' ')
+            .ok_or_else(|| wrong(format!("has the merge \"{}\", which is not two tokens", Quoted(merge))))?;
+        merges.push((left.to_owned(), right.to_owned()));
+    }
+    build(ids.into_iter().collect(), merges, whole_words).map_err(wrong)
+}
+
+fn build(vocabulary: Vocab, merges: Merges, whole_words: bool) -> Result<BPE, String> {
+    BPE::builder()
+        .cache_capacity(0)
+        .ignore_merges(whole_words)
+        .vocab_and_merges(vocabulary, merges)
+        .build()
+        .map_err(|error| format!("cannot be merged: {}", Quoted(&error.to_string())))
+}
+
+/// What a token adds to a text.
+fn piece(token: &Token<'_>) -> Piece {
+    match token.kind {
+        Kind::Normal => Piece::byte_level(token.text),
+        Kind::Byte(byte) => Piece::Byte(byte),
+        Kind::Control | Kind::Unknown => Piece::Silent,
+        // Written as they are.
+        Kind::UserDefined | Kind::Unused => Piece::Text(token.text.into()),
+    }
+}

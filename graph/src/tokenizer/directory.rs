@@ -1,0 +1,87 @@
+//! The tokenizer of a model's directory: which of its files is read, and what the others say about the tokens that begin
+//! and end a text.
+
+use super::{Tokenizer, document, sentencepiece};
+use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
+use crate::error::{FormatError, Quoted, TokenizerError};
+use crate::source::Directory;
+use serde_json::Value;
+use std::collections::HashMap;
+
+/// Reads and settles everything.
+pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
+    let (mut tokenizer, ids) = match (directory.file(TOKENIZER), directory.file(SENTENCEPIECE)) {
+        (Some(source), _) => document::read(source.as_ref())?,
+        (None, Some(source)) => sentencepiece::from_model(source.as_ref())?,
+        (None, None) => {
+            let file = format!("{TOKENIZER} and no {SENTENCEPIECE}");
+            return Err(FormatError::MissingFile { directory: directory.name().to_owned(), file }.into());
+        }
+    };
+    let fields = |name: &str| directory.file(name).map(|source| Fields::read(source.as_ref())).transpose();
+    let mut named_eos = None;
+    if let Some(config) = fields(TOKENIZER_CONFIG)? {
+        let file = directory.file(TOKENIZER_CONFIG).map_or(TOKENIZER_CONFIG, |source| source.name());
+        tokenizer.special.bos = named(file, &config, "bos_token", &ids)?.or(tokenizer.special.bos);
+        named_eos = named(file, &config, "eos_token", &ids)?;
+        let eos = named_eos.or(tokenizer.special.ends.first().copied());
+        let special = &mut tokenizer.special;
+        let wrong =
+            |cause: &str| TokenizerError::Vocabulary { file: file.to_owned(), cause: cause.to_owned() };
+        match (config.flag("add_bos_token")?, special.bos) {
+            (Some(true), None) => return Err(wrong("has no begin token to add")),
+            (Some(true), Some(bos)) if special.before.first() != Some(&bos) => special.before.insert(0, bos),
+            (Some(false), Some(bos)) if special.before.first() == Some(&bos) => _ = special.before.remove(0),
+            _ => {}
+        }
+        match (config.flag("add_eos_token")?, eos) {
+            (Some(true), None) => return Err(wrong("has no end token to add")),
+            (Some(true), Some(eos)) if special.behind.last() != Some(&eos) => special.behind.push(eos),
+            (Some(false), Some(eos)) if special.behind.last() == Some(&eos) => _ = special.behind.pop(),
+            _ => {}
+        }
+    }
+    tokenizer.special.ends.extend(named_eos);
+    for name in [CONFIG, GENERATION_CONFIG] {
+        if let Some(config) = fields(name)? {
+            tokenizer.special.ends.extend(config.ids("eos_token_id")?);
+            if tokenizer.special.bos.is_none() {
+                tokenizer.special.bos = config.ids("bos_token_id")?.first().copied();
+            }
+        }
+    }
+    check_ids(directory, &tokenizer)?;
+    Ok(tokenizer)
+}
+
+/// The id of a token that is named by its text, or by an object with it.
+fn named(
+    file: &str,
+    config: &Fields,
+    key: &str,
+    ids: &HashMap<String, u32>,
+) -> Result<Option<u32>, TokenizerError> {
+    let text = match config.find(key) {
+        None => return Ok(None),
+        Some(Value::Object(token)) => token.get("content").and_then(Value::as_str),
+        Some(other) => other.as_str(),
+    };
+    let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
+    let text = text.ok_or_else(|| wrong(format!("has a {key} without a text")))?;
+    let id = ids.get(text).copied();
+    id.map(Some).ok_or_else(|| wrong(format!("has no token \"{}\", which {key} names", Quoted(text))))
+}
+
+/// Ids come from several files, which may be of different models.
+fn check_ids(directory: &Directory, tokenizer: &Tokenizer) -> Result<(), TokenizerError> {
+    let special = &tokenizer.special;
+    let all = special.ends.iter().chain(&special.bos).chain(&special.before).chain(&special.behind);
+    let count = tokenizer.vocabulary_size();
+    match all.copied().find(|id| usize::try_from(*id).map_or(true, |id| id >= count)) {
+        Some(id) => {
+            let cause = format!("has {count} tokens, but {id} is to begin or end a text");
+            Err(TokenizerError::Vocabulary { file: directory.name().to_owned(), cause })
+        }
+        None => Ok(()),
+    }
+}

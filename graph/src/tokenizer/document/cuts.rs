@@ -1,0 +1,195 @@
+//! How a `tokenizer.json` cuts text into words.
+
+use super::{Pattern, Reader, is_space};
+use crate::error::{Quoted, TokenizerError};
+use serde::Deserialize;
+use tokenizers::SplitDelimiterBehavior;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+
+/// Most steps.
+const MOST_STEPS: usize = 16;
+/// Most bytes of an expression.
+const MOST_EXPRESSION_BYTES: usize = 4096;
+/// Most atoms of an expression once its counted repetitions are written out, as the engine does.
+const MOST_ATOMS: u64 = 20_000;
+
+/// A step, or several.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum PreTokenizer {
+    Sequence {
+        pretokenizers: Vec<PreTokenizer>,
+    },
+    Split {
+        pattern: Pattern,
+        behavior: SplitDelimiterBehavior,
+        #[serde(default)]
+        invert: bool,
+    },
+    ByteLevel {
+        #[serde(default)]
+        add_prefix_space: bool,
+        #[serde(default = "yes")]
+        use_regex: bool,
+    },
+    Metaspace {
+        replacement: String,
+        #[serde(default)]
+        prepend_scheme: Option<PrependScheme>,
+        #[serde(default)]
+        add_prefix_space: Option<bool>,
+        #[serde(default)]
+        split: Option<bool>,
+    },
+    Digits {
+        #[serde(default)]
+        individual_digits: bool,
+    },
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Where `▁` is put before a text. Older files only say whether.
+pub(super) fn scheme(prepend: Option<PrependScheme>, add_prefix_space: Option<bool>) -> PrependScheme {
+    match (prepend, add_prefix_space) {
+        (_, Some(false)) => PrependScheme::Never,
+        (Some(scheme), _) => scheme,
+        (None, _) => PrependScheme::Always,
+    }
+}
+
+impl PreTokenizer {
+    /// The steps without sequences.
+    fn steps(&self) -> Vec<&PreTokenizer> {
+        match self {
+            PreTokenizer::Sequence { pretokenizers } => {
+                pretokenizers.iter().flat_map(PreTokenizer::steps).collect()
+            }
+            step => vec![step],
+        }
+    }
+
+    /// Whether words are written in the letters of bytes.
+    pub(super) fn makes_letters(&self) -> bool {
+        self.steps().iter().any(|step| matches!(step, PreTokenizer::ByteLevel { .. }))
+    }
+
+    /// The library's form. Its rule for what a text begins with looks at the place in the text, which is cut before:
+    /// so there is one for the beginning, and one for what comes later.
+    pub(super) fn build(
+        &self,
+        reader: &Reader<'_>,
+        first: bool,
+    ) -> Result<PreTokenizerWrapper, TokenizerError> {
+        let steps = self.steps();
+        if steps.len() > MOST_STEPS {
+            return Err(reader.unsupported(format!("more than {MOST_STEPS} pre-tokenizers")));
+        }
+        let built = steps.into_iter().map(|step| step.build_one(reader, first)).collect::<Result<_, _>>()?;
+        Ok(PreTokenizerWrapper::Sequence(Sequence::new(built)))
+    }
+
+    fn build_one(&self, reader: &Reader<'_>, first: bool) -> Result<PreTokenizerWrapper, TokenizerError> {
+        Ok(match self {
+            PreTokenizer::Sequence { .. } => return self.build(reader, first),
+            PreTokenizer::Split { pattern, behavior, invert } => split(reader, pattern, *behavior, *invert)?,
+            PreTokenizer::ByteLevel { add_prefix_space, use_regex } => {
+                PreTokenizerWrapper::ByteLevel(ByteLevel::new(*add_prefix_space, false, *use_regex))
+            }
+            PreTokenizer::Metaspace { replacement, .. } if !is_space(replacement) => {
+                let text = Quoted(replacement);
+                return Err(reader.unsupported(format!("\"{text}\" for the space, instead of ▁")));
+            }
+            PreTokenizer::Metaspace { prepend_scheme, add_prefix_space, split, .. } => {
+                let prepend = match scheme(*prepend_scheme, *add_prefix_space) {
+                    PrependScheme::First if !first => PrependScheme::Never,
+                    scheme => scheme,
+                };
+                let metaspace = Metaspace::new(super::SPACE, prepend, split.unwrap_or(true));
+                PreTokenizerWrapper::Metaspace(metaspace)
+            }
+            PreTokenizer::Digits { individual_digits } => {
+                PreTokenizerWrapper::Digits(Digits::new(*individual_digits))
+            }
+        })
+    }
+}
+
+fn split(
+    reader: &Reader<'_>,
+    pattern: &Pattern,
+    behavior: SplitDelimiterBehavior,
+    invert: bool,
+) -> Result<PreTokenizerWrapper, TokenizerError> {
+    let pattern = match pattern {
+        Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => SplitPattern::String(text.clone()),
+        Pattern::Regex(regex) if regex.len() <= MOST_EXPRESSION_BYTES && atoms(regex) <= MOST_ATOMS => {
+            SplitPattern::Regex(regex.clone())
+        }
+        _ => return Err(reader.unsupported("an expression as large as that of a pre-tokenizer")),
+    };
+    let split = Split::new(pattern, behavior, invert);
+    split.map(PreTokenizerWrapper::Split).map_err(|error| {
+        reader.wrong(format!("has an expression that is none: {}", Quoted(&error.to_string())))
+    })
+}
+
+/// How many atoms an expression has when its counted repetitions are written out. Never less; where an expression is
+/// unusual, perhaps more.
+fn atoms(regex: &str) -> u64 {
+    // Of each open group, the atoms so far and those of the last atom or group.
+    let mut groups = vec![(0u64, 0u64)];
+    let mut characters = regex.chars().peekable();
+    while let Some(character) = characters.next() {
+        let (sum, last) = groups.last_mut().map_or((0, 0), |group| *group);
+        let next = match character {
+            '(' => {
+                groups.push((0, 0));
+                continue;
+            }
+            ')' if groups.len() > 1 => {
+                groups.pop();
+                let (before, _) = groups.last().copied().unwrap_or_default();
+                (before.saturating_add(sum.max(1)), sum.max(1))
+            }
+            '{' => {
+                let counts: String = characters.clone().take_while(|c| *c != '}').take(64).collect();
+                let most = counts.split(',').filter_map(|count| count.trim().parse::<u64>().ok()).max();
+                let more = last.saturating_mul(most.unwrap_or(1).saturating_sub(1));
+                (sum.saturating_add(more), last.saturating_add(more))
+            }
+            '\\' => {
+                characters.next();
+                (sum.saturating_add(1), 1)
+            }
+            _ => (sum.saturating_add(1), 1),
+        };
+        if let Some(group) = groups.last_mut() {
+            *group = next;
+        }
+    }
+    groups.into_iter().fold(0, |all, (sum, _)| all.saturating_add(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_multiply() {
+        assert_eq!(atoms("abc"), 3);
+        assert!(atoms(r"\p{N}{1,3}| ?[^\s]+") < 30);
+        assert_eq!(atoms("(?=a){1000}"), 3000 + 5);
+        assert!(atoms("((?=a){1000}){1000}") >= 1_000_000);
+        assert!(atoms("(((((((a{999}){999}){999}){999}){999}){999}){999}){999}") > MOST_ATOMS);
+        assert!(atoms("((((") < 5);
+        assert!(atoms("))))") >= 4);
+    }
+}

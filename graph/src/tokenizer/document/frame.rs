@@ -1,0 +1,189 @@
+//! What a `tokenizer.json` says about the ends of a text, and about the way back.
+
+use super::{Pattern, Reader, cuts, is_space};
+use crate::error::TokenizerError;
+use crate::tokenizer::Special;
+use crate::tokenizer::stream::Piece;
+use crate::tokenizer::vocabulary::SPACE;
+use serde::Deserialize;
+use std::collections::HashMap;
+use tokenizers::pre_tokenizers::metaspace::PrependScheme;
+
+/// Most tokens that are put around a text.
+const MOST_ADDED: usize = 64;
+
+/// What is put around a text.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum PostProcessor {
+    Sequence {
+        processors: Vec<PostProcessor>,
+    },
+    TemplateProcessing {
+        single: Vec<Slot>,
+        special_tokens: HashMap<String, Ids>,
+    },
+    /// Moves offsets, which nobody here asks for.
+    ByteLevel,
+}
+
+#[derive(Deserialize)]
+pub(super) enum Slot {
+    SpecialToken { id: String },
+    Sequence {},
+}
+
+#[derive(Deserialize)]
+pub(super) struct Ids {
+    ids: Vec<u32>,
+}
+
+/// The tokens around a text.
+pub(super) fn special(
+    reader: &Reader<'_>,
+    processor: Option<&PostProcessor>,
+) -> Result<Special, TokenizerError> {
+    let mut special = Special::default();
+    if let Some(processor) = processor {
+        apply(reader, processor, &mut special)?;
+    }
+    Ok(special)
+}
+
+fn apply(
+    reader: &Reader<'_>,
+    processor: &PostProcessor,
+    special: &mut Special,
+) -> Result<(), TokenizerError> {
+    match processor {
+        PostProcessor::ByteLevel => Ok(()),
+        PostProcessor::Sequence { processors } => {
+            processors.iter().try_for_each(|processor| apply(reader, processor, special))
+        }
+        PostProcessor::TemplateProcessing { single, special_tokens } => {
+            let (mut before, mut behind, mut texts) = (Vec::new(), Vec::new(), 0);
+            for slot in single {
+                match slot {
+                    Slot::Sequence {} => texts += 1,
+                    Slot::SpecialToken { id } => {
+                        let ids = special_tokens.get(id);
+                        let ids = ids.ok_or_else(|| reader.wrong("has a template with an unknown token"))?;
+                        if texts == 0 { &mut before } else { &mut behind }.extend(&ids.ids);
+                    }
+                }
+            }
+            // A later processor stands outside of those before it.
+            before.append(&mut special.before);
+            special.before = before;
+            special.behind.append(&mut behind);
+            match texts {
+                1 if special.before.len() + special.behind.len() <= MOST_ADDED => Ok(()),
+                1 => Err(reader.unsupported("a template of so many tokens")),
+                _ => Err(reader.unsupported(format!("a template with {texts} texts"))),
+            }
+        }
+    }
+}
+
+/// From tokens back to text.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum Decoder {
+    Sequence {
+        decoders: Vec<Decoder>,
+    },
+    ByteLevel,
+    ByteFallback,
+    Fuse,
+    Replace {
+        pattern: Pattern,
+        content: String,
+    },
+    Strip {
+        content: String,
+        start: usize,
+        stop: usize,
+    },
+    Metaspace {
+        replacement: String,
+        #[serde(default)]
+        prepend_scheme: Option<PrependScheme>,
+        #[serde(default)]
+        add_prefix_space: Option<bool>,
+    },
+}
+
+/// What decoders come down to.
+#[derive(Debug, Default)]
+pub(super) struct Decoding {
+    /// Texts are written in the letters of bytes.
+    letters: bool,
+    /// `▁` is a space.
+    spaces: bool,
+    /// `<0x41>` is a byte.
+    bytes: bool,
+    /// A space at the beginning of a text is taken off.
+    pub(super) strip_space: bool,
+}
+
+impl Decoding {
+    pub(super) fn of(reader: &Reader<'_>, decoder: Option<&Decoder>) -> Result<Self, TokenizerError> {
+        let mut decoding = Decoding::default();
+        let decoder = decoder.ok_or_else(|| reader.unsupported("a tokenizer without a decoder"))?;
+        decoding.add(reader, decoder)?;
+        match decoding {
+            Decoding { letters: true, spaces, bytes, .. } if spaces || bytes => {
+                Err(reader.unsupported("a byte-level decoder among others"))
+            }
+            decoding => Ok(decoding),
+        }
+    }
+
+    fn add(&mut self, reader: &Reader<'_>, decoder: &Decoder) -> Result<(), TokenizerError> {
+        match decoder {
+            Decoder::Sequence { decoders } => {
+                return decoders.iter().try_for_each(|decoder| self.add(reader, decoder));
+            }
+            Decoder::ByteLevel => self.letters = true,
+            Decoder::ByteFallback => self.bytes = true,
+            Decoder::Fuse => {}
+            Decoder::Replace { pattern: Pattern::String(from), content }
+                if is_space(from) && content == " " =>
+            {
+                self.spaces = true;
+            }
+            Decoder::Strip { content, start: start @ (0 | 1), stop: 0 } if content == " " => {
+                self.strip_space |= *start == 1;
+            }
+            Decoder::Metaspace { replacement, prepend_scheme, add_prefix_space } if is_space(replacement) => {
+                self.spaces = true;
+                self.strip_space |= cuts::scheme(*prepend_scheme, *add_prefix_space) != PrependScheme::Never;
+            }
+            Decoder::Replace { .. } => return Err(reader.unsupported("a decoder that replaces other than ▁")),
+            Decoder::Strip { .. } => {
+                return Err(reader.unsupported("a decoder that strips other than a space"));
+            }
+            Decoder::Metaspace { .. } => {
+                return Err(reader.unsupported("a decoder with another sign for the space than ▁"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a token of the model's vocabulary adds to a text.
+    pub(super) fn piece(&self, text: &str) -> Piece {
+        if self.letters {
+            return Piece::byte_level(text);
+        }
+        let byte = || {
+            let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
+            let hexadecimal = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+            u8::from_str_radix(digits, 16).ok().filter(|_| hexadecimal)
+        };
+        match byte().filter(|_| self.bytes) {
+            Some(byte) => Piece::Byte(byte),
+            None if self.spaces => Piece::Text(text.replace(SPACE, " ").into_boxed_str()),
+            None => Piece::Text(text.into()),
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! `tokenizer.json`, the form of the `tokenizers` library: read into its parts, each checked before the library is given
+//! it. Supported is byte-pair encoding with what goes before and behind it in models of the kind that run here; anything
+//! else is named and refused, for a text cut in another way is another text to the model.
+
+use super::normaliser::{Normaliser, Step};
+use super::special::{Added, Finder};
+use super::stream::Piece;
+use super::vocabulary::SPACE;
+use super::words::Words;
+use super::{Tokenizer, byte_level};
+use crate::error::{Quoted, TokenizerError};
+use crate::json;
+use crate::source::Source;
+use cuts::PreTokenizer;
+use serde::Deserialize;
+use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, Vocab};
+
+mod cuts;
+mod frame;
+
+/// Most bytes of the file. The largest vocabularies take some tens of megabytes.
+const MOST_BYTES: u64 = 256 << 20;
+/// Most changes of a text before it is cut. Each may make it four times as long.
+const MOST_STEPS: usize = 4;
+/// Most bytes that one change puts before a text.
+const MOST_PREFIX_BYTES: usize = 16;
+
+/// What is looked at first: other models have another form.
+#[derive(Deserialize)]
+struct Head {
+    model: Kind,
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Document {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+    normalizer: Option<Normalizer>,
+    pre_tokenizer: Option<PreTokenizer>,
+    post_processor: Option<frame::PostProcessor>,
+    decoder: Option<frame::Decoder>,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+    #[serde(default)]
+    normalized: bool,
+    #[serde(default)]
+    special: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum Normalizer {
+    Sequence {
+        normalizers: Vec<Normalizer>,
+    },
+    Prepend {
+        prepend: String,
+    },
+    Replace {
+        pattern: Pattern,
+        content: String,
+    },
+    #[serde(rename = "NFC")]
+    Nfc,
+}
+
+/// What is replaced, or cut at.
+#[derive(Deserialize)]
+enum Pattern {
+    String(String),
+    Regex(String),
+}
+
+#[derive(Deserialize)]
+struct Model {
+    dropout: Option<f32>,
+    unk_token: Option<String>,
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: Option<bool>,
+    byte_fallback: Option<bool>,
+    ignore_merges: Option<bool>,
+    vocab: HashMap<String, u32>,
+    merges: Vec<Merge>,
+}
+
+/// A pair of tokens; in older files one text with a space between them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Joined(String),
+}
+
+/// How messages come about: with the file's name.
+struct Reader<'a> {
+    file: &'a str,
+}
+
+impl Reader<'_> {
+    fn wrong(&self, cause: impl Into<String>) -> TokenizerError {
+        TokenizerError::Vocabulary { file: self.file.to_owned(), cause: cause.into() }
+    }
+
+    fn unsupported(&self, what: impl Into<String>) -> TokenizerError {
+        TokenizerError::Unsupported { file: self.file.to_owned(), what: what.into() }
+    }
+}
+
+/// The tokenizer, with the ids of its texts.
+pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
+    let reader = Reader { file: source.name() };
+    let head: Head = json::parse(source, MOST_BYTES)?;
+    if let Some(other) = head.model.kind.filter(|kind| kind != "BPE") {
+        return Err(reader.unsupported(format!("a tokenizer of type \"{}\"", Quoted(&other))));
+    }
+    let document: Document = json::parse(source, MOST_BYTES)?;
+    let normaliser = normaliser(&reader, document.normalizer.as_ref())?;
+    let decoding = frame::Decoding::of(&reader, document.decoder.as_ref())?;
+    let pieces = pieces(&reader, &document, &decoding)?;
+    let special = frame::special(&reader, document.post_processor.as_ref())?;
+    let (raw, normalised) = finders(&reader, &document.added_tokens, &normaliser)?;
+    let mut ids = document.model.vocab.clone();
+    ids.extend(document.added_tokens.iter().map(|token| (token.content.clone(), token.id)));
+    let cuts = document.pre_tokenizer.as_ref();
+    let tokenizer = Tokenizer {
+        raw,
+        normaliser,
+        normalised,
+        words: Words {
+            first: cuts.map(|cuts| cuts.build(&reader, true)).transpose()?,
+            later: cuts.map(|cuts| cuts.build(&reader, false)).transpose()?,
+            merging: merging(&reader, &document)?,
+        },
+        pieces: pieces.into(),
+        strip_space: decoding.strip_space,
+        special,
+    };
+    Ok((tokenizer, ids))
+}
+
+fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<Normaliser, TokenizerError> {
+    let mut steps = Vec::new();
+    let mut left: Vec<&Normalizer> = normalizer.into_iter().collect();
+    while let Some(next) = left.pop() {
+        steps.push(match next {
+            Normalizer::Sequence { normalizers } => {
+                left.extend(normalizers.iter().rev());
+                continue;
+            }
+            Normalizer::Prepend { prepend } if prepend.len() <= MOST_PREFIX_BYTES => {
+                Step::Prepend(prepend.clone())
+            }
+            Normalizer::Replace { pattern: Pattern::String(from), content: to }
+                if !from.is_empty() && to.len() <= 4 * from.len() =>
+            {
+                Step::Replace(from.clone(), to.clone())
+            }
+            Normalizer::Prepend { .. } => return Err(reader.unsupported("a long text before every text")),
+            Normalizer::Replace { .. } => {
+                return Err(reader.unsupported("replacing by expressions, or by much longer texts"));
+            }
+            Normalizer::Nfc => Step::Nfc,
+        });
+        if steps.len() > MOST_STEPS {
+            return Err(reader.unsupported(format!("more than {MOST_STEPS} normalisers")));
+        }
+    }
+    Ok(Normaliser { steps })
+}
+
+/// What each token adds to a text. Ids need not be without gaps, but without large ones.
+fn pieces(
+    reader: &Reader<'_>,
+    document: &Document,
+    decoding: &frame::Decoding,
+) -> Result<Vec<Piece>, TokenizerError> {
+    let vocabulary = &document.model.vocab;
+    let most = 2 * (vocabulary.len() + document.added_tokens.len());
+    let mut pieces: Vec<Option<Piece>> = Vec::new();
+    let mut place = |id: u32, text: &str| match usize::try_from(id) {
+        Ok(place) if place < most => {
+            pieces.resize(pieces.len().max(place + 1), None);
+            Ok(place)
+        }
+        _ => Err(reader.wrong(format!("has the id {id} for \"{}\", and far fewer tokens", Quoted(text)))),
+    };
+    let places: Vec<(usize, &str)> = vocabulary
+        .iter()
+        .map(|(text, id)| Ok((place(*id, text)?, text.as_str())))
+        .collect::<Result<_, TokenizerError>>()?;
+    let added: Vec<(usize, &AddedToken)> = document
+        .added_tokens
+        .iter()
+        .map(|token| Ok((place(token.id, &token.content)?, token)))
+        .collect::<Result<_, TokenizerError>>()?;
+    for (place, text) in places {
+        if pieces[place].replace(decoding.piece(text)).is_some() {
+            return Err(reader.wrong(format!("gives the id {place} to \"{}\" and another", Quoted(text))));
+        }
+    }
+    for (place, token) in added {
+        let own = vocabulary.get(&token.content);
+        if own.is_some_and(|id| *id != token.id) || own.is_none() && pieces[place].is_some() {
+            let text = Quoted(&token.content);
+            return Err(reader.wrong(format!("gives the id {place} to \"{text}\" and another")));
+        }
+        pieces[place] = Some(match token.special {
+            true => Piece::Silent,
+            false => Piece::Text(token.content.as_str().into()),
+        });
+    }
+    Ok(pieces.into_iter().map(|piece| piece.unwrap_or(Piece::Text("\u{fffd}".into()))).collect())
+}
+
+/// Added tokens, by where they are looked for: in the text as it is, or normalised as they are.
+fn finders(
+    reader: &Reader<'_>,
+    tokens: &[AddedToken],
+    normaliser: &Normaliser,
+) -> Result<(Finder, Finder), TokenizerError> {
+    if let Some(token) = tokens.iter().find(|token| token.single_word) {
+        let text = Quoted(&token.content);
+        return Err(reader.unsupported(format!("the added token \"{text}\", which is one only as a word")));
+    }
+    let finder = |normalised: bool| {
+        let of_kind = tokens.iter().filter(|token| token.normalized == normalised);
+        let added = of_kind.map(|token| Added {
+            id: token.id,
+            text: match normalised {
+                true => normaliser.apply(&token.content).into_owned(),
+                false => token.content.clone(),
+            },
+            control: token.special,
+            strips_left: token.lstrip,
+            strips_right: token.rstrip,
+        });
+        Finder::new(added.collect())
+            .map_err(|error| reader.wrong(format!("has added tokens that cannot be searched for: {error}")))
+    };
+    Ok((finder(false)?, finder(true)?))
+}
+
+fn merging(reader: &Reader<'_>, document: &Document) -> Result<BPE, TokenizerError> {
+    let model = &document.model;
+    let affix = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+    if affix(&model.continuing_subword_prefix) || affix(&model.end_of_word_suffix) {
+        return Err(reader.unsupported("affixes of subwords"));
+    }
+    if model.dropout.is_some_and(|dropout| dropout != 0.0) {
+        return Err(reader.unsupported("dropout, which makes other tokens of a text each time"));
+    }
+    let whole_words = model.ignore_merges.unwrap_or(false);
+    let byte_fallback = model.byte_fallback.unwrap_or(false);
+    let mut vocabulary = model.vocab.clone();
+    if whole_words {
+        // A word that spells a control token is text.
+        let control = document.added_tokens.iter().filter(|token| token.special);
+        let control = control.filter(|token| Some(&token.content) != model.unk_token.as_ref());
+        control.for_each(|token| _ = vocabulary.remove(&token.content));
+    }
+    let has = |text: &str| vocabulary.contains_key(text);
+    match &model.unk_token {
+        Some(unknown) if !has(unknown) => {
+            let cause = format!("has no token \"{}\", which unk_token names", Quoted(unknown));
+            return Err(reader.wrong(cause));
+        }
+        Some(_) => {}
+        None if byte_fallback => {
+            if let Some(byte) = (0..=255u8).find(|byte| !has(&format!("<0x{byte:02X}>"))) {
+                return Err(reader.wrong(format!("has neither a token <0x{byte:02X}> nor unk_token")));
+            }
+        }
+        None if document.pre_tokenizer.as_ref().is_some_and(PreTokenizer::makes_letters) => {
+            byte_level::require_all_bytes(has).map_err(|cause| reader.wrong(cause))?;
+        }
+        None => return Err(reader.unsupported("a vocabulary without bytes and without unk_token")),
+    }
+    let mut builder = BPE::builder()
+        .cache_capacity(0)
+        .ignore_merges(whole_words)
+        .byte_fallback(byte_fallback)
+        .fuse_unk(model.fuse_unk.unwrap_or(false));
+    if let Some(unknown) = &model.unk_token {
+        builder = builder.unk_token(unknown.clone());
+    }
+    let merges = model.merges.iter().map(|merge| pair(reader, merge)).collect::<Result<_, _>>()?;
+    builder
+        .vocab_and_merges(vocabulary.into_iter().collect::<Vocab>(), merges)
+        .build()
+        .map_err(|error| reader.wrong(format!("cannot be merged: {}", Quoted(&error.to_string()))))
+}
+
+fn pair(reader: &Reader<'_>, merge: &Merge) -> Result<(String, String), TokenizerError> {
+    let joined = match merge {
+        Merge::Pair(left, right) => return Ok((left.clone(), right.clone())),
+        Merge::Joined(text) => text,
+    };
+    match joined.split_once(' ').filter(|(_, right)| !right.contains(' ')) {
+        Some((left, right)) => Ok((left.to_owned(), right.to_owned())),
+        None => Err(reader.wrong(format!("has the merge \"{}\", which is not two tokens", Quoted(joined)))),
+    }
+}
+
+/// The space of vocabularies that write it before words.
+fn is_space(text: &str) -> bool {
+    text.chars().eq([SPACE])
+}

@@ -1,0 +1,127 @@
+//! How byte-level vocabularies cut text into words: the table of the names in `tokenizer.ggml.pre`.
+//!
+//! Each expression cuts what those before it have left; matches and what lies between them are words. The names are
+//! llama.cpp's, the expressions those of the tokenizers that they were made for.
+
+use crate::error::{Quoted, TokenizerError};
+use tokenizers::SplitDelimiterBehavior;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+
+/// A way of cutting, with what goes along with it.
+pub(super) struct PreTokenizer {
+    names: &'static [&'static str],
+    expressions: &'static [&'static str],
+    /// A word that is a token is that token, whatever the merges say.
+    pub(super) whole_words: bool,
+    /// Whether texts begin with the begin token where the file does not say.
+    pub(super) add_bos: bool,
+}
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// The table.
+static TABLE: [PreTokenizer; 11] = [
+    PreTokenizer {
+        names: &["default"],
+        expressions: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"],
+        expressions: &[LLAMA3],
+        whole_words: true,
+        add_bos: true,
+    },
+    PreTokenizer {
+        names: &["smaug-bpe", "dbrx"],
+        expressions: &[LLAMA3],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4"],
+        expressions: &[GPT2],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"],
+        expressions: &[QWEN2],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"],
+        expressions: &[r"\p{N}", GPT2],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["falcon"],
+        expressions: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer { names: &["tekken"], expressions: &[TEKKEN], whole_words: true, add_bos: true },
+    PreTokenizer { names: &["gpt-4o", "llama4"], expressions: &[GPT4O], whole_words: false, add_bos: false },
+    PreTokenizer {
+        names: &["deepseek-coder"],
+        expressions: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+        whole_words: false,
+        add_bos: false,
+    },
+    PreTokenizer {
+        names: &["bloom", "gpt3-finnish", "poro-chat"],
+        expressions: &[" ?[^(\\s|.,!?…。，、।۔،)]+"],
+        whole_words: false,
+        add_bos: false,
+    },
+];
+
+impl PreTokenizer {
+    /// The row of this name.
+    pub(super) fn find(file: &str, name: &str) -> Result<&'static PreTokenizer, TokenizerError> {
+        TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| {
+            let known: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
+            TokenizerError::UnknownPreTokenizer {
+                file: file.to_owned(),
+                found: Quoted(name).to_string(),
+                known: known.join(", "),
+            }
+        })
+    }
+
+    /// The cuts, then bytes as letters.
+    pub(super) fn build(&self) -> Result<PreTokenizerWrapper, tokenizers::Error> {
+        let split = |expression: &&str| {
+            let pattern = SplitPattern::Regex((*expression).to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map(PreTokenizerWrapper::Split)
+        };
+        let mut steps = self.expressions.iter().map(split).collect::<Result<Vec<_>, _>>()?;
+        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)));
+        Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_table_has_each_name_once_and_its_expressions_compile() {
+        let names: Vec<&str> = TABLE.iter().flat_map(|row| row.names).copied().collect();
+        assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
+        for name in names {
+            PreTokenizer::find("m.gguf", name).unwrap().build().unwrap();
+        }
+    }
+}

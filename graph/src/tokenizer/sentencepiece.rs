@@ -1,0 +1,144 @@
+//! Vocabularies in the manner of SentencePiece: byte-pair encoding by scores, with bytes for what is not in it.
+//!
+//! They come from the metadata of a GGUF file or from a `tokenizer.model`.
+
+use super::merges;
+use super::normaliser::Normaliser;
+use super::proto::ModelProto;
+use super::special::{Added, Finder};
+use super::stream::Piece;
+use super::vocabulary::{self, Kind, SPACE, Token};
+use super::words::Words;
+use super::{Special, Tokenizer};
+use crate::error::{Quoted, TokenizerError};
+use crate::gguf::Metadata;
+use crate::source::Source;
+use std::collections::HashMap;
+use tokenizers::models::bpe::{BPE, Vocab};
+
+/// What is done to a text besides the merging.
+struct Settings {
+    squeeze: bool,
+    add_space_prefix: bool,
+    special: Special,
+}
+
+/// The tokenizer of a GGUF file with `tokenizer.ggml.model = llama`.
+pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
+    let tokens = vocabulary::read(metadata)?;
+    let flag =
+        |key: &str, default: bool| Ok::<_, TokenizerError>(metadata.find::<bool>(key)?.unwrap_or(default));
+    let settings = Settings {
+        squeeze: false,
+        add_space_prefix: flag("tokenizer.ggml.add_space_prefix", true)?,
+        special: vocabulary::special(metadata, tokens.len(), true)?,
+    };
+    build(metadata.file(), &tokens, settings)
+}
+
+/// The tokenizer of a `tokenizer.model`, with the ids of its texts. Texts begin with the begin token.
+pub(super) fn from_model(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u32>), TokenizerError> {
+    let file = source.name();
+    let unsupported = |what: &str| TokenizerError::Unsupported { file: file.into(), what: what.into() };
+    let bytes = source.range(0..source.bytes()).map_err(crate::error::FormatError::from)?;
+    let model = ModelProto::parse(file, bytes)?;
+    if model.model_type != ModelProto::BPE {
+        return Err(unsupported("a SentencePiece model that is not of type BPE"));
+    }
+    if model.has_character_map {
+        return Err(unsupported("a SentencePiece model that normalises characters"));
+    }
+    if model.spaces_as_suffix || !model.escape_whitespaces {
+        return Err(unsupported("a SentencePiece model that does not write spaces before words, as ▁"));
+    }
+    let tokens = model.tokens(file)?;
+    vocabulary::check(file, &tokens)?;
+    let id = |id: i32| u32::try_from(id).ok().filter(|id| (*id as usize) < tokens.len());
+    let (bos, eos) = (id(model.bos), id(model.eos));
+    let settings = Settings {
+        squeeze: model.remove_extra_whitespaces,
+        add_space_prefix: model.add_dummy_prefix,
+        special: Special {
+            bos,
+            ends: eos.into_iter().collect(),
+            before: bos.into_iter().collect(),
+            behind: Vec::new(),
+        },
+    };
+    let mut ids = HashMap::new();
+    for (id, token) in (0u32..).zip(&tokens) {
+        ids.entry(token.text.to_owned()).or_insert(id);
+    }
+    Ok((build(file, &tokens, settings)?, ids))
+}
+
+fn build(file: &str, tokens: &[Token<'_>], settings: Settings) -> Result<Tokenizer, TokenizerError> {
+    let wrong = |cause: String| TokenizerError::Vocabulary { file: file.to_owned(), cause };
+    let normaliser = Normaliser::visible_spaces(settings.squeeze, settings.add_space_prefix);
+    // Both are looked for in what they are compared with: user-defined tokens where spaces are already `▁`.
+    let finder = |kind: Kind, text: &dyn Fn(&str) -> String| {
+        let of_kind = (0u32..).zip(tokens).filter(|(_, token)| token.kind == kind);
+        let added = of_kind.map(|(id, token)| Added::new(id, text(token.text), kind == Kind::Control));
+        Finder::new(added.collect())
+            .map_err(|error| wrong(format!("has special tokens that cannot be searched for: {error}")))
+    };
+    Ok(Tokenizer {
+        raw: finder(Kind::Control, &str::to_owned)?,
+        normaliser,
+        normalised: finder(Kind::UserDefined, &|text| text.replace(' ', "▁"))?,
+        words: Words { first: None, later: None, merging: merging(tokens).map_err(wrong)? },
+        pieces: tokens.iter().map(piece).collect(),
+        strip_space: settings.add_space_prefix,
+        special: settings.special,
+    })
+}
+
+/// The merging, over normal tokens, bytes and the unknown token.
+fn merging(tokens: &[Token<'_>]) -> Result<BPE, String> {
+    let normal = merges::ids_by_text(tokens);
+    let merges = merges::by_score(tokens, &normal)?;
+    let mut bytes: HashMap<u8, u32> = HashMap::new();
+    let mut unknown = None;
+    for (id, token) in (0u32..).zip(tokens) {
+        match token.kind {
+            Kind::Byte(byte) => _ = bytes.entry(byte).or_insert(id),
+            Kind::Unknown => _ = unknown.get_or_insert(id),
+            _ => {}
+        }
+    }
+    // With some bytes only, the fallback would depend on the character; such a vocabulary has none.
+    let byte_fallback = bytes.len() == 256;
+    let mut builder = BPE::builder().byte_fallback(byte_fallback).fuse_unk(true).cache_capacity(0);
+    let mut vocabulary: Vocab = normal.iter().map(|(text, id)| ((*text).to_owned(), *id)).collect();
+    // `tokenizers` finds bytes and the unknown token by text. A normal token with such a text would take their place.
+    let mut reserve = |text: String, id: u32| match vocabulary.insert(text.clone(), id) {
+        Some(normal) => Err(format!("has a normal token {normal} with the reserved text {text}")),
+        None => Ok(()),
+    };
+    if byte_fallback {
+        for (byte, id) in &bytes {
+            reserve(format!("<0x{byte:02X}>"), *id)?;
+        }
+    } else {
+        let id = unknown.ok_or("has neither all byte tokens nor an unknown token")?;
+        // No character of a text is ever this one.
+        let text = "\0unknown";
+        reserve(text.to_owned(), id)?;
+        builder = builder.unk_token(text.to_owned());
+    }
+    let built = builder.vocab_and_merges(vocabulary, merges).build();
+    built.map_err(|error| format!("cannot be merged: {}", Quoted(&error.to_string())))
+}
+
+/// What a token adds to a text.
+fn piece(token: &Token<'_>) -> Piece {
+    match token.kind {
+        Kind::Byte(byte) => Piece::Byte(byte),
+        Kind::Control => Piece::Silent,
+        // SentencePiece's rendering.
+        Kind::Unknown => Piece::Text(" \u{2047} ".into()),
+        Kind::Normal | Kind::UserDefined | Kind::Unused => {
+            Piece::Text(token.text.replace(SPACE, " ").into_boxed_str())
+        }
+    }
+}

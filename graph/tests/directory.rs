@@ -1,0 +1,114 @@
+//! The tokenizers of a model's directory against recorded results: `data/tiny-hf.json` holds what the Python packages
+//! `sentencepiece` 0.2 and `tokenizers` 0.23 make of texts with the files in `tests/golden/tiny-hf`.
+
+use ragtag_graph::{Directory, MemorySource, Model, Tokenizer, checkpoint};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+struct Data {
+    texts: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    text: String,
+    /// By `tokenizer.model`.
+    sentencepiece: Vec<u32>,
+    /// By `tokenizer.json`, with special tokens as text.
+    tokenizers: Vec<u32>,
+    /// By `tokenizer.json`, with special tokens as such, and those that it adds.
+    with_control: Vec<u32>,
+}
+
+fn data() -> Data {
+    serde_json::from_str(include_str!("data/tiny-hf.json")).unwrap()
+}
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny-hf")
+}
+
+/// The directory without the files of these names.
+fn directory(without: &[&str]) -> Directory {
+    let mut directory = Directory::new("tiny-hf");
+    let add = |directory: &mut Directory, name: &str| {
+        let path = folder().join(name);
+        if path.exists() && !without.contains(&name) {
+            let source = MemorySource::new(format!("tiny-hf/{name}"), std::fs::read(path).unwrap());
+            directory.insert(name, Arc::new(source));
+        }
+    };
+    checkpoint::FILES.iter().for_each(|name| add(&mut directory, name));
+    checkpoint::shard_names(&directory).unwrap().iter().for_each(|name| add(&mut directory, name));
+    directory
+}
+
+fn tokenizer(without: &[&str]) -> Tokenizer {
+    Tokenizer::from_directory(&directory(without)).unwrap()
+}
+
+#[test]
+fn both_files_give_the_ids_of_their_own_libraries() {
+    let (json, model) = (tokenizer(&["tokenizer.model"]), tokenizer(&["tokenizer.json"]));
+    let texts = data().texts;
+    assert!(texts.len() > 60);
+    let mut same = 0;
+    for case in &texts {
+        let text = case.text.as_str();
+        assert_eq!(json.encode(text, false).unwrap(), case.tokenizers, "{text:?}");
+        assert_eq!(json.encode_with_control(text, true).unwrap(), case.with_control, "{text:?}");
+        assert_eq!(model.encode(text, false).unwrap(), case.sentencepiece, "{text:?}");
+        for tokenizer in [&json, &model] {
+            let with_bos = tokenizer.encode(text, true).unwrap();
+            assert_eq!((with_bos[0], &with_bos[1..]), (1, &tokenizer.encode(text, false).unwrap()[..]));
+            assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
+            assert_eq!((tokenizer.bos(), tokenizer.vocabulary_size()), (Some(1), 4096));
+        }
+        // The one difference: `tokenizers` puts no space before a text that begins with one.
+        let begins_with_space = text.starts_with([' ', '▁']);
+        assert_eq!(case.sentencepiece == case.tokenizers, !begins_with_space, "{text:?}");
+        same += u32::from(!begins_with_space);
+        let shown = text.replace('▁', " ");
+        assert_eq!(model.decode(&case.sentencepiece), shown);
+        let shown = if begins_with_space { &shown[1..] } else { &shown };
+        assert_eq!(json.decode(&case.tokenizers), shown);
+    }
+    assert!(same > 60, "{same}");
+}
+
+/// A long text, which `tokenizer.model` and a GGUF file with the same vocabulary cut alike.
+#[test]
+fn a_tale_has_the_same_ids_by_either_file() {
+    let tale = std::fs::read_to_string(folder().join("../held.txt")).unwrap();
+    let ids = tokenizer(&["tokenizer.json"]).encode(&tale, false).unwrap();
+    assert_eq!(ids.len(), 10378);
+    assert_eq!(tokenizer(&["tokenizer.model"]).encode(&tale, false).unwrap(), ids);
+}
+
+#[test]
+fn tokenizer_json_goes_first_and_one_must_be_there() {
+    let both = tokenizer(&[]);
+    assert_eq!(
+        both.encode(" a", false).unwrap(),
+        tokenizer(&["tokenizer.model"]).encode(" a", false).unwrap()
+    );
+    let none = Tokenizer::from_directory(&directory(&["tokenizer.model", "tokenizer.json"])).unwrap_err();
+    assert_eq!(none.to_string(), "tiny-hf has no tokenizer.json and no tokenizer.model");
+    // The model itself needs none.
+    let model = Model::from_directory(directory(&["tokenizer.model", "tokenizer.json"])).unwrap();
+    assert_eq!(model.weights().tensors().len(), 38);
+    assert!(model.tokenizer().is_err());
+    assert!(model.metadata().is_none());
+}
+
+#[test]
+fn without_the_small_files_the_tokenizer_knows_its_own() {
+    let small = ["tokenizer_config.json", "generation_config.json"];
+    for file in ["tokenizer.model", "tokenizer.json"] {
+        let t = tokenizer(&[&small[..], &[file]].concat());
+        assert_eq!((t.bos(), t.encode("", true).unwrap()), (Some(1), vec![1]), "without {file}");
+        assert_eq!(t.eos().iter().copied().collect::<Vec<_>>(), [2], "config.json names it");
+    }
+}
