@@ -16,6 +16,7 @@ mod kernel;
 pub mod kv_append;
 pub mod layout;
 pub mod matmul;
+mod opencl;
 pub mod params;
 pub mod quantize;
 pub mod rms_norm;

@@ -1,6 +1,7 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
 use crate::host;
+use crate::opencl;
 use crate::kernel::{Kernel, NumericsClass};
 use ragtag_hal::{Caps, ClEntry, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource};
 use std::sync::{Arc, LazyLock};
@@ -39,6 +40,8 @@ pub enum Code {
         function: &'static str,
         /// Work items in a group.
         work_group: [u32; 3],
+        /// Local memory of a group, in bytes: at most so much.
+        local_bytes: u64,
     },
 }
 
@@ -56,6 +59,7 @@ impl Variant {
         caps.languages.contains(&self.language())
             && self.requires.iter().all(|feature| caps.features.contains(feature))
             && self.work_group_items() <= caps.max_work_group_items
+            && self.local_bytes() <= caps.local_memory_bytes
     }
 
     fn work_group_items(&self) -> u32 {
@@ -64,11 +68,18 @@ impl Variant {
             Code::OpenClC { work_group, .. } => work_group.iter().product(),
         }
     }
+
+    fn local_bytes(&self) -> u64 {
+        match self.code {
+            Code::Host(_) => 0,
+            Code::OpenClC { local_bytes, .. } => local_bytes,
+        }
+    }
 }
 
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
-    static VARIANTS: LazyLock<Vec<Variant>> = LazyLock::new(host::variants);
+    static VARIANTS: LazyLock<Vec<Variant>> = LazyLock::new(|| [host::variants(), opencl::variants()].concat());
     &VARIANTS
 }
 
@@ -84,7 +95,7 @@ pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Opt
     for variant in variants {
         match variant.code {
             Code::Host(function) => host.push(function),
-            Code::OpenClC { source, function, work_group } => {
+            Code::OpenClC { source, function, work_group, .. } => {
                 let function = DeviceFunction { name: function.into(), work_group };
                 cl.push(ClEntry { source: source(), function });
             }

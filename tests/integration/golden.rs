@@ -131,7 +131,8 @@ fn a_split_model_is_the_same_model() {
     assert_eq!(error.exit_code(), 7);
 }
 
-fn put_hyperparameters(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
+/// The metadata of a model that is not a list.
+pub fn put_hyperparameters(writer: &mut ragtag_graph::gguf::Writer, model: &Model) {
     use ragtag_graph::gguf::Value;
     for (key, value) in model.graph().metadata().iter() {
         match value.unwrap() {

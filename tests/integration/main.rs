@@ -9,3 +9,4 @@ mod golden;
 mod opencl;
 mod pipelines;
 mod support;
+mod tensor_types;

@@ -26,6 +26,8 @@
 //! Vector weights (norms) are not matrices: they stay plain f32.
 
 mod pack;
+#[cfg(test)]
+mod tests;
 
 use crate::blocks::TensorType;
 use std::ops::Range;
@@ -208,57 +210,4 @@ impl Resident {
 pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
     let sections = sections(tensor_type).iter();
     sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_follow_from_the_sections() {
-        let bytes = |t, columns| Resident::new(t, 17, columns).unwrap().bytes();
-        assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
-        assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
-        assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
-        assert_eq!(bytes(TensorType::Q4_1, 96), 2 * 3 * 320);
-        assert_eq!(bytes(TensorType::Q5_0, 32), 2 * 384); // 352 and padding
-        assert_eq!(bytes(TensorType::Q5_1, 64), 2 * 2 * 384);
-        assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
-        assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
-        assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
-        assert_eq!(bytes(TensorType::TQ1_0, 512), bytes(TensorType::TQ2_0, 512));
-        assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
-    }
-
-    #[test]
-    fn shapes_that_do_not_fit_are_refused() {
-        assert!(matches!(
-            Resident::new(TensorType::Q4_K, 1, 128),
-            Err(LayoutError::Columns { block: 256, .. })
-        ));
-        assert!(matches!(Resident::new(TensorType::F32, 1, 33), Err(LayoutError::Columns { block: 32, .. })));
-        assert!(matches!(Resident::new(TensorType::F32, 1, 0), Err(LayoutError::Columns { .. })));
-        for (rows, columns) in [(u64::MAX, 32), (1 << 40, 1 << 30), (3, u64::MAX - 31)] {
-            assert!(matches!(
-                Resident::new(TensorType::Q8_0, rows, columns),
-                Err(LayoutError::TooLarge { .. })
-            ));
-        }
-    }
-
-    #[test]
-    fn wrong_lengths_are_refused() {
-        let layout = Resident::new(TensorType::Q8_0, 20, 64).unwrap();
-        let mut out = vec![7; layout.group_bytes()];
-        assert!(matches!(
-            layout.pack(1..2, &[0; 5 * 68], &mut out),
-            Err(LayoutError::Bytes { wanted: 272, .. })
-        ));
-        assert!(matches!(
-            layout.pack(1..3, &[0; 4 * 68], &mut out),
-            Err(LayoutError::Groups { groups: 2, .. })
-        ));
-        assert!(out.iter().all(|b| *b == 7));
-        layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
-    }
 }

@@ -85,8 +85,13 @@ impl Fill {
             }
             TensorType::Q8_0 => (q8_0, 73.6),
             TensorType::Q4_0 => (q4_0, 4.18),
+            TensorType::Q4_1 => (q4_1, 4.61),
+            TensorType::Q5_0 => (q5_0, 8.8),
+            TensorType::Q5_1 => (q5_1, 9.23),
             TensorType::Q4_K => (q4_k, 4.61 * 48.4),
+            TensorType::Q5_K => (q5_k, 9.23 * 48.4),
             TensorType::Q6_K => (q6_k, 18.5 * 74.6),
+            TensorType::TQ1_0 => (tq1_0, 0.816),
             TensorType::TQ2_0 => (tq2_0, 0.707),
         };
         let scale = |i: usize| f16::from_f32(deviation / quanta_deviation * (0.75 + i as f32 / 30.0));
@@ -138,20 +143,61 @@ fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. Each sub-block has its minimum equal to
-/// its scale and the minima's scale is 7.5 times the scale, so that the mean is zero.
-fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
+/// A scale and a multiple of it.
+fn scale_and(block: &mut [u8], scale: f16, factor: f32) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
-    block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * 7.5).to_le_bytes());
+    block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * factor).to_le_bytes());
+}
+
+/// Scale, what is added, 32 × 4 bits. What is added is the middle of the quanta, negated, so that the mean is zero.
+fn q4_1(random: &mut Random, block: &mut [u8], scale: f16) {
+    scale_and(block, scale, -7.5);
+    random.fill(&mut block[4..]);
+}
+
+/// Scale, 32 high bits, 32 × 4 low bits, together less 16. 0 (that is, -16) becomes 16 (that is, 0), so that the mean is
+/// zero.
+fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
+    random.fill(&mut block[2..]);
+    let (high, low) = block[2..].split_at_mut(4);
+    for i in 0..32 {
+        let nibble = low[i % 16] >> (i / 16 * 4) & 15;
+        high[i / 8] |= u8::from(nibble == 0) << (i % 8);
+    }
+    block[..2].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// Scale, what is added, 32 high bits, 32 × 4 low bits. The mean is zero as with Q4_1.
+fn q5_1(random: &mut Random, block: &mut [u8], scale: f16) {
+    scale_and(block, scale, -15.5);
+    random.fill(&mut block[4..]);
+}
+
+/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. The minima's scale is the middle of the
+/// quanta times the scale, so that the mean is zero.
+fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
+    scale_and(block, scale, 7.5);
+    k_scales(random, &mut block[4..16]);
+    random.fill(&mut block[16..]);
+}
+
+/// The same with 256 high bits before the 256 × 4 low bits.
+fn q5_k(random: &mut Random, block: &mut [u8], scale: f16) {
+    scale_and(block, scale, 15.5);
+    k_scales(random, &mut block[4..16]);
+    random.fill(&mut block[16..]);
+}
+
+/// Sub-scales of Q4_K and Q5_K. Each sub-block has its minimum equal to its scale.
+fn k_scales(random: &mut Random, packed: &mut [u8]) {
     // From 32 to 63: the top bit of six is set.
     let subscale = random.next().to_le_bytes().map(|byte| byte & 31 | 32);
     for i in 0..4 {
         let (low, high) = (subscale[i], subscale[i + 4]);
-        block[4 + i] = low | (high >> 4) << 6;
-        block[8 + i] = low | (high >> 4) << 6;
-        block[12 + i] = (high & 15) | (high & 15) << 4;
+        packed[i] = low | (high >> 4) << 6;
+        packed[4 + i] = low | (high >> 4) << 6;
+        packed[8 + i] = (high & 15) | (high & 15) << 4;
     }
-    random.fill(&mut block[16..]);
 }
 
 /// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have either sign, so that the mean is zero.
@@ -162,6 +208,19 @@ fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
         *subscale = if *subscale & 128 == 0 { size } else { -size }.cast_unsigned();
     }
     block[208..].copy_from_slice(&scale.to_le_bytes());
+}
+
+/// 52 × five digits to base 3, each less 1, scale. A byte is a number below 243 times 256/243, rounded up.
+fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
+    for four in block[..52].chunks_exact_mut(4) {
+        let mut word = random.next();
+        for byte in four {
+            let number = (u32::from(word as u16) * 243) >> 16;
+            *byte = (number * 256).div_ceil(243) as u8;
+            word >>= 16;
+        }
+    }
+    block[52..].copy_from_slice(&scale.to_le_bytes());
 }
 
 /// 256 × 2 bits less 1, scale. 3 does not occur; it becomes 1 (that is, 0).

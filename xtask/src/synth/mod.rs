@@ -28,7 +28,8 @@ pub struct Args {
     /// Shape to start from
     #[arg(long, value_enum, default_value = "tiny")]
     preset: Preset,
-    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_k, q6_k or tq2_0 (then the embedding is f16)
+    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0 or tq2_0 (with
+    /// the ternary ones the embedding is f16)
     #[arg(long = "type", value_parser = tensor_type, default_value = "q8_0")]
     tensor_type: TensorType,
     /// Architecture; bitnet has sub-norms and no output matrix of its own

@@ -115,10 +115,15 @@ impl Shape {
             TensorType::F32 => 0,
             TensorType::F16 => 1,
             TensorType::Q4_0 => 2,
+            TensorType::Q4_1 => 3,
             TensorType::Q8_0 => 7,
+            TensorType::Q5_0 => 8,
+            TensorType::Q5_1 => 9,
             TensorType::Q4_K => 15,
+            TensorType::Q5_K => 17,
             TensorType::Q6_K => 18,
             TensorType::BF16 => 32,
+            TensorType::TQ1_0 => 36,
             TensorType::TQ2_0 => 37,
         }
     }
@@ -132,7 +137,7 @@ impl Shape {
         let width = u64::from(self.width);
         let bitnet = self.architecture == Architecture::Bitnet;
         // Ternary embeddings would be of no use, and no such file has them.
-        let ternary = self.tensor_type == TensorType::TQ2_0;
+        let ternary = matches!(self.tensor_type, TensorType::TQ1_0 | TensorType::TQ2_0);
         let embedding = if ternary { TensorType::F16 } else { self.tensor_type };
         let vocabulary = u64::from(self.vocabulary);
         let mut tensors = vec![matrix("token_embd.weight".into(), embedding, width, vocabulary, 1.0)?];

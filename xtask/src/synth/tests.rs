@@ -84,8 +84,24 @@ fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
             TensorType::Q4_0 => values.extend(
                 block[2..].iter().flat_map(|q| [q & 15, q >> 4]).map(|q| (f64::from(q) - 8.0) * half(block)),
             ),
+            TensorType::Q4_1 => {
+                let quanta = block[4..].iter().flat_map(|q| [q & 15, q >> 4]);
+                values.extend(quanta.map(|q| f64::from(q) * half(block) + half(&block[2..])));
+            }
+            TensorType::Q5_0 => {
+                values.extend(quanta5(&block[2..]).map(|q| (q - 16.0) * half(block)));
+            }
+            TensorType::Q5_1 => {
+                values.extend(quanta5(&block[4..]).map(|q| q * half(block) + half(&block[2..])));
+            }
             TensorType::Q4_K => q4_k(block, half(block), half(&block[2..]), &mut values),
             TensorType::Q6_K => q6_k(block, half(&block[208..]), &mut values),
+            TensorType::Q5_K => q5_k(block, half(block), half(&block[2..]), &mut values),
+            TensorType::TQ1_0 => {
+                // The last four bytes have four digits only.
+                let digits = |bytes, n| ternary(bytes, n).map(|digit| (digit - 1.0) * half(&block[52..]));
+                values.extend(digits(&block[..48], 5).chain(digits(&block[48..52], 4)));
+            }
             TensorType::TQ2_0 => {
                 let quanta = block[..64].iter().flat_map(|q| [0, 2, 4, 6].map(|shift| q >> shift & 3));
                 values.extend(
@@ -99,18 +115,49 @@ fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     (mean, (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt())
 }
 
+/// High bits, then nibbles.
+fn quanta5(block: &[u8]) -> impl Iterator<Item = f64> {
+    let high = u32::from_le_bytes([block[0], block[1], block[2], block[3]]);
+    (0..32).map(move |i| f64::from(u32::from(block[4 + i % 16] >> (i / 16 * 4) & 15) | (high >> i & 1) << 4))
+}
+
+/// The first `count` digits of each byte, read as a fraction: each product with 3 pushes one out at the top.
+fn ternary(bytes: &[u8], count: usize) -> impl Iterator<Item = f64> {
+    bytes.iter().flat_map(move |byte| {
+        let mut fraction = u32::from(*byte);
+        (0..count).map(move |_| {
+            fraction = (fraction & 255) * 3;
+            f64::from(fraction >> 8)
+        })
+    })
+}
+
+/// 6-bit scale and minimum of one of eight parts.
+fn k_scale(s: &[u8], part: usize) -> (f64, f64) {
+    let (scale, min) = if part < 4 {
+        (s[part] & 63, s[part + 4] & 63)
+    } else {
+        (s[part + 4] & 15 | (s[part - 4] >> 6) << 4, s[part + 4] >> 4 | (s[part] >> 6) << 4)
+    };
+    (scale.into(), min.into())
+}
+
+fn q5_k(block: &[u8], scale: f64, min_scale: f64, values: &mut Vec<f64>) {
+    for i in 0..256 {
+        let (scale6, min6) = k_scale(&block[4..16], i / 32);
+        let low = block[48 + i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15;
+        let high = block[16 + i % 32] >> (i / 32) & 1;
+        values.push(scale * scale6 * f64::from(low | high << 4) - min_scale * min6);
+    }
+}
+
 fn q4_k(block: &[u8], scale: f64, min_scale: f64, values: &mut Vec<f64>) {
     for part in 0..8 {
-        let s = &block[4..16];
-        let (scale6, min6) = if part < 4 {
-            (s[part] & 63, s[part + 4] & 63)
-        } else {
-            (s[part + 4] & 15 | (s[part - 4] >> 6) << 4, s[part + 4] >> 4 | (s[part] >> 6) << 4)
-        };
+        let (scale6, min6) = k_scale(&block[4..16], part);
         let quanta = &block[16 + part / 2 * 32..][..32];
         values.extend(quanta.iter().map(|q| {
             let q = if part % 2 == 0 { q & 15 } else { q >> 4 };
-            scale * f64::from(scale6) * f64::from(q) - min_scale * f64::from(min6)
+            scale * scale6 * f64::from(q) - min_scale * min6
         }));
     }
 }

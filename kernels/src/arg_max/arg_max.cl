@@ -1,0 +1,14 @@
+// The place of the largest value of each row: one group a row.
+
+KERNEL(ITEMS) arg_max(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL uint *RESTRICT out,
+    uint rows, uint word, uint width
+) {
+    LOCAL ulong scratch[REDUCE_SPACE];
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *from = x + (size_t)GROUP(0) * width;
+    ulong best = ranked(NAN, 0);
+    for (uint c = ITEM; c < width; c += ITEMS) best = max(best, ranked(from[c], c));
+    best = group_best(scratch, best);
+    if (ITEM == 0) out[GROUP(0)] = place_of(best);
+}

@@ -1,0 +1,179 @@
+// Attention for many rows: a group takes one kv head of some rows, 16 queries of one sequence at a time over 64
+// positions at a time, so that neighbouring rows and the heads of a kv head read keys and values together. What is
+// computed for a query is the same whatever queries are beside it.
+
+// Queries at once, positions at once.
+#define QUERIES 16
+#define POSITIONS 64
+// Rows of a group, by how many heads share a kv head.
+#define TILE_ROWS(heads) max(1u, (uint)QUERIES / (heads))
+// Floats from the weights of one position to those of the next.
+#define WEIGHTS (QUERIES + 4)
+
+// Where a query stands in the launch; `seen` is how many positions it sees.
+typedef struct {
+    size_t at;
+    uint seen;
+} Query;
+
+// Query `i` of a run of rows: row after row, each with its heads.
+FN Query query_of(
+    Lists lists, uint i, uint queries, uint first_row, uint heads, uint kv_heads, uint kv_head, uint head_dim
+) {
+    uint group = heads / kv_heads, row = first_row + min(i, queries - 1) / group;
+    Query query;
+    query.at = ((size_t)row * heads + kv_head * group + min(i, queries - 1) % group) * head_dim;
+    query.seen = lists.positions[row] + 1;
+    return query;
+}
+
+KERNEL(ITEMS) attention_tiled(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
+    const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
+) {
+    LOCAL float query[DIMS * QUERIES];
+    LOCAL float weights[POSITIONS * WEIGHTS];
+    LOCAL float partial[QUERIES * 17];
+    LOCAL float corrections[QUERIES];
+    LOCAL uint shared;
+    uint group = heads / kv_heads, tile = TILE_ROWS(group), kv_head = GROUP(1);
+    uint end = min(count(params, 0, rows), (GROUP(0) + 1) * tile);
+    Lists at = lists(params, rows, logit_rows);
+    // As positions' items: position `lane` of a step for queries `set` and three more. As softmax's items: query
+    // `ITEM / 16`. As values' items: dimensions `lane`, `lane` + 64, … of the same four queries.
+    uint lane = ITEM % 64, set = ITEM / 64 * 4;
+    for (uint row = GROUP(0) * tile; row < end;) {
+        // A run of rows of one sequence; all that its rows see exists.
+        uint sequence = at.row_sequences[row], reached = 0, last = 0, next = row;
+        const GLOBAL uint *table = at.tables;
+        if (sequence < sequences) {
+            table += (size_t)sequence * table_blocks;
+            uint wanted = 0;
+            for (uint r = row; r < end && at.row_sequences[r] == sequence; r++) {
+                wanted = max(wanted, min(at.positions[r] / 16 + 1, table_blocks));
+            }
+            reached = reach(&shared, table, wanted, cache_blocks);
+            while (next < end && at.row_sequences[next] == sequence && at.positions[next] / 16 < reached) {
+                last = max(last, at.positions[next]);
+                next++;
+            }
+        }
+        if (next == row) {
+            for (uint i = ITEM; i < group * head_dim; i += ITEMS) {
+                out[((size_t)row * heads + kv_head * group) * head_dim + i] = 0.0f;
+            }
+            row++;
+            continue;
+        }
+        uint queries = (next - row) * group;
+        for (uint first_query = 0; first_query < queries; first_query += QUERIES) {
+            for (uint turn = 0; turn < head_dim; turn += DIMS) {
+                float acc[4][DIMS / 64], sum = 0.0f, largest = -INFINITE;
+                uint seen[4];
+                #pragma unroll
+                for (uint i = 0; i < 4; i++) {
+                    seen[i] = query_of(at, first_query + set + i, queries, row, heads, kv_heads, kv_head, head_dim).seen;
+                    #pragma unroll
+                    for (uint j = 0; j < DIMS / 64; j++) acc[i][j] = 0.0f;
+                }
+                bool used = first_query + set < queries;
+                for (uint first = 0; first <= last; first += POSITIONS) {
+                    // Scores.
+                    float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    for (uint d0 = 0; d0 < head_dim; d0 += DIMS) {
+                        uint dims = min((uint)DIMS, head_dim - d0);
+                        if (first == 0 || head_dim > DIMS) {
+                            BARRIER();
+                            Query mine = query_of(
+                                at, first_query + ITEM / 16, queries, row, heads, kv_heads, kv_head, head_dim
+                            );
+                            for (uint d = ITEM % 16; d < dims; d += 16) {
+                                query[d * QUERIES + ITEM / 16] = q[mine.at + d0 + d];
+                            }
+                            BARRIER();
+                        }
+                        if (used && first + lane <= last) {
+                            uint position = first + lane;
+                            size_t base = ((size_t)table[position / 16] * kv_heads + kv_head) * head_dim * 16;
+                            const GLOBAL KV *key = keys + base + d0 * 16 + position % 16;
+                            #pragma unroll 8
+                            for (uint d = 0; d < dims; d++) {
+                                float4 factors = LOAD_LOCALF4(query + d * QUERIES + set);
+                                float value = LOAD_KV(key, d * 16);
+                                scores[0] = fma(factors.x, value, scores[0]);
+                                scores[1] = fma(factors.y, value, scores[1]);
+                                scores[2] = fma(factors.z, value, scores[2]);
+                                scores[3] = fma(factors.w, value, scores[3]);
+                            }
+                        }
+                    }
+                    #pragma unroll
+                    for (uint i = 0; i < 4; i++) {
+                        weights[lane * WEIGHTS + set + i] =
+                            first + lane < seen[i] ? scores[i] * AS_FLOAT(scale) : -INFINITE;
+                    }
+                    BARRIER();
+                    // Softmax so far: 16 items a query, four positions each.
+                    LOCAL float *mine = weights + ITEM % 16 * 4 * WEIGHTS + ITEM / 16;
+                    float before = largest, four = -INFINITE;
+                    for (uint i = 0; i < 4; i++) four = fmax(four, mine[i * WEIGHTS]);
+                    partial[ITEM / 16 * 17 + ITEM % 16] = four;
+                    BARRIER();
+                    for (uint i = 0; i < 16; i++) largest = fmax(largest, partial[ITEM / 16 * 17 + i]);
+                    float correction = exp(before - largest);
+                    sum *= correction;
+                    for (uint i = 0; i < 4; i++) {
+                        float weight = exp(mine[i * WEIGHTS] - largest);
+                        mine[i * WEIGHTS] = weight;
+                        sum += weight;
+                    }
+                    if (ITEM % 16 == 0) corrections[ITEM / 16] = correction;
+                    BARRIER();
+                    // Sums of values, of each query over what it sees.
+                    if (used) {
+                        #pragma unroll
+                        for (uint i = 0; i < 4; i++) {
+                            #pragma unroll
+                            for (uint j = 0; j < DIMS / 64; j++) acc[i][j] *= corrections[set + i];
+                        }
+                        uint stop = min(last + 1, first + POSITIONS);
+                        for (uint position = first; position < stop; position++) {
+                            size_t base = ((size_t)table[position / 16] * kv_heads + kv_head) * head_dim * 16;
+                            const GLOBAL KV *value = values + base + position % 16 * head_dim + turn + lane;
+                            float4 w = LOAD_LOCALF4(weights + (position - first) * WEIGHTS + set);
+                            #pragma unroll
+                            for (uint j = 0; j < DIMS / 64; j++) {
+                                if (turn + lane + j * 64 >= head_dim) continue;
+                                float v = LOAD_KV(value, j * 64);
+                                if (position < seen[0]) acc[0][j] = fma(w.x, v, acc[0][j]);
+                                if (position < seen[1]) acc[1][j] = fma(w.y, v, acc[1][j]);
+                                if (position < seen[2]) acc[2][j] = fma(w.z, v, acc[2][j]);
+                                if (position < seen[3]) acc[3][j] = fma(w.w, v, acc[3][j]);
+                            }
+                        }
+                    }
+                    BARRIER();
+                }
+                // The sums of weights, then the result.
+                partial[ITEM / 16 * 17 + ITEM % 16] = sum;
+                BARRIER();
+                #pragma unroll
+                for (uint i = 0; i < 4; i++) {
+                    if (first_query + set + i >= queries) continue;
+                    float total = 0.0f;
+                    for (uint s = 0; s < 16; s++) total += partial[(set + i) * 17 + s];
+                    GLOBAL float *to =
+                        out + query_of(at, first_query + set + i, queries, row, heads, kv_heads, kv_head, head_dim).at;
+                    #pragma unroll
+                    for (uint j = 0; j < DIMS / 64; j++) {
+                        uint dim = turn + lane + j * 64;
+                        if (dim < head_dim) to[dim] = acc[i][j] / total;
+                    }
+                }
+                BARRIER();
+            }
+        }
+        row = next;
+    }
+}

@@ -1,0 +1,111 @@
+//! Sizes, refusals, and every byte of the layout read back by its definition.
+
+use super::*;
+use crate::blocks::dequantise;
+use crate::cases::Random;
+use half::{bf16, f16};
+
+#[test]
+fn sizes_follow_from_the_sections() {
+    let bytes = |t, columns| Resident::new(t, 17, columns).unwrap().bytes();
+    assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
+    assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
+    assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
+    assert_eq!(bytes(TensorType::Q4_1, 96), 2 * 3 * 320);
+    assert_eq!(bytes(TensorType::Q5_0, 32), 2 * 384); // 352 and padding
+    assert_eq!(bytes(TensorType::Q5_1, 64), 2 * 2 * 384);
+    assert_eq!(bytes(TensorType::Q4_K, 256), 2 * (8 * 288 + 64));
+    assert_eq!(bytes(TensorType::Q5_K, 256), 2 * (8 * 352 + 64));
+    assert_eq!(bytes(TensorType::Q6_K, 512), 2 * 2 * (8 * 416 + 32));
+    assert_eq!(bytes(TensorType::TQ1_0, 512), bytes(TensorType::TQ2_0, 512));
+    assert_eq!(bytes(TensorType::TQ2_0, 512), 2 * 2 * (8 * 128 + 32));
+}
+
+#[test]
+fn shapes_that_do_not_fit_are_refused() {
+    assert!(matches!(Resident::new(TensorType::Q4_K, 1, 128), Err(LayoutError::Columns { block: 256, .. })));
+    assert!(matches!(Resident::new(TensorType::F32, 1, 33), Err(LayoutError::Columns { block: 32, .. })));
+    assert!(matches!(Resident::new(TensorType::F32, 1, 0), Err(LayoutError::Columns { .. })));
+    for (rows, columns) in [(u64::MAX, 32), (1 << 40, 1 << 30), (3, u64::MAX - 31)] {
+        assert!(matches!(Resident::new(TensorType::Q8_0, rows, columns), Err(LayoutError::TooLarge { .. })));
+    }
+}
+
+#[test]
+fn wrong_lengths_are_refused() {
+    let layout = Resident::new(TensorType::Q8_0, 20, 64).unwrap();
+    let mut out = vec![7; layout.group_bytes()];
+    assert!(matches!(layout.pack(1..2, &[0; 5 * 68], &mut out), Err(LayoutError::Bytes { wanted: 272, .. })));
+    assert!(matches!(layout.pack(1..3, &[0; 4 * 68], &mut out), Err(LayoutError::Groups { groups: 2, .. })));
+    assert!(out.iter().all(|b| *b == 7));
+    layout.pack(1..2, &[0; 4 * 68], &mut out).unwrap();
+}
+
+/// A value of a group, by the table in words: slow, and written without a look at how groups are packed.
+fn value(layout: &Resident, group: &[u8], row: usize, column: usize) -> f32 {
+    let mut rest = group;
+    let mut parts = Vec::new();
+    for section in sections(layout.tensor_type()) {
+        let (part, after) = rest.split_at(layout.columns() / section.columns * section.bytes);
+        parts.push(part);
+        rest = after;
+    }
+    let (block, top) = (column / 32, column / 256);
+    let (quad, lane) = (column % 32 / 4, column % 4);
+    let byte = |part: usize, vector: usize| parts[part][vector * 64 + row * 4 + lane];
+    let half_bytes = |part: usize, array: usize| {
+        let at = (array * 16 + row) * 2;
+        [parts[part][at], parts[part][at + 1]]
+    };
+    let half = |part: usize, array: usize| f16::from_le_bytes(half_bytes(part, array)).to_f32();
+    let nibble = || (byte(0, block * 4 + quad % 4) >> (quad / 4 * 4)) & 15;
+    let five_bits = || f32::from(nibble() | ((byte(1, block) >> quad) & 1) << 4);
+    let sub = |part: usize, array: usize| parts[part][(block * 2 + array) * 16 + row];
+    match layout.tensor_type() {
+        TensorType::F32 => f32::from_le_bytes(parts[0].as_chunks().0[column * 16 + row]),
+        TensorType::F16 => half(0, column),
+        TensorType::BF16 => bf16::from_le_bytes(half_bytes(0, column)).to_f32(),
+        TensorType::Q8_0 => half(1, block) * (f32::from(byte(0, block * 8 + quad)) - 128.0),
+        TensorType::Q4_0 => half(1, block) * (f32::from(nibble()) - 8.0),
+        TensorType::Q4_1 => half(1, block * 2) * f32::from(nibble()) + half(1, block * 2 + 1),
+        TensorType::Q5_0 => half(2, block) * (five_bits() - 16.0),
+        TensorType::Q5_1 => half(2, block * 2) * five_bits() + half(2, block * 2 + 1),
+        TensorType::Q4_K => {
+            let (scale, minimum) = (f32::from(sub(1, 0)), f32::from(sub(1, 1)));
+            half(2, top * 2) * scale * f32::from(nibble()) - half(2, top * 2 + 1) * minimum
+        }
+        TensorType::Q5_K => {
+            let (scale, minimum) = (f32::from(sub(2, 0)), f32::from(sub(2, 1)));
+            half(3, top * 2) * scale * five_bits() - half(3, top * 2 + 1) * minimum
+        }
+        TensorType::Q6_K => {
+            let high = (byte(1, block * 2 + quad % 2) >> (quad / 2 * 2)) & 3;
+            let scale = f32::from(sub(2, quad / 4) as i8);
+            half(3, top) * scale * (f32::from(nibble() | high << 4) - 32.0)
+        }
+        TensorType::TQ1_0 | TensorType::TQ2_0 => {
+            let field = (byte(0, block * 2 + quad / 4) >> (quad % 4 * 2)) & 3;
+            half(1, top) * (f32::from(field) - 1.0)
+        }
+    }
+}
+
+#[test]
+fn what_is_packed_is_what_the_table_says() {
+    const ROWS: usize = 20;
+    const COLUMNS: usize = 512;
+    for tensor_type in TensorType::ALL {
+        let layout = Resident::new(tensor_type, ROWS as u64, COLUMNS as u64).unwrap();
+        let file = Random::new(7).blocks(tensor_type, ROWS * COLUMNS);
+        let mut expected = vec![0.0; ROWS * COLUMNS];
+        dequantise(tensor_type, &file, &mut expected).unwrap();
+        let mut resident = vec![0xff; layout.bytes() as usize];
+        layout.pack(0..layout.groups(), &file, &mut resident).unwrap();
+        for (at, expected) in expected.into_iter().enumerate() {
+            let (row, column) = (at / COLUMNS, at % COLUMNS);
+            let group = &resident[row / GROUP_ROWS * layout.group_bytes()..][..layout.group_bytes()];
+            let value = value(&layout, group, row % GROUP_ROWS, column);
+            assert_eq!(value, expected, "{tensor_type} row {row} column {column}");
+        }
+    }
+}

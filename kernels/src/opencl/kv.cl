@@ -1,0 +1,26 @@
+// The cache of keys and values: blocks of 16 positions, f32 or f16. KV is its type, and KV_F16 says which.
+
+#if KV_F16
+#define KV HALF
+#define LOAD_KV(pointer, i) LOAD_HALF(pointer, i)
+#define STORE_KV(pointer, i, value) STORE_HALF(pointer, i, value)
+#else
+#define KV float
+#define LOAD_KV(pointer, i) (pointer)[i]
+#define STORE_KV(pointer, i, value) ((pointer)[i] = (value))
+#endif
+
+// The lists of a parameter block with these capacities, by their first words.
+typedef struct {
+    const GLOBAL uint *positions;
+    const GLOBAL uint *row_sequences;
+    const GLOBAL uint *tables;
+} Lists;
+
+FN Lists lists(const GLOBAL uint *params, uint rows, uint logit_rows) {
+    Lists lists;
+    lists.positions = params + 4 + (size_t)rows;
+    lists.row_sequences = lists.positions + rows;
+    lists.tables = lists.row_sequences + rows + logit_rows;
+    return lists;
+}

@@ -1,0 +1,77 @@
+// What the kernel sources rely on, in terms of OpenCL C 3.0. Another language of the C family needs another file of
+// this kind, and nothing else.
+//
+// The driver passes -DRT_FP16, -DRT_SUBGROUPS and -DRT_INTEGER_DOT where a device has these. NVIDIA's compiler has none
+// of them, but takes PTX.
+
+#ifdef RT_FP16
+#pragma OPENCL EXTENSION cl_khr_fp16 : enable
+#endif
+// What is fused is written as fma, so that a row's bits do not depend on what the compiler makes of the code around it.
+#pragma OPENCL FP_CONTRACT OFF
+
+#define KERNEL(items) __kernel __attribute__((reqd_work_group_size(items, 1, 1))) void
+#define FN static inline
+#define GLOBAL __global
+#define LOCAL __local
+#define PRIVATE __private
+#define RESTRICT restrict
+#define HALF half
+#define INFINITE INFINITY
+
+// The work item in its group, and the group.
+#define ITEM ((uint)get_local_id(0))
+#define GROUP(dimension) ((uint)get_group_id(dimension))
+// Local memory that was written before is read after.
+#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define LOCAL_MIN(pointer, value) atomic_min(pointer, value)
+
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+
+// 16 and 8 aligned bytes.
+#define LOAD4(pointer) (*(const GLOBAL uint4 *)(pointer))
+#define LOAD2(pointer) (*(const GLOBAL uint2 *)(pointer))
+#define LOAD1(pointer) (*(const GLOBAL uint *)(pointer))
+#define LOADF4(pointer) (*(const GLOBAL float4 *)(pointer))
+#define LOAD_LOCAL4(pointer) (*(const LOCAL uint4 *)(pointer))
+#define LOAD_LOCALF4(pointer) (*(const LOCAL float4 *)(pointer))
+#define UINT4(a, b, c, d) ((uint4)(a, b, c, d))
+#define FLOAT4(a, b, c, d) ((float4)(a, b, c, d))
+
+#define AS_FLOAT(bits) as_float(bits)
+#define AS_UINT(value) as_uint(value)
+// Byte `i` of a word, signed.
+#define BYTE(word, i) ((int)(char)(uchar)((word) >> (8 * (i))))
+
+#define LOAD_HALF(pointer, i) vload_half(i, pointer)
+#define STORE_HALF(pointer, i, value) vstore_half_rte(value, i, pointer)
+
+// The two halves of a word.
+FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
+#if defined(__NV_CL_C_VERSION)
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(*low), "=f"(*high) : "r"(word));
+#elif defined(RT_FP16)
+    half2 both = as_half2(word);
+    *low = convert_float(both.x);
+    *high = convert_float(both.y);
+#else
+    *low = vload_half(0, (const PRIVATE half *)&word);
+    *high = vload_half(1, (const PRIVATE half *)&word);
+#endif
+}
+
+// The dot product of four signed bytes with four others, and `sum`.
+FN int dot4(uint a, uint b, int sum) {
+#if defined(__NV_CL_C_VERSION)
+    int result;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(sum));
+    return result;
+#elif defined(RT_INTEGER_DOT)
+    return sum + dot_4x8packed_ss_int(a, b);
+#else
+    return sum + BYTE(a, 0) * BYTE(b, 0) + BYTE(a, 1) * BYTE(b, 1) + BYTE(a, 2) * BYTE(b, 2)
+        + BYTE(a, 3) * BYTE(b, 3);
+#endif
+}

@@ -1,0 +1,145 @@
+//! The kernels that have no weights in blocks: row by row, and the two of the cache.
+
+use super::{Function, Items, program};
+use crate::kernel::{Activations, Kernel, KvType};
+use crate::table::Variant;
+use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
+use ragtag_hal::EntryAbi;
+use std::sync::Arc;
+
+const ITEMS: Items = Items(256);
+
+/// Most local memory of the kernels that work row by row.
+const ROW_BYTES: u64 = 4 << 10;
+
+/// Dimensions that a group of the append takes: `SLICE` in its source.
+const APPEND_SLICE: u32 = 16;
+
+/// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
+const TILE_QUERIES: u32 = 16;
+
+pub(super) fn variants() -> Vec<Variant> {
+    let row = |kernel, abi, function| variant(kernel, abi, add::grid, function);
+    let mut out = vec![
+        variant(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
+        row(Kernel::Add, &add::ABI, "add"),
+        row(Kernel::Quantize, &quantize::ABI, "quantize"),
+        row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
+        row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
+        row(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
+        row(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
+        row(Kernel::Rope, &rope::ABI, "rope"),
+        row(Kernel::Softmax, &softmax::ABI, "softmax"),
+        row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
+        row(Kernel::TopK, &top_k::ABI, "top_k"),
+    ];
+    for kv_type in [KvType::F32, KvType::F16] {
+        out.extend(cache_variants(kv_type));
+    }
+    out
+}
+
+fn variant(
+    kernel: Kernel,
+    abi: &'static EntryAbi,
+    grid: fn(&[u32]) -> [u32; 3],
+    function: &'static str,
+) -> Variant {
+    Function {
+        kernel,
+        name: "opencl",
+        abi,
+        grid,
+        max_rows: u32::MAX,
+        source: row_source,
+        function,
+        items: ITEMS,
+        local_bytes: ROW_BYTES,
+    }
+    .variant()
+}
+
+/// One program for all of them: they are short, and a model needs most.
+fn row_source() -> Arc<str> {
+    let parts = [
+        include_str!("../gather/gather.cl"),
+        include_str!("../add/add.cl"),
+        include_str!("../quantize/quantize.cl"),
+        include_str!("../rms_norm/rms_norm.cl"),
+        include_str!("../silu_mul/silu_mul.cl"),
+        include_str!("../rope/rope.cl"),
+        include_str!("../softmax/softmax.cl"),
+        include_str!("order.cl"),
+        include_str!("../arg_max/arg_max.cl"),
+        include_str!("../top_k/top_k.cl"),
+    ];
+    program(ITEMS, &parts)
+}
+
+fn cache_variants(kv_type: KvType) -> [Variant; 3] {
+    let (source, append, abi): (fn() -> Arc<str>, _, _) = match kv_type {
+        KvType::F32 => (|| cache_source("0"), &kv_append::ABI_F32, &attention::ABI_F32),
+        KvType::F16 => (|| cache_source("1"), &kv_append::ABI_F16, &attention::ABI_F16),
+    };
+    let append = Function {
+        kernel: Kernel::KvAppend(kv_type),
+        name: "opencl",
+        abi: append,
+        grid: append_grid,
+        max_rows: u32::MAX,
+        source,
+        function: "kv_append",
+        items: ITEMS,
+        local_bytes: 0,
+    };
+    let decode = Function {
+        kernel: Kernel::Attention(kv_type),
+        name: "opencl-decode",
+        abi,
+        grid: decode_grid,
+        max_rows: 8,
+        function: "attention_decode",
+        local_bytes: 8 << 10,
+        ..append
+    };
+    let tiled = Function {
+        kernel: Kernel::Attention(kv_type),
+        name: "opencl-tiled",
+        abi,
+        grid: tiled_grid,
+        max_rows: u32::MAX,
+        function: "attention_tiled",
+        local_bytes: 24 << 10,
+        ..append
+    };
+    [append, decode, tiled].map(Function::variant)
+}
+
+fn cache_source(is_f16: &str) -> Arc<str> {
+    let parts = [
+        &format!("#define KV_F16 {is_f16}\n"),
+        include_str!("kv.cl"),
+        include_str!("../kv_append/kv_append.cl"),
+        include_str!("../attention/attention.cl"),
+        include_str!("../attention/decode.cl"),
+        include_str!("../attention/tiled.cl"),
+    ];
+    program(ITEMS, &parts)
+}
+
+/// kv heads × slices of a head's dimensions.
+fn append_grid(constants: &[u32]) -> [u32; 3] {
+    if constants[0] == 0 { [0; 3] } else { [constants[4], constants[5].div_ceil(APPEND_SLICE), 1] }
+}
+
+/// Heads × rows.
+fn decode_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[4], constants[0], 1]
+}
+
+/// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+    let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
+    let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
+    [rows.div_ceil((TILE_QUERIES / sharing).max(1)), kv_heads, 1]
+}

@@ -1,0 +1,159 @@
+//! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
+
+use super::{Function, Items, program};
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel};
+use crate::layout::GROUP_ROWS;
+use crate::table::Variant;
+use crate::{add, embed, matmul};
+use std::sync::Arc;
+
+/// Rows of x up to which the product for few rows is the better one.
+const FEW_ROWS: u32 = 8;
+
+/// Rows of x, and rows of weights, that a group of the tiled product computes.
+const TILE: u32 = 64;
+
+const EMBED_ITEMS: Items = Items(256);
+const GEMV_ITEMS: Items = Items(256);
+const TILED_ITEMS: Items = Items(128);
+
+/// A function that composes a text for a type that is known when this crate is compiled.
+macro_rules! composer {
+    ($tensor_type:expr, $compose:expr) => {
+        composer!(
+            $tensor_type, $compose; F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K TQ1_0 TQ2_0
+        )
+    };
+    ($tensor_type:expr, $compose:expr; $($name:ident)*) => {
+        match $tensor_type {
+            $(TensorType::$name => (|| $compose(TensorType::$name)) as fn() -> Arc<str>,)*
+        }
+    };
+}
+
+pub(super) fn variants() -> Vec<Variant> {
+    let mut out: Vec<Variant> = TensorType::ALL.into_iter().map(embed_variant).collect();
+    for activations in [Activations::F32, Activations::Int8] {
+        let takes = |t: &TensorType| matmul::activations_for(*t, activations) == activations;
+        out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_variants(t, activations)));
+    }
+    out
+}
+
+fn embed_variant(tensor_type: TensorType) -> Variant {
+    Function {
+        kernel: Kernel::Embed(tensor_type),
+        name: "opencl",
+        abi: embed::abi(tensor_type),
+        grid: add::grid,
+        max_rows: u32::MAX,
+        source: composer!(tensor_type, embed_source),
+        function: "embed",
+        items: EMBED_ITEMS,
+        local_bytes: 0,
+    }
+    .variant()
+}
+
+fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Variant; 2] {
+    let (gemv_source, tiled_source) = match activations {
+        Activations::F32 => (composer!(tensor_type, exact_gemv), composer!(tensor_type, exact_tiled)),
+        Activations::Int8 => (composer!(tensor_type, fast_gemv), composer!(tensor_type, fast_tiled)),
+    };
+    let gemv = Function {
+        kernel: Kernel::MatMul(tensor_type, activations),
+        name: "opencl-gemv",
+        abi: matmul::abi(tensor_type, activations),
+        grid: gemv_grid,
+        max_rows: FEW_ROWS,
+        source: gemv_source,
+        function: "matmul_gemv",
+        items: GEMV_ITEMS,
+        local_bytes: 12 << 10,
+    };
+    let tiled = Function {
+        name: "opencl-tiled",
+        grid: tiled_grid,
+        max_rows: u32::MAX,
+        source: tiled_source,
+        function: "matmul_tiled",
+        items: TILED_ITEMS,
+        local_bytes: 20 << 10,
+        ..gemv
+    };
+    [gemv, tiled].map(Function::variant)
+}
+
+/// A group of rows of weights for each work group.
+fn gemv_grid(constants: &[u32]) -> [u32; 3] {
+    if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
+}
+
+/// Tiles of rows of x × tiles of rows of weights: those that read the same weights are neighbours.
+fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
+}
+
+const PLAIN: &str = include_str!("weights/plain.cl");
+const QUANTISED: &str = include_str!("weights/quantised.cl");
+const VALUES: &str = include_str!("weights/values.cl");
+
+/// How weights of this type are read.
+fn reader(tensor_type: TensorType) -> [&'static str; 3] {
+    let quantised = |text| [QUANTISED, text, VALUES];
+    match tensor_type {
+        TensorType::F32 => [include_str!("weights/f32.cl"), PLAIN, ""],
+        TensorType::F16 => [include_str!("weights/f16.cl"), PLAIN, ""],
+        TensorType::BF16 => [include_str!("weights/bf16.cl"), PLAIN, ""],
+        TensorType::Q8_0 => quantised(include_str!("weights/q8_0.cl")),
+        TensorType::Q4_0 => quantised(include_str!("weights/q4_0.cl")),
+        TensorType::Q4_1 => quantised(include_str!("weights/q4_1.cl")),
+        TensorType::Q5_0 => quantised(include_str!("weights/q5_0.cl")),
+        TensorType::Q5_1 => quantised(include_str!("weights/q5_1.cl")),
+        TensorType::Q4_K => quantised(include_str!("weights/q4_k.cl")),
+        TensorType::Q5_K => quantised(include_str!("weights/q5_k.cl")),
+        TensorType::Q6_K => quantised(include_str!("weights/q6_k.cl")),
+        TensorType::TQ1_0 | TensorType::TQ2_0 => quantised(include_str!("weights/ternary.cl")),
+    }
+}
+
+fn with_reader(tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
+    program(items, &[&reader(tensor_type)[..], parts].concat())
+}
+
+fn embed_source(tensor_type: TensorType) -> Arc<str> {
+    with_reader(tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
+}
+
+const F32_INPUT: &str = "#define INPUT float\n#define ROW_LENGTH(k) (k)\n";
+const INT8_INPUT: &str = "#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n";
+const BLOCKS: &str = include_str!("../matmul/blocks.cl");
+
+fn exact_gemv(tensor_type: TensorType) -> Arc<str> {
+    let sums = match tensor_type.block_values() {
+        1 => include_str!("../matmul/plain.cl"),
+        _ => include_str!("../matmul/exact.cl"),
+    };
+    gemv(tensor_type, &[F32_INPUT], sums)
+}
+
+fn fast_gemv(tensor_type: TensorType) -> Arc<str> {
+    gemv(tensor_type, &[INT8_INPUT, BLOCKS], include_str!("../matmul/fast.cl"))
+}
+
+/// The product for few rows. What has to be unrolled by the number of rows is there once for each.
+fn gemv(tensor_type: TensorType, input: &[&str], sums: &str) -> Arc<str> {
+    let rows = include_str!("../matmul/gemv_rows.cl");
+    let unrolled = [1, 4, 8].map(|m| format!("#define M {m}\n{sums}\n{rows}\n#undef M\n")).concat();
+    let kernel = [&unrolled, include_str!("../matmul/gemv.cl")];
+    with_reader(tensor_type, GEMV_ITEMS, &[input, &kernel].concat())
+}
+
+fn exact_tiled(tensor_type: TensorType) -> Arc<str> {
+    with_reader(tensor_type, TILED_ITEMS, &[include_str!("../matmul/tiled_exact.cl")])
+}
+
+fn fast_tiled(tensor_type: TensorType) -> Arc<str> {
+    with_reader(tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
+}

@@ -1,0 +1,27 @@
+// BF16: for each column 16 values.
+
+// Rows in 16 bytes.
+#define LANES 8
+
+FN uint group_bytes(uint columns) { return columns * 32; }
+
+// Two values.
+FN void upper_halves(uint word, PRIVATE float *low, PRIVATE float *high) {
+    *low = AS_FLOAT(word << 16);
+    *high = AS_FLOAT(word & 0xffff0000u);
+}
+
+// 16 bytes as values.
+FN void lanes(uint4 bytes, float out[LANES]) {
+    upper_halves(bytes.x, &out[0], &out[1]);
+    upper_halves(bytes.y, &out[2], &out[3]);
+    upper_halves(bytes.z, &out[4], &out[5]);
+    upper_halves(bytes.w, &out[6], &out[7]);
+}
+
+// Four rows of a column.
+FN void column_values(const GLOBAL uchar *group, uint column, uint part, float out[4]) {
+    uint2 bytes = LOAD2(group + column * 32 + part * 8);
+    upper_halves(bytes.x, &out[0], &out[1]);
+    upper_halves(bytes.y, &out[2], &out[3]);
+}

@@ -1,0 +1,15 @@
+// Q5_K: nibbles, then fifth bits, then u8 scales and minima, then for each 256 columns f16 d and dmin.
+
+#define OFFSET 0
+#define UNEQUAL 0
+#define MINIMA 1
+
+FN uint group_bytes(uint columns) { return columns / 256 * (8 * 352 + 64); }
+
+FN void quad_words(const GLOBAL uchar *group, uint blocks, uint block, uint quad, uint part, uint out[4]) {
+    five_bits(group, group + blocks * 256, block, quad, part, out);
+}
+
+FN void block_scales(const GLOBAL uchar *group, uint blocks, uint block, uint part, PRIVATE Scales *scales) {
+    two_level(group + blocks * 320, group + blocks * 352, block, part, scales);
+}

@@ -1,0 +1,40 @@
+// RMS norm, into f32 or int8 activations: one group a row.
+
+// One over the root mean square of a row.
+FN float norm_scale(LOCAL float *scratch, const GLOBAL float *row, uint width, float epsilon) {
+    float sum = 0.0f;
+    for (uint c = ITEM; c < width; c += ITEMS) sum = fma(row[c], row[c], sum);
+    return 1.0f / sqrt(group_sum(scratch, sum) / (float)width + epsilon);
+}
+
+KERNEL(ITEMS) rms_norm_f32(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT weight,
+    GLOBAL float *RESTRICT out, uint rows, uint word, uint width, uint epsilon
+) {
+    LOCAL float scratch[REDUCE_SPACE];
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *from = x + (size_t)GROUP(0) * width;
+    GLOBAL float *to = out + (size_t)GROUP(0) * width;
+    float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
+    for (uint c = ITEM; c < width; c += ITEMS) to[c] = from[c] * scale * weight[c];
+}
+
+KERNEL(ITEMS) rms_norm_int8(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT weight,
+    GLOBAL uchar *RESTRICT out, uint rows, uint word, uint width, uint epsilon
+) {
+    LOCAL float scratch[REDUCE_SPACE];
+    LOCAL uint quantising[QUANTISE_SPACE];
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *from = x + (size_t)GROUP(0) * width;
+    GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
+    float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
+    for (uint first = 0; first < width; first += 4 * ITEMS) {
+        uint column = first + 4 * ITEM;
+        float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (column < width) {
+            for (uint i = 0; i < 4; i++) values[i] = from[column + i] * scale * weight[column + i];
+        }
+        quantise(quantising, values, column, width, to);
+    }
+}

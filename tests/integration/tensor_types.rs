@@ -1,0 +1,88 @@
+//! A model in every type of quanta against the same weights as F32.
+
+use crate::golden::put_hyperparameters;
+use crate::support::{self, Setup, relative_error};
+use half::f16;
+use ragtag::Model;
+use ragtag_graph::gguf::Writer;
+use ragtag_kernels::blocks::dequantise;
+use ragtag_kernels::{Activations, NumericsClass, TensorType};
+use rand::rngs::StdRng;
+use rand::{Rng, RngCore, SeedableRng};
+
+/// Random quanta, with scales that give weights about the size of a model's and mean zero.
+fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
+    let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
+    random.fill_bytes(&mut bytes);
+    // Where a block has its f16 values, and about how large they are.
+    let halves: &[(usize, f32)] = match tensor_type {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("{tensor_type} has no quanta"),
+        TensorType::Q8_0 => &[(0, 7e-4)],
+        TensorType::Q4_0 => &[(0, 1e-2)],
+        TensorType::Q4_1 => &[(0, 1e-2), (2, -7.5e-2)],
+        TensorType::Q5_0 => &[(0, 5e-3)],
+        TensorType::Q5_1 => &[(0, 5e-3), (2, -7.75e-2)],
+        TensorType::Q4_K => &[(0, 3e-4), (2, 2.25e-3)],
+        TensorType::Q5_K => &[(0, 1.5e-4), (2, 2.33e-3)],
+        TensorType::Q6_K => &[(208, 4e-5)],
+        TensorType::TQ1_0 => &[(52, 6e-2)],
+        TensorType::TQ2_0 => &[(64, 6e-2)],
+    };
+    for block in bytes.chunks_exact_mut(tensor_type.block_bytes()) {
+        let sign = if random.random() { 1.0 } else { -1.0 };
+        let like = sign * gain * random.random_range(0.75..1.25);
+        for &(at, size) in halves {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(size * like).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// Two models of the shape of `like` with the same weights: matrices of this type, and F32.
+fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
+    let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());
+    let mut files = [TensorType::F32; 2].map(|_| (Writer::new(), Vec::new()));
+    files.iter_mut().for_each(|(header, _)| put_hyperparameters(header, like));
+    for tensor in like.graph().weights().tensors() {
+        let values: u64 = tensor.shape.iter().product();
+        let mut plain = vec![1_f32; values as usize]; // norms stay this
+        let mut contents = [TensorType::F32; 2].map(|t| (t, Vec::new()));
+        if tensor.shape.len() > 1 {
+            // Layers of random weights make small differences larger, so each adds little to the embedding.
+            let gain = if tensor.name.starts_with("token_embd") { 128.0 } else { 1.0 };
+            let blocks = blocks(&mut random, tensor_type, values, gain);
+            dequantise(tensor_type, &blocks, &mut plain).unwrap();
+            contents[0] = (tensor_type, blocks);
+        }
+        let plain: Vec<u8> = plain.iter().flat_map(|v| v.to_le_bytes()).collect();
+        for ((header, data), (tensor_type, bytes)) in files.iter_mut().zip(contents) {
+            let bytes = if tensor_type == TensorType::F32 { &plain } else { &bytes };
+            header.tensor(&tensor.name, tensor_type, &tensor.shape, bytes.len() as u64);
+            data.extend_from_slice(bytes);
+            data.resize(data.len() + header.padding(bytes.len() as u64) as usize, 0);
+        }
+    }
+    files.map(|(header, data)| Model::from_bytes("random", [header.header(), data].concat()).unwrap())
+}
+
+fn logits(model: &Model, activations: Activations) -> Vec<f32> {
+    let engine = support::engine(model, &Setup { activations, ..Default::default() });
+    support::block_on(engine.session().logits(&[1, 17, 300, 2, 299, 45])).unwrap()
+}
+
+#[test]
+fn quanta_give_the_logits_of_their_values() {
+    let path = support::root().join("examples/models/tales-bitnet-tq2_0.gguf");
+    let like = Model::open(path).unwrap();
+    for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
+        let [quantised, plain] = pair(&like, tensor_type);
+        let expected = logits(&plain, Activations::F32);
+        for (activations, class) in
+            [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)]
+        {
+            let error = relative_error(&logits(&quantised, activations), &expected);
+            println!("{tensor_type} {activations:?}: relative error {error:.2e}");
+            assert!(error <= class.tolerance(), "{tensor_type} {activations:?}: {error}");
+        }
+    }
+}
