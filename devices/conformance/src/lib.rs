@@ -14,11 +14,13 @@
 
 mod bench;
 mod kernels;
+mod known;
 mod memory;
 mod programs;
 mod queues;
 mod report;
 mod suite;
 
+pub use known::KnownFailure;
 pub use report::{Absent, Outcome, Report, Summary, Verdict};
-pub use suite::{run, run_all};
+pub use suite::{Suite, absent, run, run_all};

@@ -1,6 +1,7 @@
 //! What a run of the suite says, as data.
 
 use ragtag_hal::Adapter;
+use ragtag_kernels::NumericsClass;
 use serde::{Deserialize, Serialize};
 
 /// How a test ended.
@@ -12,7 +13,7 @@ pub enum Verdict {
         /// For kernels the largest ‖out − reference‖ / ‖reference‖ of all cases.
         relative_error: Option<f64>,
     },
-    /// The device cannot do this, and says so.
+    /// The device cannot do this: it says so, or it is known ([`crate::KnownFailure`]).
     Skipped {
         /// What it lacks.
         reason: String,
@@ -42,6 +43,11 @@ pub struct Outcome {
     /// How it ended.
     #[serde(flatten)]
     pub verdict: Verdict,
+    /// Of a kernel, how close it has to come to float64.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class: Option<NumericsClass>,
+    /// How long it took, in microseconds, with opening the device where that was needed.
+    pub duration_us: u64,
 }
 
 /// The suite on one adapter.
@@ -57,6 +63,20 @@ impl Report {
     /// The tests that failed.
     pub fn failures(&self) -> impl Iterator<Item = &Outcome> {
         self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Failed { .. }))
+    }
+
+    /// How many tests passed.
+    pub fn passed(&self) -> usize {
+        self.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count()
+    }
+
+    /// The largest relative error of the kernels of a class that passed; `None` if there are none.
+    pub fn worst_relative_error(&self, class: NumericsClass) -> Option<f64> {
+        let error = |test: &Outcome| match test.verdict {
+            Verdict::Passed { relative_error } if test.class == Some(class) => relative_error,
+            _ => None,
+        };
+        self.tests.iter().filter_map(error).reduce(f64::max)
     }
 }
 

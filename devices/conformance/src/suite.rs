@@ -1,10 +1,13 @@
 //! The list of tests, and how they are run: each on a device that no failed test has touched.
 
 use crate::bench::Bench;
+use crate::known::{self, KnownFailure};
 use crate::report::{Absent, Outcome, Report, Summary, Verdict};
 use crate::{kernels, memory, programs, queues};
-use ragtag_devices::{Backends, Status};
+use ragtag_devices::{BackendReport, Backends, Status};
 use ragtag_hal::{Adapter, Checked, DeviceId, Limits, Result};
+use ragtag_kernels::{NumericsClass, Variant};
+use std::time::Instant;
 
 /// What a test returns: its verdict, or why it failed.
 pub(crate) type Outcomes = std::result::Result<Verdict, String>;
@@ -20,37 +23,85 @@ pub(crate) struct Test {
 /// The id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// Runs the suite on the devices that `open` opens: one at first, and another after each test that used one up. They
-/// all must be of `adapter`.
-pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
-    let mut stand = Stand { open, bench: None, tests: Vec::new() };
-    for test in memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS) {
-        stand.run(test.name.into(), test.destroys, test.run);
-    }
-    for variant in ragtag_kernels::variants() {
-        stand.run(kernels::name(variant), false, |bench| kernels::run(bench, variant));
-    }
-    Report { adapter: adapter.clone(), tests: stand.tests }
+/// What of the suite is run, and what is known to fail.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Suite<'a> {
+    only: &'a str,
+    known: &'a [KnownFailure],
 }
 
-/// Runs the suite on every adapter of these backends.
-pub fn run_all(backends: &Backends) -> Summary {
-    let mut summary = Summary { reports: Vec::new(), absent: Vec::new() };
-    for backend in backends.probe().backends {
-        let cause = match &backend.status {
-            Status::NotCompiled => "not compiled into this build".into(),
-            Status::Unavailable(unavailable) => unavailable.to_string(),
-            Status::Found { adapters } if adapters.is_empty() => "it shows no adapter".into(),
-            Status::Found { adapters } => {
-                summary
-                    .reports
-                    .extend(adapters.iter().map(|adapter| run(adapter, || open(backends, adapter))));
-                continue;
-            }
-        };
-        summary.absent.push(Absent { backend: backend.name, cause });
+impl<'a> Suite<'a> {
+    /// Every test.
+    pub fn new() -> Self {
+        Self::default()
     }
-    summary
+
+    /// Only tests with this in their names; `*` stands for anything: `matmul*avx2`.
+    pub fn only(self, pattern: &'a str) -> Self {
+        Self { only: pattern, ..self }
+    }
+
+    /// What the adapter is known not to do. Such a failure is reported as skipped, with its reason; a test that passes
+    /// although it is listed fails, and so does an entry under which nothing is tried.
+    pub fn known_failures(self, known: &'a [KnownFailure]) -> Self {
+        Self { known, ..self }
+    }
+
+    /// The names of the tests, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.entries().map(|entry| entry.name()).collect()
+    }
+
+    /// Runs the tests on the devices that `open` opens: one at first, and another after each test that used one up. They
+    /// all must be of `adapter`. Tells `starts` the name of each test before it begins.
+    pub fn run(
+        &self,
+        adapter: &Adapter,
+        open: impl Fn() -> Result<Checked>,
+        mut starts: impl FnMut(&str),
+    ) -> Report {
+        let mut stand = Stand { open, bench: None };
+        let mut tests = Vec::new();
+        for entry in self.entries() {
+            let name = entry.name();
+            starts(&name);
+            let start = Instant::now();
+            let verdict = stand.run(&entry);
+            let duration_us = start.elapsed().as_micros() as u64;
+            tests.push(Outcome { name, verdict, class: entry.class(), duration_us });
+        }
+        known::judge(&mut tests, self.known);
+        Report { adapter: adapter.clone(), tests }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let devices = memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS).map(Entry::Device);
+        let kernels = ragtag_kernels::variants().iter().map(Entry::Kernel);
+        devices.chain(kernels).filter(|entry| known::matches(self.only, &entry.name()))
+    }
+}
+
+/// Runs the whole suite on the devices that `open` opens, which all must be of `adapter`.
+pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
+    Suite::new().run(adapter, open, |_| {})
+}
+
+/// Runs the whole suite on every adapter of these backends.
+pub fn run_all(backends: &Backends) -> Summary {
+    let found = backends.probe();
+    let reports = found.adapters().map(|adapter| run(adapter, || open(backends, adapter))).collect();
+    Summary { reports, absent: found.backends.iter().filter_map(absent).collect() }
+}
+
+/// Why a backend shows no adapter, if it shows none.
+pub fn absent(backend: &BackendReport) -> Option<Absent> {
+    let cause = match &backend.status {
+        Status::NotCompiled => "not compiled into this build".into(),
+        Status::Unavailable(unavailable) => unavailable.to_string(),
+        Status::Found { adapters } if adapters.is_empty() => "it shows no adapter".into(),
+        Status::Found { .. } => return None,
+    };
+    Some(Absent { backend: backend.name.clone(), cause })
 }
 
 fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
@@ -58,24 +109,56 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
     Ok(devices.swap_remove(0))
 }
 
+/// A test of the list.
+#[derive(Clone, Copy)]
+enum Entry {
+    Device(&'static Test),
+    Kernel(&'static Variant),
+}
+
+impl Entry {
+    fn name(self) -> String {
+        match self {
+            Entry::Device(test) => test.name.into(),
+            Entry::Kernel(variant) => kernels::name(variant),
+        }
+    }
+
+    fn class(self) -> Option<NumericsClass> {
+        match self {
+            Entry::Device(_) => None,
+            Entry::Kernel(variant) => Some(variant.class),
+        }
+    }
+
+    fn destroys(self) -> bool {
+        matches!(self, Entry::Device(test) if test.destroys)
+    }
+
+    fn run(self, bench: &mut Bench) -> Outcomes {
+        match self {
+            Entry::Device(test) => (test.run)(bench),
+            Entry::Kernel(variant) => kernels::run(bench, variant),
+        }
+    }
+}
+
 /// Where tests are run one after another.
 struct Stand<F> {
     open: F,
     bench: Option<Bench>,
-    tests: Vec<Outcome>,
 }
 
 impl<F: Fn() -> Result<Checked>> Stand<F> {
-    fn run(&mut self, name: String, destroys: bool, test: impl FnOnce(&mut Bench) -> Outcomes) {
+    fn run(&mut self, entry: &Entry) -> Verdict {
         let outcome = self.bench().and_then(|bench| {
-            let outcome = test(bench)?;
+            let outcome = entry.run(bench)?;
             bench.clear().map(|()| outcome)
         });
-        if destroys || outcome.is_err() {
+        if entry.destroys() || outcome.is_err() {
             self.bench = None;
         }
-        let verdict = outcome.unwrap_or_else(|why| Verdict::Failed { why });
-        self.tests.push(Outcome { name, verdict });
+        outcome.unwrap_or_else(|why| Verdict::Failed { why })
     }
 
     fn bench(&mut self) -> std::result::Result<&mut Bench, String> {

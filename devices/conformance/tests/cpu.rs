@@ -1,7 +1,7 @@
 //! The suite on CPU devices: one thread and several, every instruction set that can be had, and devices with a fault
 //! built in, which the suite has to find.
 
-use ragtag_conformance::{Report, Verdict, run, run_all};
+use ragtag_conformance::{KnownFailure, Report, Suite, Verdict, run, run_all};
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{
@@ -9,10 +9,21 @@ use ragtag_hal::{
     Memory, Module, ModuleId, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing, Waiter,
     Work,
 };
+use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
 
-/// The suite on `cpu:0` of a backend, with something put above the device.
+/// The suite on `cpu:0` of a backend, with something put above the device. Nothing is known to fail there: what a
+/// processor lacks is skipped.
 fn report(
+    threads: u32,
+    features: Option<Features>,
+    above: impl Fn(Box<dyn Device>) -> Box<dyn Device>,
+) -> Report {
+    suite_report(Suite::new(), threads, features, above)
+}
+
+fn suite_report(
+    suite: Suite<'_>,
     threads: u32,
     features: Option<Features>,
     above: impl Fn(Box<dyn Device>) -> Box<dyn Device>,
@@ -23,15 +34,22 @@ fn report(
         let mut devices = backend.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
         Ok(Checked::new(above(devices.swap_remove(0))))
     };
-    run(&adapter, open)
+    let mut started = Vec::new();
+    let report = suite.run(&adapter, open, |name| started.push(name.to_string()));
+    assert_eq!(started, suite.names());
+    report
 }
 
 #[track_caller]
 fn assert_passes(report: &Report) {
     let failures: Vec<_> = report.failures().collect();
     assert!(failures.is_empty(), "{}: {failures:#?}", report.adapter.driver);
-    let passed = report.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count();
-    assert!(passed > 10, "only {passed} tests passed");
+    assert!(report.passed() > 10, "only {} tests passed", report.passed());
+    for class in [NumericsClass::Exact, NumericsClass::Fast] {
+        let worst = report.worst_relative_error(class).expect("kernels of either class");
+        assert!(worst <= class.tolerance(), "{class:?}: {worst}");
+    }
+    assert!(report.tests.iter().any(|test| test.duration_us > 0));
 }
 
 /// Whether a variant of this name was tried on some kernel, and none was skipped.
@@ -241,6 +259,73 @@ fn stale_programs_are_found() {
 #[test]
 fn memory_that_is_not_there_is_found() {
     finds(Fault::EndlessMemory, &["memory/out-of-memory"]);
+}
+
+/// The tests of memory that fail when copies are short, as a list for an adapter that is known to be like that.
+const SHORT_COPIES: [KnownFailure; 1] =
+    [KnownFailure { tests: "memory/copy", reason: "copies leave out their last byte" }];
+
+/// What a device with short copies does in the tests of memory, with a list.
+fn with_short_copies(known: &[KnownFailure]) -> Report {
+    let fault = Fault::ShortCopies;
+    let above = |inner| Box::new(Faulty { inner, fault, recorded: Vec::new() }) as Box<dyn Device>;
+    suite_report(Suite::new().only("memory/").known_failures(known), 1, None, above)
+}
+
+#[test]
+fn known_failures_are_skips_with_their_reason() {
+    let unlisted = with_short_copies(&[]);
+    let report = with_short_copies(&SHORT_COPIES);
+    let failures: Vec<_> = report.failures().collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+    for (before, after) in unlisted.tests.iter().zip(&report.tests) {
+        match &before.verdict {
+            Verdict::Failed { why } => assert!(
+                matches!(&after.verdict, Verdict::Skipped { reason }
+                    if reason.starts_with("known failure: ") && reason.contains(why)),
+                "{after:?}"
+            ),
+            _ => assert_eq!(before.verdict, after.verdict),
+        }
+    }
+    assert!(unlisted.failures().count() > 0);
+}
+
+#[test]
+fn a_known_failure_that_passes_fails() {
+    let fill = KnownFailure { tests: "memory/fill", reason: "fills are slow" };
+    let nothing = KnownFailure { tests: "memory/teleport", reason: "there is no such test" };
+    let report =
+        suite_report(Suite::new().only("memory/").known_failures(&[fill, nothing]), 1, None, |device| device);
+    let failures: Vec<_> = report
+        .failures()
+        .map(|test| match &test.verdict {
+            Verdict::Failed { why } => (test.name.as_str(), why.as_str()),
+            _ => unreachable!("failures have failed"),
+        })
+        .collect();
+    assert_eq!(
+        failures,
+        [
+            ("memory/fill", "passed, but is listed as a known failure: fills are slow"),
+            (
+                "known-failures/memory/teleport",
+                "the list of known failures names \"memory/teleport\", and no such test was tried"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn a_part_of_the_suite_is_run() {
+    let names = |pattern| Suite::new().only(pattern).names();
+    assert_eq!(names("memory/co"), ["memory/copy"]);
+    assert!(names("kernel/add/").iter().all(|name| name.starts_with("kernel/add/")));
+    assert_eq!(names("nothing"), [""; 0]);
+    let all = names("");
+    assert!(all.len() > names("kernel/").len() && names("kernel/").len() > names("matmul*portable").len());
+    let report = suite_report(Suite::new().only("kernel/add/portable"), 1, None, |device| device);
+    assert_eq!((report.tests.len(), report.passed()), (1, 1));
 }
 
 #[test]

@@ -1,0 +1,252 @@
+//! Macros: definitions, and their expansion as the C standard has it (6.10.3): arguments are expanded first, then put into
+//! the body, then the body is read again; a macro does not expand within itself.
+//!
+//! Work is bounded whatever the text: see [`BUDGET`].
+
+use crate::lexer::{Kind, Token};
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::rc::Rc;
+use alloc::vec::Vec;
+
+/// Most tokens that all expansions of a text may bring. A few lines can ask for more than any memory holds.
+const BUDGET: usize = 1 << 18;
+/// Deepest nesting of arguments that are expanded before they are put in; deeper ones are when the body is read again.
+const DEPTH: usize = 32;
+/// Longest word that `##` makes, in bytes.
+const JOINED_BYTES: usize = 256;
+
+struct Macro {
+    /// `None` without a parameter list.
+    parameters: Option<Vec<Rc<str>>>,
+    body: Vec<Token>,
+}
+
+/// What stands for a parameter.
+struct Argument {
+    /// As it is written: for `#` and `##`.
+    tokens: Vec<Token>,
+    /// With its macros expanded.
+    expanded: Vec<Token>,
+}
+
+/// The macros that are defined at one place of a text.
+pub(crate) struct Macros {
+    defined: BTreeMap<Rc<str>, Rc<Macro>>,
+    left: usize,
+    /// No expansion was left out.
+    pub complete: bool,
+}
+
+impl Macros {
+    pub(crate) fn new() -> Self {
+        Self { defined: BTreeMap::new(), left: BUDGET, complete: true }
+    }
+
+    /// Obeys the rest of a `#define` line. One that cannot be read, or that has `...`, defines nothing.
+    pub(crate) fn define(&mut self, line: &[Token]) {
+        let Some((name, rest)) = line.split_first().filter(|(name, _)| name.is_word()) else { return };
+        let has_parameters = rest.first().is_some_and(|token| token.is("(") && !token.spaced);
+        let (parameters, body) = if has_parameters {
+            let Some(close) = rest.iter().position(|token| token.is(")")) else { return };
+            let Some(parameters) = parameters(&rest[1..close]) else { return };
+            (Some(parameters), &rest[close + 1..])
+        } else {
+            (None, rest)
+        };
+        self.defined.insert(name.text.clone(), Rc::new(Macro { parameters, body: body.to_vec() }));
+    }
+
+    pub(crate) fn undefine(&mut self, name: &str) {
+        self.defined.remove(name);
+    }
+
+    pub(crate) fn is_defined(&self, name: &str) -> bool {
+        self.defined.contains_key(name)
+    }
+
+    /// The tokens with all macros expanded.
+    pub(crate) fn expand(&mut self, tokens: Vec<Token>) -> Vec<Token> {
+        self.expand_nested(tokens, 0)
+    }
+
+    fn expand_nested(&mut self, tokens: Vec<Token>, depth: usize) -> Vec<Token> {
+        let mut input = Input::default();
+        input.push(tokens, None);
+        let mut out = Vec::new();
+        while let Some(token) = input.next() {
+            match self.replacement(&token, &mut input, depth) {
+                Some(body) => input.push(body, Some(token.text)),
+                None => out.push(token),
+            }
+        }
+        out
+    }
+
+    /// What stands for a token and for the arguments that follow it, if it is a macro's name.
+    fn replacement(&mut self, token: &Token, input: &mut Input, depth: usize) -> Option<Vec<Token>> {
+        if !token.is_word() || token.painted || !self.complete {
+            return None;
+        }
+        let definition = Rc::clone(self.defined.get(&token.text)?);
+        let arguments = match &definition.parameters {
+            None => Vec::new(),
+            Some(parameters) => self.arguments(parameters.len(), input)?,
+        };
+        let arguments: Vec<Argument> =
+            arguments.into_iter().map(|tokens| self.argument(tokens, depth)).collect();
+        let body = definition.substitute(&arguments, self.left);
+        self.pay(body.len() + 1).then_some(body)
+    }
+
+    /// Takes so many tokens from the budget, if they are there.
+    fn pay(&mut self, tokens: usize) -> bool {
+        self.complete &= tokens <= self.left;
+        self.left = self.left.saturating_sub(tokens);
+        self.complete
+    }
+
+    /// Takes arguments off the input. If there are none, or not as many as wanted, the input stays as it is.
+    fn arguments(&mut self, wanted: usize, input: &mut Input) -> Option<Vec<Vec<Token>>> {
+        let mut taken = Vec::new();
+        let arguments = read_arguments(input, &mut taken);
+        // Whoever never closes a parenthesis pays for reading to the end.
+        let paid = self.pay(taken.len());
+        let arguments = arguments.filter(|arguments| {
+            let none = wanted == 0 && matches!(&arguments[..], [only] if only.is_empty());
+            paid && (arguments.len() == wanted || none)
+        });
+        if arguments.is_none() {
+            input.push(taken, None);
+        }
+        arguments
+    }
+
+    fn argument(&mut self, tokens: Vec<Token>, depth: usize) -> Argument {
+        let expanded =
+            if depth == DEPTH { tokens.clone() } else { self.expand_nested(tokens.clone(), depth + 1) };
+        Argument { tokens, expanded }
+    }
+}
+
+impl Macro {
+    /// The body with arguments in place of parameters; `limit` is about the most tokens that anybody wants.
+    fn substitute(&self, arguments: &[Argument], limit: usize) -> Vec<Token> {
+        let body = &self.body;
+        let is_join = |at: usize| body.get(at).is_some_and(|token| token.is("##"));
+        let mut out: Vec<Token> = Vec::new();
+        let (mut joins, mut is_empty) = (false, true);
+        for (at, token) in body.iter().enumerate() {
+            if is_join(at) && at > 0 {
+                joins = true;
+                continue;
+            }
+            let argument = self.argument(token, arguments);
+            let is_spelled = at > 0 && body[at - 1].is("#") && argument.is_some();
+            let mut piece = match argument {
+                // What a string holds does not matter here.
+                Some(_) if is_spelled => {
+                    out.pop();
+                    [Token::new(Kind::Quoted, "\"\"")].into()
+                }
+                Some(argument) if joins || is_join(at + 1) => argument.tokens.clone(),
+                Some(argument) => argument.expanded.clone(),
+                None => [token.clone()].into(),
+            };
+            if joins && !is_empty && !piece.is_empty() {
+                join(&mut out, piece.remove(0));
+            } else {
+                is_empty = piece.is_empty() && (is_empty || !joins);
+            }
+            joins = false;
+            // A body that is too long already is not going to be used.
+            if out.len() <= limit {
+                out.extend(piece);
+            }
+        }
+        out
+    }
+
+    /// The argument that a token of the body stands for.
+    fn argument<'a>(&self, token: &Token, arguments: &'a [Argument]) -> Option<&'a Argument> {
+        let parameters = self.parameters.as_deref().unwrap_or_default();
+        arguments.get(parameters.iter().position(|p| token.is_word() && *p == token.text)?)
+    }
+}
+
+fn parameters(tokens: &[Token]) -> Option<Vec<Rc<str>>> {
+    if tokens.is_empty() {
+        return Some(Vec::new());
+    }
+    let parameter = |tokens: &[Token]| match tokens {
+        [name] if name.is_word() => Some(name.text.clone()),
+        _ => None,
+    };
+    tokens.split(|token| token.is(",")).map(parameter).collect()
+}
+
+/// Joins a token to the last one.
+fn join(out: &mut Vec<Token>, right: Token) {
+    match out.pop() {
+        Some(left) if left.text.len() + right.text.len() <= JOINED_BYTES => out.push(left.joined(&right)),
+        left => out.extend(left.into_iter().chain([right])),
+    }
+}
+
+/// Reads a list of arguments, and notes every token of it in `taken`.
+fn read_arguments(input: &mut Input, taken: &mut Vec<Token>) -> Option<Vec<Vec<Token>>> {
+    taken.push(input.next()?);
+    if !taken[0].is("(") {
+        return None;
+    }
+    let mut arguments = Vec::from([Vec::new()]);
+    let mut depth = 0_usize;
+    loop {
+        let token = input.next()?;
+        taken.push(token.clone());
+        match &*token.text {
+            ")" if depth == 0 => return Some(arguments),
+            "," if depth == 0 => {
+                arguments.push(Vec::new());
+                continue;
+            }
+            "(" => depth += 1,
+            ")" => depth -= 1,
+            _ => {}
+        }
+        arguments.last_mut()?.push(token);
+    }
+}
+
+/// Tokens to be read: those of the text, and above them those of the expansions that are being read.
+#[derive(Default)]
+struct Input {
+    frames: Vec<Frame>,
+    /// The macros whose expansions these are.
+    active: BTreeSet<Rc<str>>,
+}
+
+struct Frame {
+    tokens: alloc::vec::IntoIter<Token>,
+    name: Option<Rc<str>>,
+}
+
+impl Input {
+    fn push(&mut self, tokens: Vec<Token>, name: Option<Rc<str>>) {
+        self.active.extend(name.clone());
+        self.frames.push(Frame { tokens: tokens.into_iter(), name });
+    }
+
+    /// The next token, painted if it came out of the macro that it names.
+    fn next(&mut self) -> Option<Token> {
+        loop {
+            let frame = self.frames.last_mut()?;
+            if let Some(mut token) = frame.tokens.next() {
+                token.painted |= self.active.contains(&token.text);
+                return Some(token);
+            }
+            if let Some(name) = self.frames.pop().and_then(|frame| frame.name) {
+                self.active.remove(&name);
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Directives: which lines count, and with which macros.
+
+use crate::condition::evaluate;
+use crate::lexer::{Kind, Token, lines};
+use crate::macros::Macros;
+use alloc::vec::Vec;
+
+/// A text as the compiler's parser would see it.
+pub(crate) struct Preprocessed {
+    pub tokens: Vec<Token>,
+    /// Every macro was expanded.
+    pub complete: bool,
+}
+
+pub(crate) fn preprocess(source: &str) -> Preprocessed {
+    let mut preprocessor =
+        Preprocessor { macros: Macros::new(), branches: Vec::new(), waiting: Vec::new(), tokens: Vec::new() };
+    for line in lines(source) {
+        match line.split_first() {
+            Some((hash, directive)) if hash.is("#") => preprocessor.obey(directive),
+            _ if preprocessor.counts() => preprocessor.waiting.extend(line),
+            _ => {}
+        }
+    }
+    preprocessor.flush();
+    Preprocessed { tokens: preprocessor.tokens, complete: preprocessor.macros.complete }
+}
+
+/// An `#if` that has not ended.
+struct Branch {
+    /// The lines around it count.
+    outside: bool,
+    /// Some branch of it has counted.
+    taken: bool,
+    /// The lines of the present branch count.
+    counts: bool,
+}
+
+struct Preprocessor {
+    macros: Macros,
+    branches: Vec<Branch>,
+    /// Tokens since macros changed: the arguments of a macro may go over several lines.
+    waiting: Vec<Token>,
+    tokens: Vec<Token>,
+}
+
+impl Preprocessor {
+    fn counts(&self) -> bool {
+        self.branches.last().is_none_or(|branch| branch.counts)
+    }
+
+    fn flush(&mut self) {
+        let waiting = core::mem::take(&mut self.waiting);
+        self.tokens.extend(self.macros.expand(waiting));
+    }
+
+    fn obey(&mut self, directive: &[Token]) {
+        let Some((name, rest)) = directive.split_first() else { return };
+        match &*name.text {
+            "define" if self.counts() => {
+                self.flush();
+                self.macros.define(rest);
+            }
+            "undef" if self.counts() => {
+                self.flush();
+                rest.first().into_iter().for_each(|name| self.macros.undefine(&name.text));
+            }
+            "if" => self.branch(|this| this.holds(rest)),
+            "ifdef" => self.branch(|this| this.names_macro(rest)),
+            "ifndef" => self.branch(|this| !this.names_macro(rest)),
+            "elif" => self.other_branch(|this| this.holds(rest)),
+            "else" => self.other_branch(|_| true),
+            "endif" => drop(self.branches.pop()),
+            _ => {}
+        }
+    }
+
+    fn branch(&mut self, holds: impl FnOnce(&mut Self) -> bool) {
+        let outside = self.counts();
+        let counts = outside && holds(self);
+        self.branches.push(Branch { outside, taken: counts, counts });
+    }
+
+    fn other_branch(&mut self, holds: impl FnOnce(&mut Self) -> bool) {
+        let Some(mut branch) = self.branches.pop() else { return };
+        branch.counts = branch.outside && !branch.taken && holds(self);
+        branch.taken |= branch.counts;
+        self.branches.push(branch);
+    }
+
+    fn names_macro(&self, rest: &[Token]) -> bool {
+        rest.first().is_some_and(|name| self.macros.is_defined(&name.text))
+    }
+
+    /// Whether a condition holds. Words that are no macros are zero.
+    fn holds(&mut self, condition: &[Token]) -> bool {
+        let asked = self.answer_defined(condition);
+        let mut expanded = self.macros.expand(asked);
+        for word in expanded.iter_mut().filter(|token| token.is_word()) {
+            *word = Token::new(Kind::Number, "0");
+        }
+        evaluate(&expanded).is_some_and(|value| value != 0)
+    }
+
+    /// Puts 0 or 1 in place of `defined NAME` and `defined(NAME)`.
+    fn answer_defined(&self, mut condition: &[Token]) -> Vec<Token> {
+        let mut out = Vec::new();
+        while let Some((first, rest)) = condition.split_first() {
+            let (name, after) = match rest {
+                [open, name, close, after @ ..] if open.is("(") && close.is(")") => (name, after),
+                [name, after @ ..] => (name, after),
+                [] => (first, rest),
+            };
+            if first.is("defined") {
+                out.push(Token::new(
+                    Kind::Number,
+                    if self.macros.is_defined(&name.text) { "1" } else { "0" },
+                ));
+                condition = after;
+            } else {
+                out.push(first.clone());
+                condition = rest;
+            }
+        }
+        out
+    }
+}

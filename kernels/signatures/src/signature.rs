@@ -1,0 +1,213 @@
+//! From tokens to signatures: definitions at file scope, their names, attributes and parameters.
+
+use crate::condition::evaluate;
+use crate::lexer::{Token, spelled};
+use crate::preprocessor::preprocess;
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+/// The address space that a parameter is qualified with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddressSpace {
+    /// `__global`.
+    Global,
+    /// `__local`.
+    Local,
+    /// `__constant`.
+    Constant,
+    /// `__private`, or none: what is passed by value.
+    Private,
+}
+
+/// A parameter of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelArg {
+    /// Its name; empty if it has none.
+    pub name: String,
+    /// The address space of what it points to.
+    pub qualifier: AddressSpace,
+    /// The type, without qualifiers, words apart by a blank: `uint4`, `unsigned int`, `struct pair`. Of a pointer the type
+    /// that it points to: `float` for `float *`, `float *` for `float **`.
+    pub type_name: String,
+    /// Whether it is a pointer, or an array, which is passed as one.
+    pub is_pointer: bool,
+    /// Whether the value is `const`; of a pointer, whether what it points to is.
+    pub is_const: bool,
+}
+
+/// A kernel: what a host must know to launch it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelSignature {
+    /// Its name.
+    pub name: String,
+    /// Its parameters, in order.
+    pub args: Vec<KernelArg>,
+    /// The work items of a group, where `reqd_work_group_size` says them.
+    pub work_group: Option<[u32; 3]>,
+}
+
+/// The kernels that a text defines, in order. Never fails: what cannot be read is passed over. Should macros expand to
+/// hundreds of thousands of tokens, the last stay as they are ([`crate::validate_kernel_source`] tells).
+pub fn parse_kernel_signatures(source: &str) -> Vec<KernelSignature> {
+    signatures(&preprocess(source).tokens)
+}
+
+/// Whether a text defines a kernel of this name.
+pub fn source_contains_kernel(source: &str, name: &str) -> bool {
+    parse_kernel_signatures(source).iter().any(|kernel| kernel.name == name)
+}
+
+/// The kernels among declarations: what stands at file scope between `;`, bodies and the ends of the text.
+pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
+    let (mut kernels, mut start, mut depth) = (Vec::new(), 0, 0_usize);
+    for (at, token) in tokens.iter().enumerate() {
+        match &*token.text {
+            "{" => {
+                if depth == 0 {
+                    kernels.extend(signature(&tokens[start..at]));
+                }
+                depth += 1;
+            }
+            "}" => depth = depth.saturating_sub(1),
+            ";" => {}
+            _ => continue,
+        }
+        start = at + 1;
+    }
+    kernels
+}
+
+/// The signature of a definition, if it is a kernel's.
+fn signature(declaration: &[Token]) -> Option<KernelSignature> {
+    let (declaration, attributes) = without_attributes(declaration);
+    let keyword = declaration.iter().position(|t| t.is("__kernel") || t.is("kernel"))?;
+    let declaration = &declaration[keyword + 1..];
+    let open = declaration.iter().position(|t| t.is("("))?;
+    let name = open.checked_sub(1).map(|at| &declaration[at]).filter(|name| name.is_word())?;
+    let close = closing(declaration, open)?;
+    Some(KernelSignature {
+        name: name.text.to_string(),
+        args: arguments(&declaration[open + 1..close]),
+        work_group: work_group(&attributes),
+    })
+}
+
+/// Where the parenthesis at `open` closes.
+fn closing(tokens: &[Token], open: usize) -> Option<usize> {
+    let mut depth = 0_usize;
+    for (at, token) in tokens.iter().enumerate().skip(open) {
+        match &*token.text {
+            "(" => depth += 1,
+            ")" => depth = depth.checked_sub(1)?,
+            _ => continue,
+        }
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+    None
+}
+
+/// The tokens without `__attribute__((…))`, and those in the attributes.
+fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
+    let (mut others, mut attributes) = (Vec::new(), Vec::new());
+    while let Some((first, rest)) = tokens.split_first() {
+        let is_attribute = first.is("__attribute__") || first.is("__attribute");
+        let has_list = rest.first().is_some_and(|t| t.is("("));
+        tokens = match closing(rest, 0).filter(|_| is_attribute && has_list) {
+            Some(close) => {
+                attributes.extend_from_slice(&rest[..close]);
+                &rest[close + 1..]
+            }
+            None => {
+                others.push(first.clone());
+                rest
+            }
+        };
+    }
+    (others, attributes)
+}
+
+/// The figures of `reqd_work_group_size`.
+fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
+    let name = attributes.iter().position(|t| t.text.trim_matches('_') == "reqd_work_group_size")?;
+    attributes.get(name + 1).filter(|t| t.is("("))?;
+    let figures = &attributes[name + 2..closing(attributes, name + 1)?];
+    let figure = |tokens: &[Token]| u32::try_from(evaluate(tokens)?).ok();
+    let figures: Option<Vec<u32>> = figures.split(|t| t.is(",")).map(figure).collect();
+    figures?.try_into().ok()
+}
+
+fn arguments(tokens: &[Token]) -> Vec<KernelArg> {
+    let (mut args, mut start, mut depth) = (Vec::new(), 0, 0_usize);
+    for (at, token) in tokens.iter().enumerate() {
+        match &*token.text {
+            "(" | "[" | "{" => depth += 1,
+            ")" | "]" | "}" => depth = depth.saturating_sub(1),
+            "," if depth == 0 => {
+                args.push(argument(&tokens[start..at]));
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    let last = &tokens[start..];
+    // `()` and `(void)` have none.
+    let is_none = args.is_empty() && (last.is_empty() || matches!(last, [only] if only.is("void")));
+    args.extend((!is_none).then(|| argument(last)));
+    args
+}
+
+fn argument(tokens: &[Token]) -> KernelArg {
+    let starts = |t: &Token| t.is("*") || t.is("[") || t.is("(");
+    let (specifiers, declarator) = tokens.split_at(tokens.iter().position(starts).unwrap_or(tokens.len()));
+    let stars = declarator.iter().filter(|t| t.is("*")).count();
+    let levels = stars + usize::from(declarator.iter().any(|t| t.is("[")));
+    // The name stands after the stars and before the brackets; without stars it may be the last word before these.
+    let mut words = nouns(specifiers);
+    let declared = nouns(declarator.split(|t| t.is("[")).next().unwrap_or_default());
+    let name =
+        declared.last().copied().or_else(|| words.pop_if(|_| stars == 0 && ends_with_name(specifiers)));
+    let mut type_name = spelled(words);
+    if levels > 1 {
+        type_name.push(' ');
+        type_name.extend((1..levels).map(|_| '*'));
+    }
+    let qualifier = tokens.iter().find_map(address_space).unwrap_or(AddressSpace::Private);
+    KernelArg {
+        name: name.map_or_else(String::new, |name| name.text.to_string()),
+        qualifier,
+        type_name,
+        is_pointer: levels > 0,
+        is_const: qualifier == AddressSpace::Constant || specifiers.iter().any(|t| t.is("const")),
+    }
+}
+
+fn address_space(token: &Token) -> Option<AddressSpace> {
+    match token.text.strip_prefix("__").unwrap_or(&token.text) {
+        "global" => Some(AddressSpace::Global),
+        "local" => Some(AddressSpace::Local),
+        "constant" => Some(AddressSpace::Constant),
+        "private" => Some(AddressSpace::Private),
+        _ => None,
+    }
+}
+
+/// The words that are no qualifiers: of a type, or a name.
+fn nouns(tokens: &[Token]) -> Vec<&Token> {
+    let qualifiers = ["const", "volatile", "restrict", "read_only", "write_only", "read_write"];
+    let is_qualifier =
+        |t: &Token| qualifiers.contains(&t.text.trim_matches('_')) || address_space(t).is_some();
+    tokens.iter().filter(|t| t.is_word() && !is_qualifier(t)).collect()
+}
+
+/// Whether the last word is a name, and not the last of a type.
+fn ends_with_name(specifiers: &[Token]) -> bool {
+    let words: Vec<&str> = nouns(specifiers).into_iter().map(|t| &*t.text).collect();
+    match words[..] {
+        [] | [_] | ["struct" | "union" | "enum", _] => false,
+        [.., last] => {
+            !["char", "short", "int", "long", "float", "double", "half", "signed", "unsigned"].contains(&last)
+        }
+    }
+}

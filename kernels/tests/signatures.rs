@@ -1,0 +1,126 @@
+//! Every kernel function in OpenCL C takes what its ABI says: a driver would take other parameters in silence.
+
+use ragtag_hal::{Access, EntryAbi};
+use ragtag_kernels::{Code, variants};
+use ragtag_signatures::{AddressSpace, KernelArg, KernelSignature, validate_kernel_source};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What a variant launches.
+struct Launch {
+    label: String,
+    function: &'static str,
+    work_group: [u32; 3],
+    abi: &'static EntryAbi,
+}
+
+/// Every program with what is launched of it. Equal texts are one program.
+fn programs() -> BTreeMap<Arc<str>, Vec<Launch>> {
+    let mut programs = BTreeMap::<_, Vec<Launch>>::new();
+    for variant in variants() {
+        if let Code::OpenClC { source, function, work_group, .. } = variant.code {
+            let label = format!("{} ({})", variant.kernel, variant.name);
+            programs.entry(source()).or_default().push(Launch {
+                label,
+                function,
+                work_group,
+                abi: variant.abi,
+            });
+        }
+    }
+    programs
+}
+
+/// What is wrong with a program. A kernel in it that nothing launches is wrong, too.
+fn check(source: &str, launches: &[Launch]) -> Result<(), String> {
+    let functions: BTreeSet<_> = launches.iter().map(|launch| launch.function).collect();
+    let kernels = validate_kernel_source(source, functions.len()).map_err(|e| e.to_string())?;
+    for launch in launches {
+        let kernel = kernels.iter().find(|kernel| kernel.name == launch.function);
+        let kernel = kernel.ok_or_else(|| format!("{}: there is no {}", launch.label, launch.function))?;
+        check_launch(kernel, launch).map_err(|e| format!("{}: {}: {e}", launch.label, launch.function))?;
+    }
+    Ok(())
+}
+
+/// The bindings as global pointers, `const` where they are only read; then the constants as `uint`.
+fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String> {
+    let (bindings, constants) = (launch.abi.bindings, launch.abi.constants);
+    if kernel.args.len() != bindings.len() + constants {
+        return Err(format!("{} parameters, not {} + {constants}", kernel.args.len(), bindings.len()));
+    }
+    if kernel.work_group != Some(launch.work_group) {
+        return Err(format!("groups of {:?}, not {:?}", kernel.work_group, launch.work_group));
+    }
+    let is_binding = |arg: &KernelArg, access: Access| {
+        arg.is_pointer && arg.qualifier == AddressSpace::Global && arg.is_const == (access == Access::Read)
+    };
+    let is_constant = |arg: &KernelArg| {
+        !arg.is_pointer && arg.qualifier == AddressSpace::Private && arg.type_name == "uint"
+    };
+    for (i, arg) in kernel.args.iter().enumerate() {
+        match bindings.get(i) {
+            Some(&access) if !is_binding(arg, access) => {
+                return Err(format!("binding {i} is {arg:?}, which is not a global pointer for {access:?}"));
+            }
+            None if !is_constant(arg) => return Err(format!("constant {} is {arg:?}", i - bindings.len())),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn kernel_functions_take_what_their_abis_say() {
+    let programs = programs();
+    assert!(!programs.is_empty(), "no variant is in OpenCL C");
+    let wrong: Vec<_> =
+        programs.iter().filter_map(|(source, launches)| check(source, launches).err()).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// A kernel as it should be.
+const RIGHT: &str = "#define KERNEL(n) __kernel __attribute__((reqd_work_group_size(n, 1, 1))) void
+KERNEL(64) f(const __global uint *params, __global const float *x, __global float *y, uint rows, const uint width) {}
+";
+
+fn check_made_up(source: &str) -> Result<(), String> {
+    static ABI: EntryAbi = EntryAbi {
+        name: "f",
+        bindings: &[Access::Read, Access::Read, Access::ReadWrite],
+        constants: 2,
+        extents: |_, _| {},
+    };
+    let launch = || Launch { label: "made up".into(), function: "f", work_group: [64, 1, 1], abi: &ABI };
+    check(source, &[launch(), launch()])
+}
+
+#[test]
+fn wrong_sources_are_found() {
+    assert_eq!(check_made_up(RIGHT), Ok(()));
+    for (right, wrong, why) in [
+        ("KERNEL(64)", "void", "defines no kernel"),
+        ("KERNEL(64)", "KERNEL(32)", "groups of Some([32, 1, 1])"),
+        ("KERNEL(64)", "__kernel void", "groups of None"),
+        ("KERNEL(64) f", "KERNEL(64) g", "there is no f"),
+        ("uint width) {}", "uint width) {} KERNEL(64) f(uint a) {}", "defined twice"),
+        ("uint width) {}", "uint width) {} KERNEL(64) g(uint a) {}", "has 2: f, g"),
+        ("uint width) {}", "uint width);", "defines no kernel"),
+        (", const uint width", "", "4 parameters, not 3 + 2"),
+        ("const uint width", "const uint width, uint k", "6 parameters"),
+        ("const uint width", "float width", "constant 1"),
+        ("const uint width", "int width", "constant 1"),
+        ("uint rows", "__global uint *rows", "constant 0"),
+        ("__global float *y", "__global const float *y", "binding 2"),
+        ("__global float *y", "__local float *y", "binding 2"),
+        ("__global float *y", "float *y", "binding 2"),
+        ("__global float *y", "uint y", "binding 2"),
+        ("__global const float *x", "__global float *x", "binding 1"),
+        ("__global const float *x", "__global float *const x", "binding 1"),
+        ("const __global uint *params", "__constant uint *params", "binding 0"),
+    ] {
+        assert!(RIGHT.contains(right), "{right}");
+        let found = check_made_up(&RIGHT.replacen(right, wrong, 1));
+        assert!(found.as_ref().is_err_and(|e| e.contains(why)), "{wrong}: {found:?}");
+    }
+}
