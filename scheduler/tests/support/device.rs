@@ -267,6 +267,13 @@ impl Device for FakeDevice {
         Ok(())
     }
 
+    /// Every allocation is a new one.
+    fn pool_stats(&self) -> PoolStats {
+        let buffers = self.buffers.lock().unwrap();
+        let in_use_bytes = buffers.values().map(|b| b.len() as u64).sum();
+        PoolStats { in_use_buffers: buffers.len() as u64, in_use_bytes, ..PoolStats::default() }
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         let free = self.options.memory_bytes - self.used_bytes;
         if bytes > free {
@@ -283,6 +290,10 @@ impl Device for FakeDevice {
     }
 
     fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_module(&mut self, _: ModuleId) -> Result<()> {
         Ok(())
     }
 
