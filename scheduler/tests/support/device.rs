@@ -85,7 +85,12 @@ impl Waiter for FakeWaiter {
 impl FakeDevice {
     /// A device behind the checks that every backend gets.
     pub fn open(options: FakeOptions) -> Box<dyn Device> {
-        Box::new(Checked::new(Box::new(Self::new(options))))
+        Box::new(Self::checked(options))
+    }
+
+    /// The same, for those who want to know what it is left with.
+    pub fn checked(options: FakeOptions) -> Checked {
+        Checked::new(Box::new(Self::new(options)))
     }
 
     fn new(options: FakeOptions) -> Self {
@@ -285,7 +290,9 @@ impl Device for FakeDevice {
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
-        self.buffers.lock().unwrap().remove(&id);
+        if let Some(buffer) = self.buffers.lock().unwrap().remove(&id) {
+            self.used_bytes -= buffer.len() as u64;
+        }
         Ok(())
     }
 
