@@ -8,7 +8,7 @@ use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_scheduler::plan::Plan;
-use ragtag_scheduler::{Pipeline, PipelineOptions, StageSpec, WeightSource};
+use ragtag_scheduler::{Pipeline, PipelineOptions, StageReport, StageSpec, WeightSource};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -101,6 +101,11 @@ impl Engine {
     /// What runs where.
     pub fn stages(&self) -> &[StageInfo] {
         &self.stages
+    }
+
+    /// What each stage has done so far, as of some micro-batches ago.
+    pub fn stage_reports(&self) -> Vec<StageReport> {
+        self.pipeline.stats().stages
     }
 
     /// What every queue has done so far; empty unless [`EngineOptions::trace`] was set.

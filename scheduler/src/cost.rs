@@ -1,5 +1,5 @@
 //! The static cost model: how long a segment takes on a device, how long a crossing takes, and how much memory a stage
-//! needs, from facts about devices and links.
+//! needs, from facts about devices and links. Buffers count as devices take them, in whole size classes ([`class_bytes`]).
 //!
 //! A segment takes its launch overhead plus the larger of (bytes moved ÷ bandwidth) and (operations ÷ rate). Each figure
 //! says where it comes from; those of [`DeviceFacts::assumed`] are orders of magnitude for a kind of device, good
@@ -10,11 +10,12 @@
 use crate::plan::StageMemory;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
+use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::Activations;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 /// Where a figure comes from.
@@ -260,10 +261,10 @@ impl StageShape {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
     }
 
-    /// Bytes of keys and values for segments that keep `bytes_per_position` of them together.
+    /// Bytes of keys and values of a segment that keeps `bytes_per_position` of them: a buffer for each.
     pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
-        let positions = self.blocks() * BLOCK_TOKENS as u64;
-        bytes_per_position.saturating_mul(positions).saturating_mul(u64::from(self.sequences))
+        let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
+        class_bytes(bytes_per_position.div_ceil(2).saturating_mul(positions)).saturating_mul(2)
     }
 
     /// Bytes of the slots of a stage; the last one holds logits, too.
@@ -276,7 +277,8 @@ impl StageShape {
         };
         let logits = if last { u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes) } else { 0 };
         let rows = u64::from(self.rows).saturating_mul(self.row_bytes);
-        params.bytes().saturating_add(rows).saturating_add(logits).saturating_mul(u64::from(self.slots))
+        let buffers = [params.bytes(), rows, logits].map(class_bytes);
+        buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
     }
 }
 
@@ -288,8 +290,8 @@ pub struct RunSizes {
     weights: Vec<u64>,
     /// The same for scratch.
     scratch: Vec<u64>,
-    /// Sum of the bytes per position over the segments before each.
-    kv_before: Vec<u64>,
+    /// For each number of bytes per position that segments keep: how many of those before each segment do.
+    kv_before: Vec<(u64, Vec<u64>)>,
 }
 
 impl RunSizes {
@@ -303,10 +305,10 @@ impl RunSizes {
         };
         let tensors: Vec<Vec<(usize, u64)>> = segments
             .iter()
-            .map(|s| s.tensors.iter().map(|t| (id(t.name.as_str()), t.resident_bytes)).collect())
+            .map(|s| s.tensors.iter().map(|t| (id(t.name.as_str()), class_bytes(t.resident_bytes))).collect())
             .collect();
         let mut sizes =
-            Self { segments: n, weights: vec![0; n * n], scratch: vec![0; n * n], kv_before: vec![0] };
+            Self { segments: n, weights: vec![0; n * n], scratch: vec![0; n * n], kv_before: Vec::new() };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
             let (mut weights, mut scratch) = (0u64, 0u64);
@@ -316,19 +318,30 @@ impl RunSizes {
                         weights = weights.saturating_add(bytes);
                     }
                 }
-                scratch = scratch.max(segments[last].scratch_bytes);
+                scratch = scratch.max(class_bytes(segments[last].scratch_bytes));
                 sizes.weights[first * n + last] = weights;
                 sizes.scratch[first * n + last] = scratch;
             }
-            let before = sizes.kv_before[first];
-            sizes.kv_before.push(before.saturating_add(segments[first].kv_bytes_per_position));
+        }
+        let kinds: BTreeSet<u64> =
+            segments.iter().map(|s| s.kv_bytes_per_position).filter(|&b| b > 0).collect();
+        for kind in kinds {
+            let mut before = vec![0];
+            for segment in segments {
+                let so_far = before[before.len() - 1];
+                before.push(so_far + u64::from(segment.kv_bytes_per_position == kind));
+            }
+            sizes.kv_before.push((kind, before));
         }
         sizes
     }
 
-    /// Bytes of keys and values for each position of each sequence in the segments `first .. end`.
-    pub fn kv_bytes_per_position(&self, first: usize, end: usize) -> u64 {
-        self.kv_before[end] - self.kv_before[first]
+    /// Bytes of keys and values in the segments `first .. end`.
+    pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageShape) -> u64 {
+        let of_kind = |(kind, before): &(u64, Vec<u64>)| {
+            shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
+        };
+        self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
     /// What a stage of the segments `first .. end` (at least one) takes, out of `available` bytes.
@@ -342,7 +355,7 @@ impl RunSizes {
     ) -> StageMemory {
         let at = first * self.segments + end - 1;
         let (weights, scratch) = (self.weights[at], self.scratch[at]);
-        let kv = shape.kv_bytes(self.kv_bytes_per_position(first, end));
+        let kv = self.kv_bytes(first, end, shape);
         let slots = shape.slot_bytes(end == self.segments);
         let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
         StageMemory { weights, kv, scratch, slots, staging, total, available }
@@ -427,18 +440,20 @@ mod tests {
             logit_row_bytes: 1000,
         };
         let weights = |first, end| sizes.stage(first, end, &shape, 0, 0).weights;
-        assert_eq!(weights(0, 3), 1011);
-        assert_eq!(weights(0, 2), 1010);
-        assert_eq!(weights(1, 3), 1011);
-        assert_eq!(weights(2, 3), 1001);
+        // 1000 bytes take 1024, and small ones 256 each.
+        assert_eq!(weights(0, 3), 1024 + 256 + 256);
+        assert_eq!(weights(0, 2), 1024 + 256);
+        assert_eq!(weights(1, 3), 1024 + 256 + 256);
+        assert_eq!(weights(2, 3), 1024 + 256);
 
         let stage = sizes.stage(1, 3, &shape, 77, 5);
-        // 17 positions fill two blocks of 16.
-        assert_eq!(stage.kv, 2 * 512 * 3 * 32);
+        // 17 positions fill two blocks of 16; each of the two segments has a buffer of keys and one of values.
+        assert_eq!(stage.kv, 2 * 2 * class_bytes(256 * 3 * 32));
         assert_eq!(stage.scratch, 4096);
         let params = 4 * (4 + 3 * 4 + 2 + 3 * 2);
-        assert_eq!(stage.slots, 2 * (params + 4 * 100 + 2 * 1000));
-        assert_eq!(sizes.stage(0, 2, &shape, 0, 5).slots, 2 * (params + 4 * 100));
+        assert!(params < 256);
+        assert_eq!(stage.slots, 2 * (256 + 416 + 2048));
+        assert_eq!(sizes.stage(0, 2, &shape, 0, 5).slots, 2 * (256 + 416));
         assert_eq!(stage.total, stage.weights + stage.kv + stage.scratch + stage.slots + 77);
         assert_eq!(stage.available, 5);
     }
@@ -457,8 +472,7 @@ mod tests {
             logit_row_bytes: u64::MAX,
         };
         let sizes = RunSizes::new(&[huge]);
-        let kv_bytes = shape.kv_bytes(sizes.kv_bytes_per_position(0, 1));
-        assert_eq!(kv_bytes, u64::MAX);
+        assert_eq!(sizes.kv_bytes(0, 1, &shape), u64::MAX);
     }
 
     #[test]

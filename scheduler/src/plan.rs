@@ -72,7 +72,7 @@ pub struct PlanStage {
     pub predicted: PredictedStage,
 }
 
-/// What a stage takes of its device's memory, in bytes.
+/// What a stage takes of its device's memory, in bytes. Each buffer counts as its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {

@@ -1,7 +1,8 @@
 //! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
-//! to the byte, scratch no less than what is taken.
+//! to the byte, scratch no less than what is taken. Buffers count as devices take them, in whole size classes.
 
 use ragtag_graph::{Lowering, MemorySource, Model, ModelFile};
+use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::planner::{self, ModelFacts, Objective, PlanLimits, PlannerInput, Workload};
@@ -81,18 +82,24 @@ fn the_proof_is_what_compiled_stages_take() {
                     let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
                         .expect("compiles");
                     let promised = &stage.memory_bytes;
-                    let weights: u64 = compiled.weights.iter().map(|w| w.bytes()).sum();
+                    let sum = |bytes: &[u64]| bytes.iter().map(|&bytes| class_bytes(bytes)).sum::<u64>();
+                    let weights: Vec<u64> = compiled.weights.iter().map(|w| w.bytes()).collect();
                     let told = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
-                    assert_eq!(promised.weights, weights, "weights, {told}");
-                    assert_eq!(promised.kv, compiled.kv_bytes.iter().sum::<u64>(), "kv, {told}");
-                    assert_eq!(promised.slots, u64::from(SLOTS) * compiled.slot_bytes(), "slots, {told}");
-                    assert!(
-                        promised.scratch >= compiled.scratch_bytes,
-                        "scratch {}, {told}",
-                        compiled.scratch_bytes
-                    );
-                    let all = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
-                    assert!(promised.total >= all, "{all}, {told}");
+                    assert_eq!(promised.weights, sum(&weights), "weights, {told}");
+                    assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {told}");
+                    let slot = [
+                        compiled.programs.iter().map(|p| p.params.bytes()).max().expect("programs"),
+                        u64::from(compiled.max_rows()) * compiled.row_bytes,
+                        u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
+                    ];
+                    assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {told}");
+                    let scratch = class_bytes(compiled.scratch_bytes);
+                    assert!(promised.scratch >= scratch, "scratch {scratch}, {told}");
+                    let all = promised.weights + promised.kv + scratch + promised.slots + promised.staging;
+                    let raw = compiled.device_bytes(u64::from(SLOTS)) + promised.staging;
+                    assert!(promised.total >= all && all >= raw, "{all}, {raw}, {told}");
+                    let buffers = weights.len() + compiled.kv_bytes.len() + 1 + slot.len() * SLOTS as usize;
+                    assert!(all <= raw + raw / 8 + 256 * buffers as u64, "{all} for {raw}, {told}");
                 }
             }
         }

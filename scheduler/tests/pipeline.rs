@@ -5,7 +5,7 @@
 mod support;
 
 use ragtag_graph::WeightChunk;
-use ragtag_hal::{Error as DeviceError, QueueKind};
+use ragtag_hal::{Error as DeviceError, LeakWatch, Leaks, QueueKind};
 use ragtag_scheduler::core::{FinishReason, Finished, RunCounts, Sample, SequenceId};
 use ragtag_scheduler::*;
 use ragtag_transfer::Route;
@@ -52,6 +52,19 @@ impl Setup {
             }
         };
         self.devices.iter().enumerate().map(spec).collect()
+    }
+
+    /// Stages, and who knows what their devices are left with.
+    fn watched(&self) -> (Vec<StageSpec>, Vec<LeakWatch>) {
+        let mut specs = self.specs();
+        let watch = |(spec, options): (&mut StageSpec, &FakeOptions)| {
+            let device = FakeDevice::checked(options.clone());
+            let watch = device.leak_watch();
+            spec.device = Box::new(device);
+            watch
+        };
+        let watches = specs.iter_mut().zip(&self.devices).map(watch).collect();
+        (specs, watches)
     }
 
     fn start(&self) -> Result<Pipeline> {
@@ -366,6 +379,74 @@ fn a_panicking_sampler_ends_the_run_and_nobody_hangs() {
     assert!(matches!(failed(&all(&other)), Error::Protocol { .. }));
     let late = submit(&pipeline, &prompt(9, 3), generate(1));
     assert!(matches!(failed(&all(&late.1)), Error::Stopped));
+}
+
+/// Every device is gone, and none of them was left with anything.
+#[track_caller]
+fn nothing_leaks(watches: &[LeakWatch], how: &str) {
+    for (stage, watch) in watches.iter().enumerate() {
+        assert_eq!(watch.leaks(), Some(Leaks::default()), "{how}, stage {stage}");
+    }
+}
+
+#[test]
+fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices() {
+    for foreign_points in [true, false] {
+        let mut setup = Setup::new(3);
+        setup.devices.iter_mut().for_each(|d| d.foreign_points = foreign_points);
+        let (specs, watches) = setup.watched();
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        all(&submit(&pipeline, &prompt(20, 1), generate(10)).1);
+        assert!(pipeline.stats().stages.iter().all(|stage| stage.pool.in_use_bytes > 0));
+        assert_eq!(watches[0].leaks(), None, "still open");
+        pipeline.shutdown();
+        nothing_leaks(&watches, "ran");
+
+        setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(1));
+        let (specs, watches) = setup.watched();
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+        replies.recv_timeout(PATIENCE).unwrap();
+        pipeline.cancel(id);
+        all(&replies);
+        pipeline.shutdown();
+        nothing_leaks(&watches, "cancelled");
+
+        let (specs, watches) = setup.watched();
+        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+        let (_, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+        replies.recv_timeout(PATIENCE).unwrap();
+        drop(pipeline);
+        nothing_leaks(&watches, "dropped");
+    }
+}
+
+#[test]
+fn a_pipeline_that_failed_leaves_nothing_on_its_devices() {
+    // A lost device; the others cannot know when it will be, and let go all the same.
+    let mut setup = Setup::new(3);
+    setup.devices[1].fails = Some((QueueKind::Compute, 7));
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    failed(&all(&submit(&pipeline, &prompt(9, 1), generate(50)).1));
+    pipeline.shutdown();
+    nothing_leaks(&watches, "lost");
+
+    // Too little memory on the second device: what it has by then goes again.
+    let mut setup = Setup::new(3);
+    setup.devices[1].memory_bytes = 12_000;
+    let (specs, watches) = setup.watched();
+    assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
+    nothing_leaks(&watches, "out of memory");
+
+    for how in ["fill", "panic"] {
+        let setup = Setup::new(3);
+        let (mut specs, watches) = setup.watched();
+        let segments = specs[2].compiled.segments.clone();
+        specs[2].weights = Box::new(Spoilt(setup.model.weights(segments), how));
+        assert!(Pipeline::start(specs, &setup.options, |_| {}).is_err());
+        nothing_leaks(&watches, how);
+    }
 }
 
 /// A weight source that goes wrong in one place.

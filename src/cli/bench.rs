@@ -67,6 +67,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "parameters": model.graph().parameters(),
             "plan": plan,
             "measurements": measurements,
+            "stages": super::records::stage_reports(&engine),
         }));
     } else {
         print(&as_table(&model, &engine, &measurements));

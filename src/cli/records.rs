@@ -45,6 +45,12 @@ impl Records {
     }
 }
 
+/// What each stage has done: counts, times and the pool of its device's buffers.
+pub(super) fn stage_reports(engine: &Engine) -> Vec<serde_json::Value> {
+    let reports = engine.stages().iter().zip(engine.stage_reports());
+    reports.map(|(stage, report)| json!({ "device": stage.adapter.label(), "report": report })).collect()
+}
+
 /// What really ran.
 fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_json::Value> {
     let stages: Vec<_> = engine
@@ -80,6 +86,7 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
         "stages": stages,
         "routes": engine.plan().routes,
         "compute_path": path.join(" -> "),
+        "stage_reports": stage_reports(engine),
         "plan": engine.plan(),
     }))
 }

@@ -6,8 +6,8 @@ use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{
     Adapter, Backend, BufferId, Checked, Command, Device, DeviceId, Feature, Features, HostRegion, Limits,
-    Memory, Module, ModuleId, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing, Waiter,
-    Work,
+    Memory, Module, ModuleId, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
+    Timing, Waiter, Work,
 };
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
@@ -178,6 +178,9 @@ impl Device for Faulty {
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
         self.inner.import_timeline(timeline)
     }
+    fn pool_stats(&self) -> PoolStats {
+        self.inner.pool_stats()
+    }
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         match self.inner.create_buffer(id, bytes) {
             Err(_) if self.fault == Fault::EndlessMemory => self.inner.create_buffer(id, 4096),
@@ -189,6 +192,9 @@ impl Device for Faulty {
     }
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.inner.create_module(id, module)
+    }
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        self.inner.destroy_module(id)
     }
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         self.inner.register_region(id, region)

@@ -5,14 +5,14 @@
 //!
 //! This module must not know how a queue or a kernel works.
 
-use crate::memory::{Buffer, HostMemory};
+use crate::memory::{Buffer, DeviceMemory};
 use crate::queue::{Queue, Task, Timings, Wait};
 use crate::script::{Launch, Script, Span, Step};
 use crate::team::Team;
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, EntryAbi, Error, HeapKind, HostFn,
-    HostRegion, Limits, Memory, MemorySource, Module, ModuleId, ModuleSource, Point, ProgramId, QueueKind,
-    RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
+    HostRegion, Limits, Memory, MemorySource, Module, ModuleId, ModuleSource, Point, PoolStats, ProgramId,
+    QueueKind, RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,9 +25,7 @@ type Entries = Vec<(&'static EntryAbi, HostFn)>;
 pub(crate) struct CpuDevice {
     id: DeviceId,
     adapter: Adapter,
-    /// Most bytes that the buffers may take together.
-    limit_bytes: u64,
-    used_bytes: u64,
+    memory: DeviceMemory,
     buffers: HashMap<BufferId, Arc<Buffer>>,
     modules: HashMap<ModuleId, Entries>,
     regions: HashMap<RegionId, Arc<HostRegion>>,
@@ -59,8 +57,7 @@ impl CpuDevice {
         let [compute, upload, download] = QueueKind::ALL;
         Ok(Self {
             id,
-            limit_bytes: limits.memory_bytes.unwrap_or(share),
-            used_bytes: 0,
+            memory: DeviceMemory::new(limits, share, adapter.caps.max_allocation_bytes),
             buffers: HashMap::new(),
             modules: HashMap::new(),
             regions: HashMap::new(),
@@ -71,11 +68,6 @@ impl CpuDevice {
             closing,
             timings,
         })
-    }
-
-    /// What the device may still allocate: within its limit, and within what the host has.
-    fn free_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.used_bytes).min(HostMemory::now().free_bytes)
     }
 
     fn span(&self, range: &BufferRange) -> Result<Span> {
@@ -158,8 +150,8 @@ impl Device for CpuDevice {
     fn memory(&self) -> Result<Vec<Memory>> {
         Ok(vec![Memory {
             heap: HeapKind::Host,
-            total_bytes: self.limit_bytes,
-            free_bytes: Some(self.free_bytes()),
+            total_bytes: self.memory.limit_bytes(),
+            free_bytes: Some(self.memory.free_bytes()),
             source: MemorySource::System,
         }])
     }
@@ -177,26 +169,24 @@ impl Device for CpuDevice {
         Ok(())
     }
 
+    fn pool_stats(&self) -> PoolStats {
+        self.memory.stats()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
-        let free = self.free_bytes();
-        let out_of_memory = || Error::OutOfMemory { wanted: bytes, free: Some(free) };
-        if bytes > free {
-            return Err(out_of_memory());
-        }
-        let buffer = Buffer::new(bytes).ok_or_else(out_of_memory)?;
-        self.buffers.insert(id, Arc::new(buffer));
-        self.used_bytes += bytes;
+        let buffer = self.memory.allocate(bytes)?;
+        self.buffers.insert(id, buffer);
         Ok(())
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        self.used_bytes -= buffer.bytes() as u64;
         // A program that names it is not submitted again, and would keep the memory.
         self.programs.retain(|_, script| !script.uses_buffer(&buffer));
+        self.memory.release(buffer);
         Ok(())
     }
 
@@ -206,6 +196,11 @@ impl Device for CpuDevice {
         };
         self.modules.insert(id, module.entries.iter().copied().zip(functions.iter().copied()).collect());
         Ok(())
+    }
+
+    /// Programs keep the functions that they launch.
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
     }
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {

@@ -267,7 +267,7 @@ fn closing_lets_the_queues_finish() {
 #[test]
 fn limits_bound_the_buffers_and_what_is_freed_can_be_had_again() {
     let mib = 1 << 20;
-    let mut device = open(config(1), &Limits { memory_bytes: Some(8 * mib) });
+    let mut device = open(config(1), &Limits { memory_bytes: Some(8 * mib), ..Limits::default() });
     device.create_buffer(BufferId(0), 6 * mib).unwrap();
     let refused = device.create_buffer(BufferId(1), 3 * mib);
     assert_eq!(refused, Err(Error::OutOfMemory { wanted: 3 * mib, free: Some(2 * mib) }));
@@ -275,6 +275,12 @@ fn limits_bound_the_buffers_and_what_is_freed_can_be_had_again() {
     device.create_buffer(BufferId(1), 2 * mib).unwrap();
     device.destroy_buffer(BufferId(0)).unwrap();
     device.create_buffer(BufferId(0), 6 * mib).unwrap();
+    let stats = device.pool_stats();
+    assert_eq!((stats.hits, stats.misses, stats.in_use_bytes, stats.peak_bytes), (1, 2, 8 * mib, 8 * mib));
+    device.destroy_buffer(BufferId(0)).unwrap();
+    // What lies cached makes room.
+    device.create_buffer(BufferId(0), 5 * mib).unwrap();
+    assert_eq!((device.pool_stats().cached_bytes, device.pool_stats().trimmed), (0, 1));
     let all = open(config(1), &Limits::default()).create_buffer(BufferId(0), 1 << 50);
     assert!(matches!(all, Err(Error::OutOfMemory { wanted, free: Some(_) }) if wanted == 1 << 50));
 }

@@ -4,6 +4,7 @@ use crate::caps::Caps;
 use crate::command::{Command, Module, Submission};
 use crate::error::{Error, Result, Unavailable};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId};
+use crate::pool::{PoolLimits, PoolStats};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use serde::{Deserialize, Serialize};
@@ -120,6 +121,8 @@ impl Adapter {
 pub struct Limits {
     /// Most bytes that its buffers may take together.
     pub memory_bytes: Option<u64>,
+    /// What it may keep of buffers that are gone, for the next ones.
+    pub pool: PoolLimits,
 }
 
 /// One API.
@@ -196,10 +199,14 @@ pub trait Device: Send {
     /// [`Error::Unsupported`] if `caps.foreign_points` is false.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
-    /// Allocates a buffer of `bytes` bytes, 64-byte aligned at least, its contents undefined.
+    /// What the pool that its buffers come from holds and has done.
+    fn pool_stats(&self) -> PoolStats;
+
+    /// Allocates a buffer of `bytes` bytes, 64-byte aligned at least, its contents undefined. It takes
+    /// [`class_bytes`](crate::pool::class_bytes) of the device's memory, or less.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with sizes; [`Error::Invalid`] for zero bytes.
+    /// [`Error::OutOfMemory`] or [`Error::AllocationTooLarge`] with sizes; [`Error::Invalid`] for zero bytes.
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()>;
 
     /// Frees a buffer. No submission that names it may be outstanding; programs that name it are not submitted again.
@@ -213,6 +220,12 @@ pub trait Device: Send {
     /// # Errors
     /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take.
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()>;
+
+    /// Unloads a module. No submission that names it may be outstanding; programs that name it are not submitted again.
+    ///
+    /// # Errors
+    /// If the API refuses.
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()>;
 
     /// Registers a host region, so that uploads and downloads may name it.
     ///

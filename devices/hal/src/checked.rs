@@ -7,6 +7,7 @@
 //! This module must not know any API: it reads commands, capabilities and timelines, nothing else.
 
 mod commands;
+mod leaks;
 #[cfg(test)]
 mod tests;
 
@@ -14,9 +15,11 @@ use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
+use crate::pool::PoolStats;
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
-use commands::{Names, Resources};
+use commands::{Name, Resources, names};
+pub use leaks::{LeakWatch, Leaks};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -26,16 +29,19 @@ use std::sync::Arc;
 /// - an id is used for one thing at a time;
 /// - a wait on a point of the device's own names one that an earlier submission signals, a wait on any other point one
 ///   of an imported timeline;
-/// - what is destroyed has no submission outstanding. Programs that name a destroyed buffer or region cannot be
+/// - what is destroyed has no submission outstanding. Programs that name a destroyed buffer, region or module cannot be
 ///   submitted any more.
 ///
 /// A timeline that has failed has nothing outstanding.
+///
+/// What has not been destroyed when it is dropped is reported as a warning: see [`Checked::leaks`].
 pub struct Checked {
     inner: Box<dyn Device>,
     own: [Own; 3],
     imported: HashMap<TimelineId, Arc<Timeline>>,
     resources: Resources,
     programs: HashMap<ProgramId, Program>,
+    watch: LeakWatch,
 }
 
 /// One of the device's own queues.
@@ -69,7 +75,7 @@ impl LastUse {
 }
 
 struct Program {
-    names: Names,
+    names: Vec<Name>,
     last_use: LastUse,
     /// What the program names and was destroyed since.
     missing: Option<String>,
@@ -84,7 +90,8 @@ impl Checked {
             Own { timeline, signalled }
         });
         let resources = Resources::new(inner.adapter().caps.clone());
-        Self { inner, own, imported: HashMap::new(), resources, programs: HashMap::new() }
+        let (imported, programs) = (HashMap::new(), HashMap::new());
+        Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
     }
 
     fn check_signal(&self, submission: &Submission) -> Result<()> {
@@ -152,21 +159,16 @@ impl Checked {
     }
 
     /// As [`Checked::check_idle`], for a thing and every program that names it.
-    fn check_unused(
-        &self,
-        last_use: &LastUse,
-        named: impl Fn(&Names) -> bool,
-        deed: std::fmt::Arguments<'_>,
-    ) -> Result<()> {
+    fn check_unused(&self, last_use: &LastUse, name: Name, deed: std::fmt::Arguments<'_>) -> Result<()> {
         self.check_idle(last_use, deed)?;
-        let users = self.programs.values().filter(|program| named(&program.names));
-        users.into_iter().try_for_each(|program| self.check_idle(&program.last_use, deed))
+        let mut users = self.programs.values().filter(|program| program.names.contains(&name));
+        users.try_for_each(|program| self.check_idle(&program.last_use, deed))
     }
 
     /// Marks the programs that name a destroyed thing.
-    fn invalidate(&mut self, named: impl Fn(&Names) -> bool, missing: &str) {
-        for program in self.programs.values_mut().filter(|program| named(&program.names)) {
-            program.missing.get_or_insert_with(|| missing.to_string());
+    fn invalidate(&mut self, name: Name) {
+        for program in self.programs.values_mut().filter(|program| program.names.contains(&name)) {
+            program.missing.get_or_insert_with(|| name.to_string());
         }
     }
 }
@@ -207,6 +209,10 @@ impl Device for Checked {
         Ok(())
     }
 
+    fn pool_stats(&self) -> PoolStats {
+        self.inner.pool_stats()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.resources.check_new_buffer(id, bytes)?;
         self.inner.create_buffer(id, bytes)?;
@@ -215,19 +221,27 @@ impl Device for Checked {
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
-        let named = |names: &Names| names.buffers.contains(&id);
         let held = self.resources.buffer(id).map_err(Error::invalid)?;
-        self.check_unused(&held.last_use, named, format_args!("{id} is destroyed"))?;
+        self.check_unused(&held.last_use, Name::Buffer(id), format_args!("{id} is destroyed"))?;
         self.inner.destroy_buffer(id)?;
         self.resources.buffers.remove(&id);
-        self.invalidate(named, &id.to_string());
+        self.invalidate(Name::Buffer(id));
         Ok(())
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.resources.check_new_module(id, module)?;
         self.inner.create_module(id, module)?;
-        self.resources.modules.insert(id, module.entries.clone());
+        self.resources.add_module(id, module.entries.clone());
+        Ok(())
+    }
+
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        let loaded = self.resources.module(id).map_err(Error::invalid)?;
+        self.check_unused(&loaded.last_use, Name::Module(id), format_args!("{id} is destroyed"))?;
+        self.inner.destroy_module(id)?;
+        self.resources.modules.remove(&id);
+        self.invalidate(Name::Module(id));
         Ok(())
     }
 
@@ -242,12 +256,11 @@ impl Device for Checked {
     }
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {
-        let named = |names: &Names| names.regions.contains(&id);
         let held = self.resources.region(id).map_err(Error::invalid)?;
-        self.check_unused(&held.last_use, named, format_args!("{id} is unregistered"))?;
+        self.check_unused(&held.last_use, Name::Region(id), format_args!("{id} is unregistered"))?;
         self.inner.unregister_region(id)?;
         self.resources.regions.remove(&id);
-        self.invalidate(named, &id.to_string());
+        self.invalidate(Name::Region(id));
         Ok(())
     }
 
@@ -255,7 +268,7 @@ impl Device for Checked {
         let last_use = self.programs.get(&id).map(|program| program.last_use).unwrap_or_default();
         self.check_idle(&last_use, format_args!("{id} is recorded anew"))?;
         self.check_commands(QueueKind::Compute, &commands)?;
-        let names = Names::of(&commands);
+        let names = names(&commands);
         // Whatever the backend makes of the call, the old program is gone.
         self.programs.remove(&id);
         self.inner.record(id, commands)?;

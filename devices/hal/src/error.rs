@@ -17,10 +17,26 @@ pub enum Error {
         /// Bytes that the device reports free, where it reports any.
         free: Option<u64>,
     },
+    /// One allocation is larger than the device makes any, however much memory is free.
+    #[error(
+        "out of device memory: {wanted} bytes wanted in one piece, the largest single allocation is {largest}"
+    )]
+    AllocationTooLarge {
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes of the largest single allocation.
+        largest: u64,
+    },
     /// The device is gone; nothing on it can be used again.
     #[error("device lost: {cause}")]
     Lost {
         /// The driver's words.
+        cause: String,
+    },
+    /// Whoever owned the device has ended; nobody waits for what it still does.
+    #[error("device closed: {cause}")]
+    Closed {
+        /// Why.
         cause: String,
     },
     /// A kernel did not compile.
@@ -63,6 +79,11 @@ impl Error {
     /// An [`Error::Invalid`] with this text.
     pub fn invalid(what: impl Into<String>) -> Self {
         Error::Invalid { what: what.into() }
+    }
+
+    /// Whether less of something would have fitted.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self.root(), Error::OutOfMemory { .. } | Error::AllocationTooLarge { .. })
     }
 
     /// The error at the root of a chain of poisoned waits.

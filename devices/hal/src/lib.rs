@@ -7,12 +7,15 @@
 //!   round trip;
 //! - orders work with [`Point`]s: each submission waits for points and signals one. Within a queue submissions start
 //!   in the order in which they were made; between queues only points order anything;
-//! - keeps a buffer, region, module or program alive until the last submission that names it has passed;
+//! - keeps a buffer, region, module or program alive until the last submission that names it has passed, and destroys it
+//!   before it lets the device go, unless the device is lost;
 //! - never lets two submissions that may overlap in time write the same bytes, or one read what the other writes.
 //!
 //! *The backend*
 //! - never blocks the calling thread on the device: `submit` enqueues;
 //! - advances the host mirror ([`Timeline`]) of each of its queues, from its own threads or from its [`Waiter`];
+//! - keeps what a submission names until the device is done with it, also where the owner of a device that is closed has
+//!   failed the timeline and does not wait any more;
 //! - poisons a timeline with the typed error when a submission fails, and never panics on what a driver returns;
 //! - trusts its arguments: ids, ranges, arity and access are validated once, by [`Checked`], above every backend.
 //!
@@ -25,6 +28,7 @@ mod command;
 mod error;
 mod host;
 mod ids;
+pub mod pool;
 mod region;
 mod timeline;
 
@@ -33,7 +37,7 @@ pub use backend::{
     PhysicalIdentity, Timing, Waiter,
 };
 pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
-pub use checked::Checked;
+pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
     Access, Binding, BufferRange, ClEntry, Command, DeviceFunction, Dispatch, EntryAbi, Module, ModuleSource,
     Submission, Work,
@@ -41,5 +45,6 @@ pub use command::{
 pub use error::{Error, Result, Unavailable};
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
+pub use pool::{Pool, PoolLimits, PoolStats};
 pub use region::{HostRegion, Lease, LeaseMut, Reservation};
 pub use timeline::{Progress, Timeline};

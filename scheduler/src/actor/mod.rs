@@ -1,10 +1,12 @@
 //! A device's actor: the one thread that owns the device and makes it do what the stage's core wants.
 //!
-//! It sleeps on its mailbox alone. While it loads weights it also waits for uploads; nothing is in flight then. It must not
+//! It sleeps on its mailbox alone. While it loads weights it also waits for uploads; nothing is in flight then. When the run
+//! ends it waits a moment for what is, and destroys what it made. It must not
 //! decide anything that the core could: it turns slots into buffers, micro-batches into programs, points into waits.
 
 mod gate;
 pub(crate) mod memory;
+mod owned;
 mod weights;
 
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
@@ -16,10 +18,11 @@ use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessa
 use crate::trace::{Computed, Label, Recorder, SpanKind, TraceSink};
 use gate::Gate;
 use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
+use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    BufferRange, Command, Device, DeviceId, HostRegion, QueueKind, RegionId, Submission, Timeline, Timing,
-    Work,
+    BufferRange, Command, Device, DeviceId, HostRegion, PoolStats, QueueKind, RegionId, Submission, Timeline,
+    Timing, Work,
 };
 use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
@@ -40,6 +43,8 @@ pub struct StageReport {
     pub prefill: Computed,
     /// Micro-batches of decode steps alone, as the device timed them.
     pub decode: Computed,
+    /// The pool that its buffers come from.
+    pub pool: PoolStats,
 }
 
 /// A ring that a stage shares with a neighbour.
@@ -104,7 +109,7 @@ pub(crate) struct Actor {
     actions: Vec<StageAction>,
     timings: Vec<Timing>,
     handled: u32,
-    device: Box<dyn Device>,
+    device: OwnedDevice,
     /// After the device, which it outlives by a moment.
     _companion: Companion,
 }
@@ -138,12 +143,12 @@ impl Actor {
     pub(crate) fn load(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Self> {
         // Before the device, so that an early return drops it after the device.
         let mut companion = Companion::default();
-        let ActorSpec { stage, label, mut device, compiled, weights, slots, mailbox, address, run, .. } =
-            spec;
+        let ActorSpec { stage, label, device, compiled, weights, slots, mailbox, address, run, .. } = spec;
         let (previous, next, logits) = (spec.previous, spec.next, spec.logits);
         let failed = |cause| stage_error(stage, &label, cause);
+        let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        companion.start(device.as_mut());
+        companion.start(&mut device);
         for timeline in &own {
             let address = address.clone();
             let failed = move |error: &ragtag_hal::Error| {
@@ -155,7 +160,7 @@ impl Actor {
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink);
         let row_bytes = compiled.row_bytes;
-        let memory = StageMemory::new(device.as_mut(), compiled, slots).map_err(failed)?;
+        let memory = StageMemory::new(&mut device, compiled, slots).map_err(failed)?;
         let edges = [(INCOMING, &previous), (OUTGOING, &next)];
         for (id, edge) in edges.into_iter().filter_map(|(id, edge)| Some((id, edge.as_ref()?))) {
             device.register_region(id, Arc::clone(&edge.ring)).map_err(failed)?;
@@ -165,7 +170,7 @@ impl Actor {
         }
         let uploads = &own[QueueKind::Upload.index()];
         let loading = Loading { stage, device_label: &label, uploads, abort, progress };
-        loading.run(device.as_mut(), &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+        loading.run(&mut device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
 
         let shape = StageShape {
             slots,
@@ -175,7 +180,7 @@ impl Actor {
         };
         let neighbours: Vec<_> =
             [&previous, &next].into_iter().flatten().map(|e| Arc::clone(&e.timeline)).collect();
-        let gate = Gate::new(device.as_mut(), &neighbours).map_err(failed)?;
+        let gate = Gate::new(&mut device, &neighbours).map_err(failed)?;
         let (download_notice, neighbour_notice) = (Notice::default(), Notice::default());
         let downloads = address.clone();
         // A full mailbox shows at the next message that is not a notice; a notice is sent once until it is armed again.
@@ -187,7 +192,7 @@ impl Actor {
             // The neighbour's own actor reports its failures.
             neighbour_notice.listen(timeline, moved, |_| {});
         }
-        Ok(Self {
+        let mut actor = Self {
             core: StageCore::new(&shape, points)?,
             stage,
             memory,
@@ -209,21 +214,21 @@ impl Actor {
             device,
             _companion: companion,
             label,
-        })
+        };
+        actor.take_timings();
+        Ok(actor)
     }
 
     /// Works until told to stop, or until something fails; tells the coordinator of that. Whoever waits for this
-    /// device's points is released before this returns.
+    /// device's points is released, and what is on the device destroyed, before this returns.
     pub(crate) fn serve(mut self) {
         if let Err(error) = self.work() {
             tracing::debug!(stage = self.stage, %error, "a stage has failed");
             self.run.send_urgent(RunUrgent::Failed(error));
+            // Others may wait for what will never be submitted: nobody is to wait for them in turn.
+            self.device.release();
         }
         self.take_timings();
-        let released = ragtag_hal::Error::Lost { cause: "its stage has ended".into() };
-        for timeline in &self.own {
-            timeline.fail(released.clone());
-        }
     }
 
     fn work(&mut self) -> Result<()> {
@@ -274,7 +279,7 @@ impl Actor {
     }
 
     fn retry(&mut self) -> Result<()> {
-        let retried = self.gate.retry(self.device.as_mut());
+        let retried = self.gate.retry(&mut self.device);
         retried.map_err(|cause| self.failed(cause))
     }
 
@@ -308,7 +313,7 @@ impl Actor {
             StageAction::Compute { slot, micro_batch, waits, signal } => {
                 let (stage, label) = (self.stage, &self.label);
                 let failed = |cause| stage_error(stage, label, cause);
-                let program = self.memory.prepare(self.device.as_mut(), slot, &micro_batch, failed)?;
+                let program = self.memory.prepare(&mut self.device, slot, &micro_batch, failed)?;
                 let work = Work::Program(program);
                 let submission = Submission { queue: QueueKind::Compute, work, waits, signal };
                 tracing::trace!(
@@ -368,7 +373,7 @@ impl Actor {
 
     fn submit(&mut self, submission: Submission, label: Label) -> Result<()> {
         self.recorder.submitted(submission.signal, label);
-        let submitted = self.gate.submit(self.device.as_mut(), submission);
+        let submitted = self.gate.submit(&mut self.device, submission);
         submitted.map_err(|cause| self.failed(cause))
     }
 
@@ -378,7 +383,8 @@ impl Actor {
             self.recorder.timed(&timing);
         }
         let Recorder { prefill, decode, .. } = self.recorder;
-        let report = StageReport { counts: self.core.stats(), prefill, decode };
+        let (counts, pool) = (self.core.stats(), self.device.pool_stats());
+        let report = StageReport { counts, prefill, decode, pool };
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 

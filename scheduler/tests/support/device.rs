@@ -85,7 +85,12 @@ impl Waiter for FakeWaiter {
 impl FakeDevice {
     /// A device behind the checks that every backend gets.
     pub fn open(options: FakeOptions) -> Box<dyn Device> {
-        Box::new(Checked::new(Box::new(Self::new(options))))
+        Box::new(Self::checked(options))
+    }
+
+    /// The same, for those who want to know what it is left with.
+    pub fn checked(options: FakeOptions) -> Checked {
+        Checked::new(Box::new(Self::new(options)))
     }
 
     fn new(options: FakeOptions) -> Self {
@@ -267,6 +272,13 @@ impl Device for FakeDevice {
         Ok(())
     }
 
+    /// Every allocation is a new one.
+    fn pool_stats(&self) -> PoolStats {
+        let buffers = self.buffers.lock().unwrap();
+        let in_use_bytes = buffers.values().map(|b| b.len() as u64).sum();
+        PoolStats { in_use_buffers: buffers.len() as u64, in_use_bytes, ..PoolStats::default() }
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         let free = self.options.memory_bytes - self.used_bytes;
         if bytes > free {
@@ -278,11 +290,17 @@ impl Device for FakeDevice {
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
-        self.buffers.lock().unwrap().remove(&id);
+        if let Some(buffer) = self.buffers.lock().unwrap().remove(&id) {
+            self.used_bytes -= buffer.len() as u64;
+        }
         Ok(())
     }
 
     fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_module(&mut self, _: ModuleId) -> Result<()> {
         Ok(())
     }
 

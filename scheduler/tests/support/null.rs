@@ -74,6 +74,10 @@ impl Device for NullDevice {
         Ok(())
     }
 
+    fn pool_stats(&self) -> PoolStats {
+        PoolStats::default()
+    }
+
     fn create_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
         Ok(())
     }
@@ -83,6 +87,10 @@ impl Device for NullDevice {
     }
 
     fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
+        Ok(())
+    }
+
+    fn destroy_module(&mut self, _: ModuleId) -> Result<()> {
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::command::{Access, Binding, BufferRange, Command, Dispatch, EntryAbi, 
 use crate::error::{self, Error};
 use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
 use std::collections::HashMap;
+use std::fmt;
 
 /// The outcome of a check: if it fails, the rule with the values that break it.
 type Rule = Result<(), String>;
@@ -16,52 +17,62 @@ pub(super) struct Held {
     pub(super) last_use: LastUse,
 }
 
+/// A module.
+pub(super) struct Loaded {
+    entries: Vec<&'static EntryAbi>,
+    pub(super) last_use: LastUse,
+}
+
 /// The things that commands name.
 pub(super) struct Resources {
     caps: Caps,
     pub(super) buffers: HashMap<BufferId, Held>,
     pub(super) regions: HashMap<RegionId, Held>,
-    pub(super) modules: HashMap<ModuleId, Vec<&'static EntryAbi>>,
+    pub(super) modules: HashMap<ModuleId, Loaded>,
 }
 
-/// The buffers and regions that some commands name, each once.
-pub(super) struct Names {
-    pub(super) buffers: Vec<BufferId>,
-    pub(super) regions: Vec<RegionId>,
+/// A thing that a command names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Name {
+    Buffer(BufferId),
+    Region(RegionId),
+    Module(ModuleId),
 }
 
-impl Names {
-    pub(super) fn of(commands: &[Command]) -> Self {
-        let mut names = Names { buffers: Vec::new(), regions: Vec::new() };
-        for command in commands {
-            visit(command, |buffer| names.buffers.push(buffer), |region| names.regions.push(region));
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Name::Buffer(id) => id.fmt(f),
+            Name::Region(id) => id.fmt(f),
+            Name::Module(id) => id.fmt(f),
         }
-        names.buffers.sort_unstable();
-        names.buffers.dedup();
-        names.regions.sort_unstable();
-        names.regions.dedup();
-        names
     }
 }
 
-/// Calls back with each buffer and each region that a command names.
-fn visit(command: &Command, mut buffer: impl FnMut(BufferId), mut region: impl FnMut(RegionId)) {
+/// What some commands name, each thing once.
+pub(super) fn names(commands: &[Command]) -> Vec<Name> {
+    let mut names = Vec::new();
+    commands.iter().for_each(|command| visit(command, |name| names.push(name)));
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// Calls back with each thing that a command names.
+fn visit(command: &Command, mut name: impl FnMut(Name)) {
     match command {
         Command::Dispatch(dispatch) => {
-            dispatch.bindings.iter().for_each(|binding| buffer(binding.range.buffer))
+            name(Name::Module(dispatch.module));
+            dispatch.bindings.iter().for_each(|binding| name(Name::Buffer(binding.range.buffer)));
         }
         Command::Copy { from, to } => {
-            buffer(from.buffer);
-            buffer(to.buffer);
+            name(Name::Buffer(from.buffer));
+            name(Name::Buffer(to.buffer));
         }
-        Command::Fill { to, .. } => buffer(to.buffer),
-        Command::Upload { region: id, to, .. } => {
-            region(*id);
-            buffer(to.buffer);
-        }
-        Command::Download { from, region: id, .. } => {
-            buffer(from.buffer);
-            region(*id);
+        Command::Fill { to, .. } => name(Name::Buffer(to.buffer)),
+        Command::Upload { region, to: range, .. } | Command::Download { from: range, region, .. } => {
+            name(Name::Region(*region));
+            name(Name::Buffer(range.buffer));
         }
     }
 }
@@ -79,10 +90,7 @@ impl Resources {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         if bytes > self.caps.max_allocation_bytes {
-            return Err(Error::invalid(format!(
-                "{id} of {bytes} bytes; the device's largest allocation is {} bytes",
-                self.caps.max_allocation_bytes
-            )));
+            return Err(Error::AllocationTooLarge { wanted: bytes, largest: self.caps.max_allocation_bytes });
         }
         Ok(())
     }
@@ -98,6 +106,10 @@ impl Resources {
         self.buffers.insert(id, Held { bytes, last_use: LastUse::default() });
     }
 
+    pub(super) fn add_module(&mut self, id: ModuleId, entries: Vec<&'static EntryAbi>) {
+        self.modules.insert(id, Loaded { entries, last_use: LastUse::default() });
+    }
+
     pub(super) fn add_region(&mut self, id: RegionId, bytes: u64) {
         self.regions.insert(id, Held { bytes, last_use: LastUse::default() });
     }
@@ -110,15 +122,23 @@ impl Resources {
         self.regions.get(&id).ok_or_else(|| format!("{id} is not registered"))
     }
 
+    pub(super) fn module(&self, id: ModuleId) -> Result<&Loaded, String> {
+        self.modules.get(&id).ok_or_else(|| format!("{id} does not exist"))
+    }
+
     /// Notes that a submission names what its commands name.
     pub(super) fn mark(&mut self, queue: QueueKind, value: u64, commands: &[Command]) {
-        let (buffers, regions) = (&mut self.buffers, &mut self.regions);
         for command in commands {
-            visit(
-                command,
-                |id| buffers.get_mut(&id).into_iter().for_each(|held| held.last_use.mark(queue, value)),
-                |id| regions.get_mut(&id).into_iter().for_each(|held| held.last_use.mark(queue, value)),
-            );
+            visit(command, |name| {
+                let last_use = match name {
+                    Name::Buffer(id) => self.buffers.get_mut(&id).map(|held| &mut held.last_use),
+                    Name::Region(id) => self.regions.get_mut(&id).map(|held| &mut held.last_use),
+                    Name::Module(id) => self.modules.get_mut(&id).map(|loaded| &mut loaded.last_use),
+                };
+                if let Some(last_use) = last_use {
+                    last_use.mark(queue, value);
+                }
+            });
         }
     }
 
@@ -192,8 +212,7 @@ impl Resources {
     }
 
     fn check_dispatch(&self, dispatch: &Dispatch) -> Rule {
-        let entries = self.modules.get(&dispatch.module);
-        let entries = entries.ok_or_else(|| format!("{} does not exist", dispatch.module))?;
+        let entries = &self.module(dispatch.module)?.entries;
         let abi = entries.get(dispatch.entry as usize).ok_or_else(|| {
             format!("entry {} of {}, which has {}", dispatch.entry, dispatch.module, entries.len())
         })?;

@@ -48,6 +48,9 @@ impl Device for Fake {
     fn import_timeline(&mut self, _: Arc<Timeline>) -> Result<()> {
         self.note("import_timeline")
     }
+    fn pool_stats(&self) -> PoolStats {
+        PoolStats { hits: 7, ..PoolStats::default() }
+    }
     fn create_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
         self.note("create_buffer")
     }
@@ -56,6 +59,9 @@ impl Device for Fake {
     }
     fn create_module(&mut self, _: ModuleId, _: &Module) -> Result<()> {
         self.note("create_module")
+    }
+    fn destroy_module(&mut self, _: ModuleId) -> Result<()> {
+        self.note("destroy_module")
     }
     fn register_region(&mut self, _: RegionId, _: Arc<HostRegion>) -> Result<()> {
         self.note("register_region")
@@ -238,7 +244,10 @@ fn buffers_have_new_ids_and_a_size_within_the_limit() {
     let result = b.device.create_buffer(BufferId(9), 4096);
     b.passes(result, "create_buffer");
     let result = b.device.create_buffer(BufferId(10), 4097);
-    b.refused(result, &["buffer 10", "4097", "4096"]);
+    let error = result.unwrap_err();
+    assert_eq!(error, Error::AllocationTooLarge { wanted: 4097, largest: 4096 });
+    assert!(error.is_out_of_memory() && error.to_string().contains("the largest single allocation is 4096"));
+    assert_eq!(b.calls(), Vec::<&str>::new());
     let result = b.device.create_buffer(BufferId(10), 0);
     b.refused(result, &["zero bytes"]);
     let result = b.device.create_buffer(BufferId(9), 16);
@@ -263,6 +272,73 @@ fn modules_have_new_ids_and_code_for_each_entry() {
     let (mut other, log) = fake([]);
     assert!(matches!(other.create_module(ModuleId(0), &module(1)), Err(Error::Unsupported { .. })));
     assert!(log.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_destroyed_module_takes_its_programs_along() {
+    let mut b = Bench::new();
+    b.device.record(ProgramId(0), vec![Command::Dispatch(dispatch())]).unwrap();
+    b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]).unwrap();
+    b.calls();
+    let result = b.device.destroy_module(ModuleId(0));
+    b.refused(result, &["module 0 is destroyed before"]);
+    b.pass(QueueKind::Compute);
+    b.run(QueueKind::Compute, Command::Dispatch(dispatch())).unwrap();
+    b.calls();
+    let result = b.device.destroy_module(ModuleId(0));
+    b.refused(result, &["module 0 is destroyed before"]);
+    b.pass(QueueKind::Compute);
+    let result = b.device.destroy_module(ModuleId(0));
+    b.passes(result, "destroy_module");
+    let result = b.device.destroy_module(ModuleId(0));
+    b.refused(result, &["module 0 does not exist"]);
+    let result = b.submit(QueueKind::Compute, Work::Program(ProgramId(0)), vec![]);
+    b.refused(result, &["program 0 names module 0"]);
+    let result = b.run(QueueKind::Compute, Command::Dispatch(dispatch()));
+    b.refused(result, &["module 0 does not exist"]);
+}
+
+#[test]
+fn a_device_knows_what_it_is_left_with() {
+    let mut b = Bench::new();
+    b.device.record(ProgramId(3), vec![]).unwrap();
+    let all = Leaks {
+        buffers: vec![BufferId(0), BufferId(1), BufferId(2)],
+        regions: vec![RegionId(0)],
+        programs: vec![ProgramId(3)],
+        modules: vec![ModuleId(0)],
+    };
+    assert_eq!(b.device.leaks(), all);
+    assert_eq!(all.to_string(), "3 buffers, 1 regions, 1 programs, 1 modules");
+    b.device.destroy_buffer(BufferId(1)).unwrap();
+    b.device.destroy_program(ProgramId(3)).unwrap();
+    let watch = b.device.leak_watch();
+    assert_eq!(watch.leaks(), None);
+    drop(b);
+    let some = Leaks { buffers: vec![BufferId(0), BufferId(2)], programs: vec![], ..all };
+    assert_eq!(watch.leaks(), Some(some));
+
+    let mut b = Bench::new();
+    let watch = b.device.leak_watch();
+    (0..3).for_each(|id| b.device.destroy_buffer(BufferId(id)).unwrap());
+    b.device.destroy_module(ModuleId(0)).unwrap();
+    b.device.unregister_region(RegionId(0)).unwrap();
+    assert!(b.device.leaks().is_empty());
+    drop(b);
+    assert_eq!(watch.leaks(), Some(Leaks::default()));
+}
+
+/// Nobody can ask a lost device to destroy anything. One that only waited for a lost one, or was closed, can be asked.
+#[test]
+fn a_lost_device_has_let_go() {
+    let lost = Error::Lost { cause: "unplugged".into() };
+    let poisoned = Error::Poisoned { point: ABROAD.at(1), cause: Box::new(lost.clone()) };
+    let closed = Error::Closed { cause: "its stage has ended".into() };
+    for (failure, lets_go) in [(lost, true), (poisoned, false), (closed, false)] {
+        let b = Bench::new();
+        b.device.timeline(QueueKind::Upload).fail(failure.clone());
+        assert_eq!(b.device.leaks().is_empty(), lets_go, "{failure}");
+    }
 }
 
 #[test]

@@ -1,0 +1,418 @@
+//! A pool of native allocations: what a buffer leaves behind serves the next one of its size.
+//!
+//! Requests are rounded up to size classes, so that buffers of nearly the same size can follow each other. What is not in
+//! use stays cached within [`PoolLimits`], and is given up when it has been idle for long or memory runs short.
+//!
+//! This module must not know what an allocation is, and reads no clock: whoever calls says what time it is.
+
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// The smallest class.
+const SMALLEST_BYTES: u64 = 256;
+/// Classes lie at most this far apart.
+const LARGEST_STEP_BYTES: u64 = 64 << 10;
+/// Classes for each power of two, as far as that is finer.
+const STEPS: u64 = 8;
+
+/// The bytes that a buffer of `bytes` bytes takes: the next size class. Above the smallest class, 256 bytes, there are
+/// eight classes for each power of two, and from 512 KiB on all multiples of 64 KiB; so less than an eighth is wasted.
+/// Nothing takes nothing; sizes beyond 64 bits saturate.
+pub fn class_bytes(bytes: u64) -> u64 {
+    match bytes {
+        0 => 0,
+        1..=SMALLEST_BYTES => SMALLEST_BYTES,
+        _ => {
+            let power_below = 1 << (bytes - 1).ilog2();
+            let step = LARGEST_STEP_BYTES.min(power_below / STEPS);
+            bytes.checked_next_multiple_of(step).unwrap_or(u64::MAX)
+        }
+    }
+}
+
+/// What a pool may keep that is not in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// Most bytes that lie cached. 256 MiB by default; with 0 nothing is kept.
+    pub max_pool_bytes: u64,
+    /// Most allocations that lie cached. 64 by default.
+    pub max_cached_buffers: usize,
+    /// How long an allocation may lie idle; older ones go at the next call. 30 seconds by default.
+    pub cleanup_interval: Duration,
+}
+
+impl Default for PoolLimits {
+    fn default() -> Self {
+        Self { max_pool_bytes: 256 << 20, max_cached_buffers: 64, cleanup_interval: Duration::from_secs(30) }
+    }
+}
+
+/// What a device's pool holds and has done. Bytes count whole size classes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolStats {
+    /// Allocations that are buffers now.
+    pub in_use_buffers: u64,
+    /// Their bytes.
+    pub in_use_bytes: u64,
+    /// Allocations that wait for a next use.
+    pub cached_buffers: u64,
+    /// Their bytes.
+    pub cached_bytes: u64,
+    /// Most bytes that were ever held, in use and cached together.
+    pub peak_bytes: u64,
+    /// Buffers that got a cached allocation.
+    pub hits: u64,
+    /// Buffers that needed a new one.
+    pub misses: u64,
+    /// Cached allocations that were given up: idle for too long, one too many, or in the way of a new one.
+    pub trimmed: u64,
+}
+
+/// An allocation that waits for its next use.
+#[derive(Debug)]
+struct Cached<T> {
+    native: T,
+    bytes: u64,
+    since_ns: u64,
+}
+
+/// Native allocations of one kind of memory. Dropping a `T` gives it back to the system.
+#[derive(Debug)]
+pub struct Pool<T> {
+    limits: PoolLimits,
+    budget_bytes: u64,
+    largest_bytes: u64,
+    /// The one that has been idle for longest comes first.
+    cached: VecDeque<Cached<T>>,
+    stats: PoolStats,
+}
+
+impl<T> Pool<T> {
+    /// An empty pool that holds at most `budget_bytes` bytes, in use and cached together, in allocations of at most
+    /// `largest_bytes`.
+    pub fn new(limits: PoolLimits, budget_bytes: u64, largest_bytes: u64) -> Self {
+        let (cached, stats) = (VecDeque::new(), PoolStats::default());
+        Self { limits, budget_bytes, largest_bytes, cached, stats }
+    }
+
+    /// What it holds and has done.
+    pub fn stats(&self) -> PoolStats {
+        self.stats
+    }
+
+    /// What buffers may still take of the budget. What lies cached makes room for them.
+    pub fn free_bytes(&self) -> u64 {
+        self.budget_bytes.saturating_sub(self.stats.in_use_bytes)
+    }
+
+    /// An allocation for a buffer of `bytes` bytes: a cached one, else what `allocate` makes when told its size, which is
+    /// that of the class unless the budget or the largest allocation cuts it short. If memory runs out, all that is cached
+    /// goes and `allocate` is asked once more.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] for the bytes asked for, if the budget or the system does not have them; whatever else
+    /// `allocate` says.
+    pub fn acquire(
+        &mut self,
+        bytes: u64,
+        now_ns: u64,
+        mut allocate: impl FnMut(u64) -> Result<T>,
+    ) -> Result<T> {
+        let free = self.free_bytes();
+        if bytes > free {
+            return Err(Error::OutOfMemory { wanted: bytes, free: Some(free) });
+        }
+        let size = class_bytes(bytes).min(self.largest_bytes).min(free).max(bytes);
+        if let Some(native) = self.take(size, now_ns) {
+            return Ok(native);
+        }
+        self.keep_at_most(usize::MAX, self.budget_bytes - self.stats.in_use_bytes - size);
+        let allocated = match allocate(size) {
+            Err(error) if error.is_out_of_memory() && !self.cached.is_empty() => {
+                self.drain();
+                allocate(size)
+            }
+            other => other,
+        };
+        let native = allocated.map_err(|error| match error {
+            Error::OutOfMemory { free, .. } => Error::OutOfMemory { wanted: bytes, free },
+            other => other,
+        })?;
+        self.stats.misses += 1;
+        self.count_in_use(size);
+        Ok(native)
+    }
+
+    /// A cached allocation of this class, if there is one. The one that was in use last, since its pages are warm.
+    pub fn take(&mut self, bytes: u64, now_ns: u64) -> Option<T> {
+        self.trim(now_ns);
+        let size = class_bytes(bytes);
+        let at = self.cached.iter().rposition(|cached| cached.bytes == size)?;
+        let cached = self.cached.remove(at)?;
+        self.count_cached();
+        self.stats.hits += 1;
+        self.count_in_use(size);
+        Some(cached.native)
+    }
+
+    /// Takes back an allocation of `bytes` bytes (its own size, not that of the buffer), and keeps it if it may.
+    pub fn put(&mut self, native: T, bytes: u64, now_ns: u64) {
+        self.forget(bytes);
+        // One whose size was cut short would serve no class.
+        if bytes == class_bytes(bytes) && bytes <= self.limits.max_pool_bytes {
+            self.cached.push_back(Cached { native, bytes, since_ns: now_ns });
+            self.count_cached();
+            self.keep_at_most(self.limits.max_cached_buffers, self.limits.max_pool_bytes);
+        }
+        self.trim(now_ns);
+    }
+
+    /// An allocation of `bytes` bytes is no buffer any more, and does not come back.
+    pub fn forget(&mut self, bytes: u64) {
+        self.stats.in_use_buffers = self.stats.in_use_buffers.saturating_sub(1);
+        self.stats.in_use_bytes = self.stats.in_use_bytes.saturating_sub(bytes);
+    }
+
+    /// Gives up what has been idle for longer than the limits say.
+    pub fn trim(&mut self, now_ns: u64) {
+        let interval = self.limits.cleanup_interval.as_nanos();
+        let idle = |cached: &&Cached<T>| u128::from(now_ns.saturating_sub(cached.since_ns)) > interval;
+        let stale = self.cached.iter().take_while(idle).count();
+        self.keep_at_most(self.cached.len() - stale, u64::MAX);
+    }
+
+    /// Gives up all that is cached.
+    pub fn drain(&mut self) {
+        self.keep_at_most(0, 0);
+    }
+
+    /// Gives up cached allocations, those first that have been idle for longest, until no more than this is left.
+    fn keep_at_most(&mut self, buffers: usize, bytes: u64) {
+        while self.cached.len() > buffers || self.stats.cached_bytes > bytes {
+            self.cached.pop_front();
+            self.stats.trimmed += 1;
+            self.count_cached();
+        }
+    }
+
+    fn count_cached(&mut self) {
+        self.stats.cached_buffers = self.cached.len() as u64;
+        self.stats.cached_bytes = self.cached.iter().map(|cached| cached.bytes).sum();
+        self.count_peak();
+    }
+
+    fn count_in_use(&mut self, bytes: u64) {
+        self.stats.in_use_buffers += 1;
+        self.stats.in_use_bytes += bytes;
+        self.count_peak();
+    }
+
+    fn count_peak(&mut self) {
+        self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.in_use_bytes + self.stats.cached_bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// A made-up system with so much memory; an allocation gives its bytes back when it is dropped.
+    #[derive(Clone)]
+    struct System {
+        free_bytes: Rc<Cell<u64>>,
+        asked: Rc<Cell<u32>>,
+    }
+
+    struct Block {
+        system: System,
+        bytes: u64,
+    }
+
+    impl System {
+        fn new(bytes: u64) -> Self {
+            Self { free_bytes: Rc::new(Cell::new(bytes)), asked: Rc::default() }
+        }
+
+        fn allocate(&self, bytes: u64) -> Result<Block> {
+            self.asked.set(self.asked.get() + 1);
+            let free = self.free_bytes.get();
+            if bytes > free {
+                return Err(Error::OutOfMemory { wanted: bytes, free: Some(free) });
+            }
+            self.free_bytes.set(free - bytes);
+            Ok(Block { system: self.clone(), bytes })
+        }
+    }
+
+    impl Drop for Block {
+        fn drop(&mut self) {
+            self.system.free_bytes.set(self.system.free_bytes.get() + self.bytes);
+        }
+    }
+
+    struct Bench {
+        system: System,
+        pool: Pool<Block>,
+    }
+
+    impl Bench {
+        fn new(limits: PoolLimits, budget_bytes: u64, system_bytes: u64) -> Self {
+            Self { system: System::new(system_bytes), pool: Pool::new(limits, budget_bytes, 1 << 30) }
+        }
+
+        fn acquire(&mut self, bytes: u64, now_ns: u64) -> Result<Block> {
+            self.pool.acquire(bytes, now_ns, |size| self.system.allocate(size))
+        }
+
+        fn put(&mut self, block: Block, now_ns: u64) {
+            let bytes = block.bytes;
+            self.pool.put(block, bytes, now_ns);
+        }
+    }
+
+    #[test]
+    fn classes_waste_less_than_an_eighth() {
+        let sizes = (1..5000).chain((0..40_000).map(|i| i * i * 7 + i)).chain([(1 << 40) + 1, (1 << 50) - 1]);
+        let mut before = (0, 0);
+        for bytes in sizes.filter(|&bytes| bytes > 0) {
+            let class = class_bytes(bytes);
+            assert!(class >= bytes.max(256), "{bytes}");
+            assert!(class == 256 || (class - bytes) * 8 < bytes, "{bytes} takes {class}");
+            assert!(class - bytes < 64 << 10, "{bytes} takes {class}");
+            assert_eq!(class_bytes(class), class, "a class is its own");
+            if bytes > before.0 {
+                assert!(class >= before.1, "{bytes}");
+                before = (bytes, class);
+            }
+        }
+        assert_eq!(
+            [0, 1, 257, 300, 512, 513, 10 << 20].map(class_bytes),
+            [0, 256, 288, 320, 512, 576, 10 << 20]
+        );
+        assert_eq!(class_bytes((1 << 20) + 1), (1 << 20) + (64 << 10));
+        assert_eq!(class_bytes(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn classes_are_eight_for_each_power_of_two() {
+        for power in 8..18 {
+            let mut classes: Vec<u64> = ((1 << power) + 1..=1 << (power + 1)).map(class_bytes).collect();
+            classes.dedup();
+            assert_eq!(classes.len(), 8, "above 2^{power}");
+        }
+    }
+
+    #[test]
+    fn what_is_put_back_serves_the_next_of_its_class() {
+        let mut b = Bench::new(PoolLimits::default(), 1 << 20, 1 << 20);
+        let first = b.acquire(1000, 0).unwrap();
+        assert_eq!(first.bytes, 1024);
+        b.put(first, 1);
+        assert_eq!((b.pool.stats().cached_bytes, b.pool.stats().in_use_bytes), (1024, 0));
+        assert!(b.pool.take(1025, 2).is_none(), "another class");
+        let again = b.acquire(961, 3).unwrap();
+        let other = b.acquire(1000, 4).unwrap();
+        assert_eq!((again.bytes, other.bytes, b.system.asked.get()), (1024, 1024, 2));
+        let expected = PoolStats {
+            in_use_buffers: 2,
+            in_use_bytes: 2048,
+            peak_bytes: 2048,
+            hits: 1,
+            misses: 2,
+            ..PoolStats::default()
+        };
+        assert_eq!(b.pool.stats(), expected);
+    }
+
+    #[test]
+    fn limits_bound_what_lies_idle() {
+        let limits = PoolLimits { max_pool_bytes: 2048, max_cached_buffers: 3, ..PoolLimits::default() };
+        let mut b = Bench::new(limits, 1 << 20, 1 << 20);
+        let blocks: Vec<_> = [512, 512, 512, 1024].map(|bytes| b.acquire(bytes, 0).unwrap()).into();
+        let large = b.acquire(4096, 0).unwrap();
+        let sizes = |b: &Bench| b.pool.cached.iter().map(|cached| cached.bytes).collect::<Vec<_>>();
+        for block in blocks {
+            b.put(block, 1);
+        }
+        assert_eq!(sizes(&b), [512, 512, 1024], "the oldest went");
+        b.put(large, 2);
+        assert_eq!(sizes(&b), [512, 512, 1024], "too large to be kept");
+        let more = b.acquire(256, 3).unwrap();
+        b.put(more, 3);
+        assert_eq!(sizes(&b), [512, 1024, 256]);
+        assert_eq!((b.pool.stats().trimmed, b.system.free_bytes.get()), (2, (1 << 20) - 1792));
+        let mut none = Bench::new(PoolLimits { max_cached_buffers: 0, ..PoolLimits::default() }, 4096, 4096);
+        let block = none.acquire(100, 0).unwrap();
+        none.put(block, 0);
+        assert_eq!((none.pool.stats().cached_buffers, none.system.free_bytes.get()), (0, 4096));
+    }
+
+    #[test]
+    fn idle_allocations_go_after_the_interval() {
+        let limits = PoolLimits { cleanup_interval: Duration::from_secs(10), ..PoolLimits::default() };
+        let mut b = Bench::new(limits, 1 << 20, 1 << 20);
+        let (early, late) = (b.acquire(300, 0).unwrap(), b.acquire(600, 0).unwrap());
+        b.put(early, SECOND_NS);
+        b.put(late, 5 * SECOND_NS);
+        b.pool.trim(11 * SECOND_NS);
+        assert_eq!(b.pool.stats().cached_buffers, 2, "not longer than the interval");
+        b.pool.trim(11 * SECOND_NS + 1);
+        assert_eq!((b.pool.stats().cached_bytes, b.pool.stats().trimmed), (640, 1));
+        assert!(b.pool.take(600, 16 * SECOND_NS).is_none(), "taking trims as well");
+        assert_eq!(b.system.free_bytes.get(), 1 << 20);
+        b.pool.trim(0);
+    }
+
+    #[test]
+    fn running_out_drains_the_pool_and_tries_once_more() {
+        let mut b = Bench::new(PoolLimits::default(), u64::MAX, 4096);
+        let blocks: Vec<_> = (0..4).map(|_| b.acquire(1024, 0).unwrap()).collect();
+        blocks.into_iter().for_each(|block| b.put(block, 1));
+        assert_eq!((b.pool.stats().cached_bytes, b.system.free_bytes.get()), (4096, 0));
+        let block = b.acquire(2048, 2).unwrap();
+        assert_eq!((block.bytes, b.pool.stats().trimmed, b.system.asked.get()), (2048, 4, 6));
+        let same = b.acquire(2047, 3).unwrap();
+        assert_eq!((same.bytes, b.system.asked.get()), (2048, 7), "of the same class");
+        let refused = b.acquire(1000, 3).map(|block| block.bytes);
+        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 1000, free: Some(0) }), "told in bytes wanted");
+        assert_eq!(b.system.asked.get(), 8, "with nothing cached there is nothing to try again for");
+    }
+
+    #[test]
+    fn a_budget_counts_what_lies_cached_and_cuts_classes_short() {
+        let mut b = Bench::new(PoolLimits::default(), 3000, 1 << 20);
+        let first = b.acquire(2048, 0).unwrap();
+        assert_eq!(b.pool.free_bytes(), 952);
+        let refused = b.acquire(953, 0).map(|block| block.bytes);
+        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 953, free: Some(952) }));
+        let rest = b.acquire(930, 0).unwrap();
+        assert_eq!((rest.bytes, b.pool.free_bytes()), (952, 0), "its class would be 960");
+        b.put(rest, 1);
+        assert_eq!(b.pool.stats().cached_buffers, 0, "of no class");
+        b.put(first, 1);
+        assert_eq!((b.pool.free_bytes(), b.pool.stats().cached_bytes), (3000, 2048));
+        let whole = b.acquire(2999, 2).unwrap();
+        assert_eq!((whole.bytes, b.pool.stats().cached_bytes, b.pool.stats().trimmed), (3000, 0, 1));
+        assert_eq!(b.pool.stats().peak_bytes, 3000);
+        b.pool.forget(whole.bytes);
+        assert_eq!(b.pool.stats().in_use_bytes, 0);
+        let mut small = Pool::new(PoolLimits::default(), 1 << 20, 1000);
+        assert_eq!(small.acquire(990, 0, Ok), Ok(1000), "the largest allocation");
+    }
+
+    #[test]
+    fn other_errors_are_passed_on() {
+        let mut b = Bench::new(PoolLimits::default(), 1 << 20, 1 << 20);
+        let block = b.acquire(256, 0).unwrap();
+        b.put(block, 0);
+        let lost = Error::Lost { cause: "unplugged".into() };
+        let result = b.pool.acquire(1024, 1, |_| Err(lost.clone()));
+        assert_eq!((result.err(), b.pool.stats().cached_buffers), (Some(lost), 1));
+    }
+}
