@@ -18,8 +18,8 @@ use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
 use crate::transfer::TransferMode;
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
-    Module, ModuleId, Point, ProgramId, QueueKind, RegionId, Result, Submission, Timeline, TimelineId,
-    Timing, Waiter, Work,
+    Module, ModuleId, Point, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
+    TimelineId, Timing, Waiter, Work,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl OpenClDevice {
             feeder: Feeder::new(format!("{} feeder", found.adapter.label()), lanes)?,
             buffers: HashMap::new(),
             regions: HashMap::new(),
-            memory: DeviceMemory::new(Arc::clone(&context), found.clone(), mode, limits.memory_bytes),
+            memory: DeviceMemory::new(Arc::clone(&context), found.clone(), mode, limits),
             pinning: api_queue()?,
             common,
             context,
@@ -205,6 +205,7 @@ impl Device for OpenClDevice {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
         // A program that names it is not submitted again, and would keep the memory.
         self.programs.retain(|_, script| !script.uses_buffer(&buffer));
+        self.memory.release(buffer);
         Ok(())
     }
 
@@ -213,6 +214,11 @@ impl Device for OpenClDevice {
         let entries = self.context.programs().entries(&self.context, &self.found, module);
         self.modules.insert(id, self.noted(entries)?);
         Ok(())
+    }
+
+    /// Programs keep the kernels that they launch.
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
     }
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
@@ -251,6 +257,10 @@ impl Device for OpenClDevice {
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
         self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
+    }
+
+    fn pool_stats(&self) -> PoolStats {
+        self.memory.stats()
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

@@ -7,9 +7,8 @@ use crate::context::Context;
 use crate::error::allocation_failure;
 use crate::probe::{Found, heap};
 use crate::transfer::TransferMode;
-use ragtag_hal::{Error, Memory, Result};
+use ragtag_hal::{Error, Limits, Memory, Pool, PoolStats, Result, Timing};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// The host's memory.
@@ -37,7 +36,6 @@ pub(crate) struct Buffer {
     bytes: usize,
     /// Dropped after `memory`, which lies in it.
     block: Option<SharedBlock>,
-    used_bytes: Arc<AtomicU64>,
 }
 
 impl Buffer {
@@ -56,39 +54,24 @@ impl Buffer {
     }
 }
 
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        self.used_bytes.fetch_sub(self.bytes as u64, Ordering::AcqRel);
-    }
-}
-
 /// Where a device's buffers come from.
 pub(crate) struct DeviceMemory {
-    context: Arc<Context>,
-    found: Found,
-    mode: TransferMode,
+    // Before the driver's part: what it keeps goes first.
+    pool: Pool<Buffer>,
+    driver: Driver,
     /// Most bytes that the buffers may take together.
     limit_bytes: u64,
-    used_bytes: Arc<AtomicU64>,
-    /// The queue on which new buffers are touched; renewed after a failure. It never holds anything that waits.
-    queue: Option<api::Queue>,
 }
 
 impl DeviceMemory {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        found: Found,
-        mode: TransferMode,
-        limit_bytes: Option<u64>,
-    ) -> Self {
+    pub(crate) fn new(context: Arc<Context>, found: Found, mode: TransferMode, limits: &Limits) -> Self {
         let total_bytes = found.adapter.memory.first().map_or(0, |memory| memory.total_bytes);
+        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(total_bytes);
+        let largest_bytes = found.adapter.caps.max_allocation_bytes;
         Self {
-            context,
-            found,
-            mode,
-            limit_bytes: limit_bytes.unwrap_or(u64::MAX).min(total_bytes),
-            used_bytes: Arc::default(),
-            queue: None,
+            pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes),
+            driver: Driver { context, found, mode, queue: None },
+            limit_bytes,
         }
     }
 
@@ -97,40 +80,64 @@ impl DeviceMemory {
     /// # Errors
     /// If the driver does not say how large it is.
     pub(crate) fn heap(&self) -> Result<Memory> {
-        let heap = heap(&self.found.device, self.found.free);
+        let heap = heap(&self.driver.found.device, self.driver.found.free);
         let heap =
             heap.ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))?;
+        let cached = self.pool.stats().cached_bytes;
         Ok(Memory {
             total_bytes: heap.total_bytes.min(self.limit_bytes),
-            free_bytes: heap.free_bytes.map(|free| free.min(self.left_bytes())),
+            free_bytes: heap.free_bytes.map(|free| free.saturating_add(cached).min(self.pool.free_bytes())),
             ..heap
         })
     }
 
-    /// What is left of the limit.
-    fn left_bytes(&self) -> u64 {
-        self.limit_bytes.saturating_sub(self.used_bytes.load(Ordering::Acquire))
+    pub(crate) fn stats(&self) -> PoolStats {
+        self.pool.stats()
     }
 
-    /// Allocates, and makes sure that the memory is there. Waits for the driver.
+    /// A buffer of at least `bytes` bytes whose memory is there. Waits for the driver where the pool has none.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with sizes.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Arc<Buffer>> {
-        let left = self.left_bytes();
+        let left = self.pool.free_bytes();
         let free = self.heap()?.free_bytes;
         let known = free.unwrap_or(left).min(left);
         if bytes > known {
             return Err(Error::OutOfMemory { wanted: bytes, free: Some(known) });
         }
-        let out_of_memory = |error| allocation_failure(error, bytes, free);
-        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free })?;
-        let (memory, block) = self.memory(size).map_err(out_of_memory)?;
-        if block.is_none() {
-            self.commit(&memory).map_err(out_of_memory)?;
+        let driver = &mut self.driver;
+        let new = |size| driver.buffer(size).map_err(|error| allocation_failure(error, bytes, free));
+        self.pool.acquire(bytes, Timing::now_ns(), new).map(Arc::new)
+    }
+
+    /// Takes a buffer back. One that a submission still holds on to goes with it.
+    pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
+        let bytes = buffer.bytes() as u64;
+        match Arc::try_unwrap(buffer) {
+            Ok(buffer) => self.pool.put(buffer, bytes, Timing::now_ns()),
+            Err(_) => self.pool.forget(bytes),
         }
-        self.used_bytes.fetch_add(bytes, Ordering::AcqRel);
-        Ok(Arc::new(Buffer { memory, bytes: size, block, used_bytes: Arc::clone(&self.used_bytes) }))
+    }
+}
+
+/// What the driver gives.
+struct Driver {
+    context: Arc<Context>,
+    found: Found,
+    mode: TransferMode,
+    /// The queue on which new buffers are touched; renewed after a failure. It never holds anything that waits.
+    queue: Option<api::Queue>,
+}
+
+impl Driver {
+    fn buffer(&mut self, bytes: u64) -> Result<Buffer> {
+        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        let (memory, block) = self.memory(size)?;
+        if block.is_none() {
+            self.commit(&memory)?;
+        }
+        Ok(Buffer { memory, bytes: size, block })
     }
 
     fn memory(&self, bytes: usize) -> Result<(Mem, Option<SharedBlock>)> {
