@@ -200,7 +200,7 @@ fn after_running_out_of_memory_less_works() {
     let backend = backend();
     for adapter in adapters(&backend) {
         let limit = 64 << 20;
-        let limits = Limits { memory_bytes: Some(limit) };
+        let limits = Limits { memory_bytes: Some(limit), ..Limits::default() };
         let mut device = open(&backend, &adapter, 0, &limits);
         device.create_buffer(BufferId(0), limit / 2).unwrap();
         match device.create_buffer(BufferId(1), limit / 2 + 1) {
