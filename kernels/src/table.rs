@@ -137,6 +137,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_kernel_runs_on_any_opencl_device() {
+        let caps = Caps {
+            languages: [KernelLanguage::OpenClC].into(),
+            max_work_group_items: 256,
+            local_memory_bytes: 32 << 10,
+            ..caps(&[])
+        };
+        for kernel in Kernel::all() {
+            for rows in [1, 2, 8, 512] {
+                let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                assert!(variant.name.starts_with("opencl"), "{kernel} × {rows}: {}", variant.name);
+                assert_eq!(variant.class, kernel.class());
+            }
+            let small = Caps { max_work_group_items: 64, ..caps.clone() };
+            assert!(select(kernel, &small, 1).is_none(), "{kernel}: groups are larger than that");
+        }
+        let little = Caps { local_memory_bytes: 1 << 10, ..caps };
+        assert!(select(Kernel::Softmax, &little, 1).is_none());
+    }
+
+    #[test]
+    fn sources_hold_their_functions() {
+        for variant in variants() {
+            let Code::OpenClC { source, function, .. } = variant.code else { continue };
+            let text = source();
+            assert!(text.contains(&format!(") {function}(\n")), "{} {}", variant.kernel, variant.name);
+        }
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn the_best_that_a_device_can_run_is_chosen() {

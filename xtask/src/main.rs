@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checks;
+mod kernels;
 mod synth;
 mod tidy;
 
@@ -29,6 +30,8 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
+    /// Write the kernels' OpenCL C to files, and compile it for GPUs that are not here.
+    Kernels(kernels::Args),
     /// Write a GGUF file with random weights, in any shape and tensor type.
     SynthModel(synth::Args),
 }
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
+        Task::Kernels(args) => kernels::run(&args),
         Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
     };
     match result {

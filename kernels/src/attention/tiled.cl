@@ -45,29 +45,25 @@ KERNEL(ITEMS) attention_tiled(
     uint lane = ITEM % 64, set = ITEM / 64 * 4;
     for (uint row = GROUP(0) * tile; row < end;) {
         // A run of rows of one sequence; all that its rows see exists.
-        uint sequence = at.row_sequences[row], reached = 0, last = 0, next = row;
-        const GLOBAL uint *table = at.tables;
-        if (sequence < sequences) {
-            table += (size_t)sequence * table_blocks;
-            uint wanted = 0;
-            for (uint r = row; r < end && at.row_sequences[r] == sequence; r++) {
-                wanted = max(wanted, min(at.positions[r] / 16 + 1, table_blocks));
-            }
-            reached = reach(&shared, table, wanted, cache_blocks);
-            while (next < end && at.row_sequences[next] == sequence && at.positions[next] / 16 < reached) {
-                last = max(last, at.positions[next]);
-                next++;
-            }
+        uint sequence = at.row_sequences[row], wanted = 0, last = 0, next = row;
+        bool exists = sequence < sequences;
+        const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);
+        for (uint r = row; exists && r < end && at.row_sequences[r] == sequence; r++) {
+            wanted = max(wanted, min(at.positions[r] / 16 + 1, table_blocks));
+        }
+        uint reached = reach(&shared, table, wanted, cache_blocks);
+        while (next < end && at.row_sequences[next] == sequence && at.positions[next] / 16 < reached) {
+            last = max(last, at.positions[next]);
+            next++;
         }
         if (next == row) {
             for (uint i = ITEM; i < group * head_dim; i += ITEMS) {
                 out[((size_t)row * heads + kv_head * group) * head_dim + i] = 0.0f;
             }
-            row++;
-            continue;
         }
         uint queries = (next - row) * group;
         for (uint first_query = 0; first_query < queries; first_query += QUERIES) {
+            Query mine = query_of(at, first_query + ITEM / 16, queries, row, heads, kv_heads, kv_head, head_dim);
             for (uint turn = 0; turn < head_dim; turn += DIMS) {
                 float acc[4][DIMS / 64], sum = 0.0f, largest = -INFINITE;
                 uint seen[4];
@@ -83,21 +79,15 @@ KERNEL(ITEMS) attention_tiled(
                     float scores[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                     for (uint d0 = 0; d0 < head_dim; d0 += DIMS) {
                         uint dims = min((uint)DIMS, head_dim - d0);
-                        if (first == 0 || head_dim > DIMS) {
-                            BARRIER();
-                            Query mine = query_of(
-                                at, first_query + ITEM / 16, queries, row, heads, kv_heads, kv_head, head_dim
-                            );
-                            for (uint d = ITEM % 16; d < dims; d += 16) {
-                                query[d * QUERIES + ITEM / 16] = q[mine.at + d0 + d];
-                            }
-                            BARRIER();
+                        BARRIER(); // all have done with what was there
+                        for (uint d = ITEM % 16; d < dims; d += 16) {
+                            query[d * QUERIES + ITEM / 16] = q[mine.at + d0 + d];
                         }
+                        BARRIER();
                         if (used && first + lane <= last) {
                             uint position = first + lane;
                             size_t base = ((size_t)table[position / 16] * kv_heads + kv_head) * head_dim * 16;
                             const GLOBAL KV *key = keys + base + d0 * 16 + position % 16;
-                            #pragma unroll 8
                             for (uint d = 0; d < dims; d++) {
                                 float4 factors = LOAD_LOCALF4(query + d * QUERIES + set);
                                 float value = LOAD_KV(key, d * 16);
@@ -115,17 +105,17 @@ KERNEL(ITEMS) attention_tiled(
                     }
                     BARRIER();
                     // Softmax so far: 16 items a query, four positions each.
-                    LOCAL float *mine = weights + ITEM % 16 * 4 * WEIGHTS + ITEM / 16;
-                    float before = largest, four = -INFINITE;
-                    for (uint i = 0; i < 4; i++) four = fmax(four, mine[i * WEIGHTS]);
-                    partial[ITEM / 16 * 17 + ITEM % 16] = four;
+                    LOCAL float *four = weights + ITEM % 16 * 4 * WEIGHTS + ITEM / 16;
+                    float before = largest, best = -INFINITE;
+                    for (uint i = 0; i < 4; i++) best = fmax(best, four[i * WEIGHTS]);
+                    partial[ITEM / 16 * 17 + ITEM % 16] = best;
                     BARRIER();
                     for (uint i = 0; i < 16; i++) largest = fmax(largest, partial[ITEM / 16 * 17 + i]);
                     float correction = exp(before - largest);
                     sum *= correction;
                     for (uint i = 0; i < 4; i++) {
-                        float weight = exp(mine[i * WEIGHTS] - largest);
-                        mine[i * WEIGHTS] = weight;
+                        float weight = exp(four[i * WEIGHTS] - largest);
+                        four[i * WEIGHTS] = weight;
                         sum += weight;
                     }
                     if (ITEM % 16 == 0) corrections[ITEM / 16] = correction;
@@ -153,7 +143,6 @@ KERNEL(ITEMS) attention_tiled(
                             }
                         }
                     }
-                    BARRIER();
                 }
                 // The sums of weights, then the result.
                 partial[ITEM / 16 * 17 + ITEM % 16] = sum;
@@ -171,9 +160,8 @@ KERNEL(ITEMS) attention_tiled(
                         if (dim < head_dim) to[dim] = acc[i][j] / total;
                     }
                 }
-                BARRIER();
             }
         }
-        row = next;
+        row = max(next, row + 1);
     }
 }
