@@ -156,7 +156,7 @@ fn shards_are_found_by_the_index() {
         fails("b.safetensors", &a[1..]),
         "d/model.safetensors.index.json: b.safetensors should hold model.embed_tokens.weight"
     );
-    let moved = fails("a.safetensors", &[&b[..], &a[..1]].concat());
+    let moved = fails("a.safetensors", &[b, &a[..1]].concat());
     assert!(
         moved.contains("embed_tokens.weight should be in b.safetensors, but is in a.safetensors"),
         "{moved}"
