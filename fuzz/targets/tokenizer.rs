@@ -1,15 +1,39 @@
 //! Any vocabulary, and any text in it: the tokenizer is built or refuses, and what it encodes it can decode.
+//!
+//! Input that begins with a brace is a `tokenizer.json`, with a line feed (the first field of its messages) a
+//! `tokenizer.model`. Any other begins with flags, then come lines: the text, then a token a line.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use ragtag_graph::gguf::Writer;
-use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
+use ragtag_graph::{Directory, MemorySource, ModelFile, Tokenizer, TokenizerError};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-// The input: flags, then lines. The first line is the text; each other line is a token, a byte for its type, one for
-// its score, then its text.
+const TEXTS: [&str; 5] = ["", " a", "Once upon  a time\n\té 😀 <s>x</s>", "abab 12345 don't", "▁<0x41>\u{0}"];
+
 fuzz_target!(|data: &[u8]| {
-    let Some((flags, data)) = data.split_first() else { return };
+    match data.first() {
+        None => {}
+        Some(b'{') => file("tokenizer.json", data),
+        Some(b'\n') => file("tokenizer.model", data),
+        Some(flags) if flags & 8 == 0 => scored(*flags, &data[1..]),
+        Some(flags) => byte_level(*flags, &data[1..]),
+    }
+});
+
+/// A file of a model's directory.
+fn file(name: &str, data: &[u8]) {
+    let mut directory = Directory::new("fuzz");
+    directory.insert(name, Arc::new(MemorySource::new(format!("fuzz/{name}"), data.to_vec())));
+    match Tokenizer::from_directory(&directory) {
+        Ok(tokenizer) => TEXTS.iter().for_each(|text| check(&tokenizer, text)),
+        Err(error) => assert!(short(&error), "{error}"),
+    }
+}
+
+/// A vocabulary with scores in a GGUF file. Of each line the first character is the type, the second the score.
+fn scored(flags: u8, data: &[u8]) {
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let input = String::from_utf8_lossy(data);
     let mut lines = input.split('\n');
@@ -36,10 +60,74 @@ fuzz_target!(|data: &[u8]| {
     header.put("tokenizer.ggml.token_type", &types[..]);
     header.put("tokenizer.ggml.add_space_prefix", flag(1));
     header.put("tokenizer.ggml.bos_token_id", u32::from(flags >> 4));
+    let Some(tokenizer) = from_header(&header) else { return };
+    check(&tokenizer, text);
+    // With all bytes, text comes back, but for the space that is written as its escape.
+    if flag(0) && !types.contains(&5) {
+        let ids = tokenizer.encode(text, false).expect("bytes express anything");
+        assert_eq!(tokenizer.decode(&ids), text.replace('▁', " "));
+    }
+}
+
+/// A byte-level vocabulary in a GGUF file: all bytes, then a merge a line (two tokens with a space between them), or, where
+/// the line begins with a digit, a token of that type.
+fn byte_level(flags: u8, data: &[u8]) {
+    const NAMES: [&str; 8] =
+        ["default", "llama-bpe", "gpt-2", "qwen2", "smollm", "tekken", "deepseek-coder", "bloom"];
+    let input = String::from_utf8_lossy(data);
+    let mut lines = input.split('\n');
+    let text = lines.next().unwrap_or_default();
+
+    let library = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+    let letters: BTreeSet<String> = library.into_iter().map(String::from).collect();
+    let mut known = letters.clone();
+    let mut texts: Vec<String> = letters.into_iter().collect();
+    let mut types = vec![1i32; texts.len()];
+    let mut merges = Vec::new();
+    for line in lines {
+        match (line.chars().next(), line.split_once(' ')) {
+            (Some(kind @ '0'..='7'), _) => {
+                types.push(kind as i32 - '0' as i32);
+                texts.push(line[1..].to_owned());
+            }
+            (_, Some((left, right))) => {
+                let joined = format!("{left}{right}");
+                if known.insert(joined.clone()) {
+                    types.push(1);
+                    texts.push(joined);
+                }
+                merges.push(line);
+            }
+            _ => {}
+        }
+    }
+    let mut header = Writer::new();
+    header.put("tokenizer.ggml.model", "gpt2");
+    header.put("tokenizer.ggml.pre", NAMES[usize::from(flags & 7)]);
+    header.put("tokenizer.ggml.tokens", &texts.iter().map(String::as_str).collect::<Vec<_>>()[..]);
+    header.put("tokenizer.ggml.token_type", &types[..]);
+    header.put("tokenizer.ggml.merges", &merges[..]);
+    header.put("tokenizer.ggml.bos_token_id", u32::from(flags >> 4));
+    let Some(tokenizer) = from_header(&header) else { return };
+    check(&tokenizer, text);
+    let ids = tokenizer.encode(text, false).expect("bytes express anything");
+    assert_eq!(tokenizer.decode(&ids), text);
+}
+
+fn from_header(header: &Writer) -> Option<Tokenizer> {
     let source = Arc::new(MemorySource::new("fuzz.gguf", header.header()));
     let model = ModelFile::open(vec![source]).expect("the writer writes what the reader reads");
-    let Ok(tokenizer) = Tokenizer::from_metadata(&model.metadata) else { return };
-    for ids in [tokenizer.encode(text, true), tokenizer.encode_with_control(text, flag(2))] {
+    match Tokenizer::from_metadata(&model.metadata) {
+        Ok(tokenizer) => Some(tokenizer),
+        Err(error) => {
+            assert!(short(&error), "{error}");
+            None
+        }
+    }
+}
+
+fn check(tokenizer: &Tokenizer, text: &str) {
+    for ids in [tokenizer.encode(text, true), tokenizer.encode_with_control(text, false)] {
         let ids = ids.expect("bytes or the unknown token express anything");
         assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocabulary_size()));
         let decoded = tokenizer.decode(&ids);
@@ -47,9 +135,9 @@ fuzz_target!(|data: &[u8]| {
         let streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
         assert_eq!(streamed + &stream.finish(), decoded);
     }
-    // With all bytes, text comes back, but for the space that is written as its escape.
-    if flag(0) && !types.contains(&5) {
-        let ids = tokenizer.encode(text, false).expect("checked above");
-        assert_eq!(tokenizer.decode(&ids), text.replace('▁', " "));
-    }
-});
+}
+
+fn short(error: &TokenizerError) -> bool {
+    let message = error.to_string();
+    message.len() < 4000 && !message.contains(char::is_control)
+}

@@ -2,7 +2,7 @@
 
 use peak_alloc::PeakAlloc;
 use ragtag_graph::gguf::Writer;
-use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
+use ragtag_graph::{Directory, MemorySource, Model, ModelFile, Tokenizer};
 use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
@@ -12,12 +12,30 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// The most bytes that opening these needs beyond the file itself.
 fn peak_bytes(file: Vec<u8>) -> usize {
     let source = Arc::new(MemorySource::new("m.gguf", file));
+    peak_of(|| {
+        if let Ok(model) = ModelFile::open(vec![source]) {
+            _ = Tokenizer::from_metadata(&model.metadata);
+        }
+    })
+}
+
+fn peak_of(body: impl FnOnce()) -> usize {
     HEAP.reset_peak_usage();
     let before = HEAP.current_usage();
-    if let Ok(model) = ModelFile::open(vec![source]) {
-        _ = Tokenizer::from_metadata(&model.metadata);
-    }
+    body();
     HEAP.peak_usage() - before
+}
+
+/// The most bytes that opening a directory with these files needs beyond them.
+fn peak_bytes_of_directory(files: &[(&str, &[u8])]) -> usize {
+    let mut directory = Directory::new("d");
+    for (name, bytes) in files {
+        directory.insert(*name, Arc::new(MemorySource::new(*name, bytes.to_vec())));
+    }
+    peak_of(|| {
+        _ = Tokenizer::from_directory(&directory);
+        _ = Model::from_directory(directory);
+    })
 }
 
 #[test]
@@ -51,4 +69,57 @@ fn memory_follows_the_size_of_the_file() {
     let size = many.len();
     let bytes = peak_bytes([many, vec![0; 32]].concat());
     assert!(bytes < size * 24, "{bytes} bytes for a file of {size}");
+
+    directories();
+}
+
+/// Numbers of every size wherever a file of a directory has one.
+fn directories() {
+    const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
+        "max_position_embeddings": 64, "tie_word_embeddings": true}"#;
+    const HEADER: &str =
+        r#"{"model.embed_tokens.weight": {"dtype": "F16", "shape": [4, 32], "data_offsets": [0, 256]}}"#;
+    const TOKENIZER: &str = r#"{"added_tokens": [{"id": 2, "content": "<s>", "special": true}], "decoder": {"type": "Fuse"},
+        "model": {"type": "BPE", "unk_token": "a", "vocab": {"a": 0, "b": 1}, "merges": []}}"#;
+    let with_length =
+        |length: u64, header: &str| [&length.to_le_bytes()[..], header.as_bytes(), &[0; 256]].concat();
+    let weights = |header: &str| with_length(header.len() as u64, header);
+    let check = |files: &[(&str, &[u8])], what: &str| {
+        let bytes = peak_bytes_of_directory(files);
+        assert!(bytes < 64 << 10, "{what}: {bytes} bytes");
+    };
+    for claim in ["1048576", "4294967295", "4611686018427387904", "18446744073709551615", "16777216"] {
+        for (name, text) in
+            [("config.json", CONFIG), ("model.safetensors", HEADER), ("tokenizer.json", TOKENIZER)]
+        {
+            for (at, number) in numbers(text) {
+                let changed = format!("{}{claim}{}", &text[..at], &text[at + number..]);
+                let changed =
+                    if name == "model.safetensors" { weights(&changed) } else { changed.into_bytes() };
+                let sound = [("config.json", CONFIG.as_bytes()), ("model.safetensors", &weights(HEADER))];
+                let others = sound.into_iter().filter(|(other, _)| *other != name);
+                let files: Vec<(&str, &[u8])> = others.chain([(name, &changed[..])]).collect();
+                check(&files, &format!("{claim} at {at} of {name}"));
+            }
+        }
+        let length = claim.parse().unwrap();
+        check(
+            &[("config.json", CONFIG.as_bytes()), ("model.safetensors", &with_length(length, HEADER))],
+            claim,
+        );
+    }
+    // A piece, or a text in it, of any length.
+    for at in 0..5 {
+        let mut model = vec![0x0A, 5, 0x0A, 3, b'a', b'b', b'c'];
+        model.splice(at..at, [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x7F]);
+        check(&[("tokenizer.model", &model)], "a length");
+    }
+}
+
+/// Where the numbers of a text begin, and their lengths.
+fn numbers(text: &str) -> Vec<(usize, usize)> {
+    let starts =
+        text.char_indices().filter(|(at, c)| c.is_ascii_digit() && text[..*at].ends_with([' ', '[']));
+    starts.map(|(at, _)| (at, text[at..].chars().take_while(char::is_ascii_digit).count())).collect()
 }
