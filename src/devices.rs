@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Choice, Config, Report, Requested};
-use ragtag_hal::{Adapter, AdapterKind, Checked, DeviceId, Limits, MemorySource};
+use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 
 /// What to look for.
@@ -21,11 +21,15 @@ pub struct DeviceOptions {
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
 const USABLE_SHARE: f64 = 0.95;
 
+/// Puts the checks above a device that has been opened.
+type Check = dyn Fn(&Adapter, Box<dyn Device>) -> ragtag_hal::Result<Checked> + Send + Sync;
+
 /// What was found, and what of it is selected. Nothing is opened before an engine starts.
 pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    check: Box<Check>,
 }
 
 impl std::fmt::Debug for Devices {
@@ -48,7 +52,18 @@ impl Devices {
         });
         let report = backends.probe();
         let choice = requested.choose(&report)?;
-        Ok(Self { backends, report, choice })
+        Ok(Self { backends, report, choice, check: Box::new(|_, device| Ok(Checked::new(device))) })
+    }
+
+    /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
+    /// is left with.
+    #[doc(hidden)]
+    pub fn checked_by(
+        mut self,
+        check: impl Fn(&Adapter, Box<dyn Device>) -> ragtag_hal::Result<Checked> + Send + Sync + 'static,
+    ) -> Self {
+        self.check = Box::new(check);
+        self
     }
 
     /// What each backend found.
@@ -101,7 +116,8 @@ impl Devices {
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
         let as_error = |cause| Error::Device { device: labels.join(", "), cause };
-        let opened = self.backends.open(&wanted, &Limits::default()).map_err(as_error)?;
+        let opened =
+            self.backends.open_with(&wanted, &Limits::default(), self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
 }

@@ -1,14 +1,18 @@
-//! What the device queues did and when: for trace viewers, and for the question whether the stages worked at once.
+//! What the device queues and their actors did and when: for trace viewers, and for the question whether the stages worked at once.
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
-use ragtag_scheduler::{Span, SpanKind};
+use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
+
+/// The thread number of a device's actor, behind those of its queues.
+const ACTOR_LANE: usize = QueueKind::ALL.len();
 
 /// A run on the clock of its devices: one span for each submission of each queue.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     spans: Vec<Span>,
+    turns: Vec<Turn>,
     /// Labels of the stages' devices.
     devices: Vec<String>,
 }
@@ -16,7 +20,7 @@ pub struct Trace {
 impl Trace {
     pub(crate) fn new(trace: ragtag_scheduler::Trace, stages: &[StageInfo]) -> Self {
         let devices = stages.iter().map(|s| s.adapter.label()).collect();
-        Self { spans: trace.spans, devices }
+        Self { spans: trace.spans, turns: trace.turns, devices }
     }
 
     /// The spans, in the order in which they were learnt.
@@ -24,16 +28,22 @@ impl Trace {
         &self.spans
     }
 
-    /// The trace-event format of Chrome and Perfetto: a process for each device, a thread for each queue.
+    /// What the stages' actors did themselves: a turn for each message that one handled.
+    pub fn turns(&self) -> &[Turn] {
+        &self.turns
+    }
+
+    /// The trace-event format of Chrome and Perfetto: a process for each device, a thread for each queue and its actor.
     pub fn to_chrome_json(&self) -> String {
         let mut events = Vec::new();
         for (stage, device) in self.devices.iter().enumerate() {
             events
                 .push(json!({ "ph": "M", "pid": stage, "name": "process_name", "args": { "name": device } }));
-            for queue in QueueKind::ALL {
-                let name = json!({ "name": queue.name() });
+            let queues = QueueKind::ALL.map(|queue| (queue.index(), queue.name()));
+            for (lane, name) in queues.into_iter().chain([(ACTOR_LANE, "actor")]) {
+                let name = json!({ "name": name });
                 events.push(
-                    json!({ "ph": "M", "pid": stage, "tid": queue.index(), "name": "thread_name", "args": name }),
+                    json!({ "ph": "M", "pid": stage, "tid": lane, "name": "thread_name", "args": name }),
                 );
             }
         }
@@ -47,6 +57,17 @@ impl Trace {
                 "ts": span.start_ns as f64 / 1e3,
                 "dur": span.end_ns.saturating_sub(span.start_ns) as f64 / 1e3,
                 "args": { "rows": span.rows, "micro_batch": span.micro_batch.map(|id| id.0) },
+            }));
+        }
+        for turn in &self.turns {
+            events.push(json!({
+                "ph": "X",
+                "pid": turn.stage,
+                "tid": ACTOR_LANE,
+                "name": "turn",
+                "cat": "actor",
+                "ts": turn.start_ns as f64 / 1e3,
+                "dur": turn.end_ns.saturating_sub(turn.start_ns) as f64 / 1e3,
             }));
         }
         json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()
@@ -132,7 +153,8 @@ mod tests {
             span(0, SpanKind::Compute, 200, 250),
             span(1, SpanKind::Upload, 0, 1000),
         ];
-        Trace { spans, devices: vec!["cpu:0".into(), "cpu:1".into()] }
+        let turns = vec![Turn { stage: 1, start_ns: 300, end_ns: 400 }];
+        Trace { spans, turns, devices: vec!["cpu:0".into(), "cpu:1".into()] }
     }
 
     #[test]
@@ -146,7 +168,12 @@ mod tests {
     fn every_queue_has_a_lane_and_every_span_a_name() {
         let json: serde_json::Value = serde_json::from_str(&trace().to_chrome_json()).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
-        assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 6);
+        assert_eq!(events.iter().filter(|e| e["name"] == "thread_name").count(), 8);
+        let turn = events.iter().find(|e| e["cat"] == "actor").unwrap();
+        assert_eq!(
+            (turn["pid"].as_u64(), turn["tid"].as_u64(), turn["dur"].as_f64()),
+            (Some(1), Some(3), Some(0.1))
+        );
         let first = events.iter().find(|e| e["ph"] == "X").unwrap();
         assert_eq!(first["name"], "segments 0-2 · micro-batch 100");
         assert_eq!((first["ts"].as_f64(), first["dur"].as_f64()), (Some(0.1), Some(0.1)));

@@ -153,6 +153,19 @@ impl Backends {
     /// [`Error::Invalid`] for an adapter whose backend this build does not have; what a backend says if it cannot open
     /// one.
     pub fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Checked>> {
+        self.open_with(adapters, limits, &|_, device| Ok(Checked::new(device)))
+    }
+
+    /// The same, with `check` putting the checks above each device: where tests add faults.
+    ///
+    /// # Errors
+    /// As [`Backends::open`], and what `check` says.
+    pub fn open_with(
+        &self,
+        adapters: &[(Adapter, DeviceId)],
+        limits: &Limits,
+        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
+    ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
         for row in &self.rows {
             let own: Vec<_> =
@@ -165,7 +178,7 @@ impl Backends {
         let take = |(adapter, id): &(Adapter, DeviceId)| {
             let at = opened.iter().position(|(opened, _)| opened == id);
             let at = at.ok_or_else(|| Error::invalid(format!("{} is not in this build", adapter.label())))?;
-            Ok(Checked::new(opened.swap_remove(at).1))
+            check(adapter, opened.swap_remove(at).1)
         };
         adapters.iter().map(take).collect()
     }

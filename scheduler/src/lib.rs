@@ -36,4 +36,4 @@ pub use runtime::{
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use split::{PartitionError, Split, SplitError, SplitPart};
-pub use trace::{Computed, Span, SpanKind, Trace};
+pub use trace::{Computed, Span, SpanKind, Trace, Turn};

@@ -47,12 +47,25 @@ pub struct Span {
     pub end_ns: Nanoseconds,
 }
 
-/// Spans of all stages.
+/// One turn of a stage's actor: from when it took up a message until it was ready for the next, on the same clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The stage.
+    pub stage: u32,
+    /// Start.
+    pub start_ns: Nanoseconds,
+    /// End.
+    pub end_ns: Nanoseconds,
+}
+
+/// Spans and turns of all stages.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
     /// In the order in which they were learnt.
     pub spans: Vec<Span>,
-    /// How many more there were than were to be kept.
+    /// What the actors did themselves.
+    pub turns: Vec<Turn>,
+    /// How many more spans and turns there were than were to be kept.
     pub dropped: u64,
 }
 
@@ -60,7 +73,7 @@ pub struct Trace {
 #[derive(Clone, Debug)]
 pub(crate) struct TraceSink {
     trace: Arc<Mutex<Trace>>,
-    /// Most spans kept; 0 for no trace.
+    /// Most spans kept, and most turns; 0 for no trace.
     capacity: usize,
 }
 
@@ -73,13 +86,14 @@ impl TraceSink {
         self.trace.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn add(&self, span: Span) {
+    fn add<T>(&self, list: impl FnOnce(&mut Trace) -> &mut Vec<T>, item: T) {
         if self.capacity == 0 {
             return;
         }
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
-        if trace.spans.len() < self.capacity {
-            trace.spans.push(span);
+        let list = list(&mut trace);
+        if list.len() < self.capacity {
+            list.push(item);
         } else {
             trace.dropped += 1;
         }
@@ -130,12 +144,20 @@ pub(crate) struct Recorder {
     sink: TraceSink,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
+    /// The actor's longest turn.
+    pub(crate) longest_turn_ns: Nanoseconds,
 }
 
 impl Recorder {
     pub(crate) fn new(stage: u32, segments: Range<usize>, sink: TraceSink) -> Self {
         let (prefill, decode) = (Computed::default(), Computed::default());
-        Self { stage, segments, labels: Default::default(), sink, prefill, decode }
+        Self { stage, segments, labels: Default::default(), sink, prefill, decode, longest_turn_ns: 0 }
+    }
+
+    /// The actor has handled a message.
+    pub(crate) fn turned(&mut self, start_ns: Nanoseconds, end_ns: Nanoseconds) {
+        self.longest_turn_ns = self.longest_turn_ns.max(end_ns.saturating_sub(start_ns));
+        self.sink.add(|trace| &mut trace.turns, Turn { stage: self.stage, start_ns, end_ns });
     }
 
     pub(crate) fn submitted(&mut self, signal: Point, label: Label) {
@@ -162,7 +184,8 @@ impl Recorder {
         }
         let Label { kind, micro_batch, rows, .. } = label;
         let (stage, segments) = (self.stage, self.segments.clone());
-        self.sink.add(Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns });
+        let span = Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns };
+        self.sink.add(|trace| &mut trace.spans, span);
     }
 }
 
@@ -190,6 +213,13 @@ mod tests {
         let trace = sink.snapshot();
         let ids: Vec<_> = trace.spans.iter().map(|s| (s.micro_batch.unwrap().0, s.start_ns)).collect();
         assert_eq!((ids, trace.dropped), (vec![(10, 100), (30, 300)], 1));
+        for (start_ns, end_ns) in [(5, 9), (20, 27), (30, 31)] {
+            recorder.turned(start_ns, end_ns);
+        }
+        let turn = |start_ns, end_ns| Turn { stage: 3, start_ns, end_ns };
+        let trace = sink.snapshot();
+        assert_eq!((trace.turns, trace.dropped), (vec![turn(5, 9), turn(20, 27)], 2));
+        assert_eq!(recorder.longest_turn_ns, 7);
         assert_eq!(recorder.prefill, Computed { micro_batches: 2, rows: 4, busy_ns: 4 });
         assert_eq!(recorder.decode, Computed { micro_batches: 1, rows: 2, busy_ns: 4 });
     }

@@ -328,6 +328,16 @@ fn bench_measures_prompts_and_generation() {
     let names: Vec<_> =
         measurements.iter().map(|m| (m["test"].as_str().unwrap(), m["tokens"].as_u64().unwrap())).collect();
     assert_eq!(names, [("pp16", 48), ("tg4", 12)]);
+    let stages = json["stages"].as_array().unwrap();
+    assert_eq!(stages.len(), 2);
+    for (stage, planned) in stages.iter().zip(json["plan"]["stages"].as_array().unwrap()) {
+        assert_eq!(stage["device"], planned["device"]);
+        // What was proved is what is taken; scratch may be promised too generously.
+        let promised = |part: &str| planned["memory_bytes"][part].as_u64().unwrap();
+        let most = promised("total") - promised("staging");
+        let taken = stage["report"]["pool"]["in_use_bytes"].as_u64().unwrap();
+        assert!((most - promised("scratch")..=most).contains(&taken), "{stage} {planned}");
+    }
     for measurement in measurements {
         let samples: Vec<f64> = measurement["samples_tokens_per_s"]
             .as_array()

@@ -14,6 +14,7 @@ mod tests;
 use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
+use crate::faults::{Faults, Faulty};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 use crate::pool::PoolStats;
 use crate::region::HostRegion;
@@ -92,6 +93,18 @@ impl Checked {
         let resources = Resources::new(inner.adapter().caps.clone());
         let (imported, programs) = (HashMap::new(), HashMap::new());
         Self { inner, own, imported, resources, programs, watch: LeakWatch::default() }
+    }
+
+    /// The same for a device on which things go wrong as told. Without faults this is [`Checked::new`] and costs nothing;
+    /// delays and losses take a thread, which advances timelines of their own.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub fn with_faults(inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
+        if faults == Faults::default() {
+            return Ok(Self::new(inner));
+        }
+        Ok(Self::new(Box::new(Faulty::new(inner, faults)?)))
     }
 
     fn check_signal(&self, submission: &Submission) -> Result<()> {

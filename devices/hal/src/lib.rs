@@ -26,6 +26,7 @@ mod caps;
 mod checked;
 mod command;
 mod error;
+mod faults;
 mod host;
 mod ids;
 pub mod pool;
@@ -43,6 +44,7 @@ pub use command::{
     Submission, Work,
 };
 pub use error::{Error, Result, Unavailable};
+pub use faults::Faults;
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use pool::{Pool, PoolLimits, PoolStats};

@@ -43,6 +43,8 @@ pub struct StageReport {
     pub prefill: Computed,
     /// Micro-batches of decode steps alone, as the device timed them.
     pub decode: Computed,
+    /// The longest that its actor took to handle one message: it blocks on no device, so this is short whatever devices do.
+    pub longest_turn_us: u64,
     /// The pool that its buffers come from.
     pub pool: PoolStats,
 }
@@ -232,14 +234,20 @@ impl Actor {
     }
 
     fn work(&mut self) -> Result<()> {
+        // When the message at hand was taken up.
+        let mut since = Timing::now_ns();
         loop {
-            let letter = match self.mailbox.poll() {
-                Some(letter) => Some(letter),
-                None => self
-                    .before_sleep()?
-                    .or_else(|| linger(|| self.mailbox.poll()))
-                    .or_else(|| self.mailbox.receive()),
-            };
+            let mut letter = self.mailbox.poll();
+            if letter.is_none() {
+                letter = self.before_sleep()?;
+            }
+            let now = Timing::now_ns();
+            self.recorder.turned(since, now);
+            since = now;
+            if letter.is_none() {
+                letter = linger(|| self.mailbox.poll()).or_else(|| self.mailbox.receive());
+                since = Timing::now_ns();
+            }
             let Some(letter) = letter else { return Ok(()) };
             match letter {
                 Letter::Urgent(StageUrgent::Stop) => return Ok(()),
@@ -382,9 +390,10 @@ impl Actor {
         for timing in self.timings.drain(..) {
             self.recorder.timed(&timing);
         }
-        let Recorder { prefill, decode, .. } = self.recorder;
+        let Recorder { prefill, decode, longest_turn_ns, .. } = self.recorder;
         let (counts, pool) = (self.core.stats(), self.device.pool_stats());
-        let report = StageReport { counts, prefill, decode, pool };
+        let longest_turn_us = longest_turn_ns.div_ceil(1000);
+        let report = StageReport { counts, prefill, decode, longest_turn_us, pool };
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 

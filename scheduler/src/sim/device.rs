@@ -67,7 +67,14 @@ pub(super) struct SimDevice {
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
-    pub(super) lost: bool,
+    /// What ended it.
+    pub(super) failure: Option<ragtag_hal::Error>,
+    /// Submissions so far, and commands that it has started.
+    pub(super) submitted: u64,
+    pub(super) started: u64,
+    /// What each queue takes longer, and up to how much more all of them do.
+    pub(super) slow_ns: [Nanoseconds; 3],
+    pub(super) unsteady_ns: Nanoseconds,
     pub(super) ignores_waits: bool,
     slots: Vec<SlotMemory>,
     /// For each cache position, whose token at which position was written last.
@@ -86,7 +93,11 @@ impl SimDevice {
             queues: Default::default(),
             running: [false; 3],
             values: [0; 3],
-            lost: false,
+            failure: None,
+            submitted: 0,
+            started: 0,
+            slow_ns: [0; 3],
+            unsteady_ns: 0,
             ignores_waits: false,
             slots: vec![SlotMemory::default(); spec.slots as usize],
             cache: vec![None; kv_blocks as usize * BLOCK_TOKENS],
@@ -111,12 +122,17 @@ impl SimDevice {
 
     /// The submission that a hardware queue can start now, if `passed` says so of its waits.
     pub(super) fn next(&self, hardware: usize, passed: impl Fn(Point) -> bool) -> Option<&Submitted> {
-        let idle = !self.lost && !self.running[hardware];
+        let idle = self.failure.is_none() && !self.running[hardware];
         let next = self.queues[hardware].front().filter(|_| idle)?;
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
-    pub(super) fn duration(&self, job: &Job) -> Nanoseconds {
+    /// How long a submission takes, at least.
+    pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
+        self.slow_ns[submitted.queue.index()] + self.job_duration(&submitted.job)
+    }
+
+    fn job_duration(&self, job: &Job) -> Nanoseconds {
         let copy = |bytes: u64| self.spec.copy_ns + bytes * self.spec.kilobyte_ns / 1000;
         match job {
             Job::Upload { chunk, .. } | Job::Download { chunk, .. } => copy(chunk.bytes),

@@ -1,6 +1,7 @@
 //! What is simulated: stages, requests and faults, given or drawn from a seed.
 
 use crate::core::{Nanoseconds, RunShape, Want};
+use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::Route;
 use rand::rngs::SmallRng;
@@ -48,6 +49,41 @@ pub enum Fault {
         stage: u32,
         /// When.
         at_ns: Nanoseconds,
+    },
+    /// A device has not enough memory for its stage: loading fails.
+    OutOfMemory {
+        /// Which stage's.
+        stage: u32,
+    },
+    /// A device refuses a submission.
+    SubmissionRefused {
+        /// Which stage's.
+        stage: u32,
+        /// Which of its submissions, counted from 1.
+        nth: u64,
+    },
+    /// A device is lost when it is to start a command.
+    LostAtCommand {
+        /// Which stage's.
+        stage: u32,
+        /// Which of its commands, counted from 1 over all queues in the order in which they start.
+        nth: u64,
+    },
+    /// A queue takes longer for everything.
+    Slow {
+        /// Which stage's.
+        stage: u32,
+        /// Which queue.
+        queue: QueueKind,
+        /// By so much.
+        by_ns: Nanoseconds,
+    },
+    /// A device takes longer, each time by another while: its queues overtake each other.
+    Unsteady {
+        /// Which stage's.
+        stage: u32,
+        /// By up to so much.
+        up_to_ns: Nanoseconds,
     },
     /// The so-manieth message between stages or from the last stage never arrives. Not survivable: shows that the
     /// simulator notices.
@@ -97,7 +133,8 @@ pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
 }
 
 impl SimSpec {
-    /// A random pipeline with random requests; about one in eight loses a device.
+    /// A random pipeline with random requests. About one in eight loses a device at some time, one in sixteen each at some
+    /// command, by a refused submission or for want of memory; many have slow and unsteady devices.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -122,6 +159,7 @@ impl SimSpec {
                 faults.push(Fault::DeviceLost { stage, at_ns: rng.random_range(0..3_000_000) });
             }
         }
+        faults.extend(random_faults(seed, stages.len() as u32));
         Self {
             seed,
             stages,
@@ -134,6 +172,32 @@ impl SimSpec {
             faults,
         }
     }
+}
+
+fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
+    let mut rng = SmallRng::seed_from_u64(seed ^ 0x6661_756c);
+    let mut faults = Vec::new();
+    for stage in 0..stages {
+        let nth = rng.random_range(1..200);
+        let rare = |rng: &mut SmallRng| rng.random_ratio(1, 16 * stages);
+        if rare(&mut rng) {
+            faults.push(Fault::OutOfMemory { stage });
+        }
+        if rare(&mut rng) {
+            faults.push(Fault::SubmissionRefused { stage, nth });
+        }
+        if rare(&mut rng) {
+            faults.push(Fault::LostAtCommand { stage, nth });
+        }
+        if rng.random_ratio(1, 8) {
+            let queue = QueueKind::ALL[rng.random_range(0..3)];
+            faults.push(Fault::Slow { stage, queue, by_ns: rng.random_range(0..500_000) });
+        }
+        if rng.random_ratio(1, 8) {
+            faults.push(Fault::Unsteady { stage, up_to_ns: rng.random_range(0..500_000) });
+        }
+    }
+    faults
 }
 
 fn random_stage(rng: &mut SmallRng, row_bytes: u64) -> SimStage {

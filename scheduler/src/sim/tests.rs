@@ -15,12 +15,19 @@ fn random_pipelines_keep_their_promises() {
         Err(_) => 0..1000,
     };
     let (mut lost, mut cancelled, mut refused, mut tokens) = (0, 0, 0, 0);
+    let (mut no_memory, mut no_submission, mut late) = (0, 0, 0);
     for seed in seeds.clone() {
         let report = simulate(&SimSpec::random(seed))
             .unwrap_or_else(|failure| panic!("{failure}; again with RAGTAG_SIM_SEED={seed}"));
+        let slow = |fault: &Fault| matches!(fault, Fault::Slow { .. } | Fault::Unsteady { .. });
+        late += usize::from(SimSpec::random(seed).faults.iter().any(slow));
         for outcome in report.outcomes.values() {
             match outcome {
-                Outcome::Failed { error: Error::Stage { .. } } => lost += 1,
+                Outcome::Failed { error: Error::Stage { cause, .. } } => match cause {
+                    ragtag_hal::Error::OutOfMemory { .. } => no_memory += 1,
+                    ragtag_hal::Error::Api { .. } => no_submission += 1,
+                    _ => lost += 1,
+                },
                 Outcome::Failed { .. } => refused += 1,
                 Outcome::Finished { reason: FinishReason::Cancelled, .. } => cancelled += 1,
                 Outcome::Finished { tokens: new, .. } => tokens += new.len(),
@@ -30,6 +37,7 @@ fn random_pipelines_keep_their_promises() {
     // The draw covers what it is meant to cover.
     if seeds.end - seeds.start == 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
+        assert!(no_memory > 100 && no_submission > 100 && late > 300, "{no_memory} {no_submission} {late}");
     }
 }
 
@@ -126,6 +134,39 @@ fn a_lost_device_ends_every_sequence_with_its_name() {
             let Outcome::Failed { error } = outcome else { panic!("{outcome:?}") };
             assert_eq!(error.to_string(), format!("stage {stage} on made-up:{stage}: device lost: made up"));
         }
+    }
+}
+
+/// How each sequence ends if this goes wrong.
+fn outcomes(fault: Fault) -> Vec<Outcome> {
+    let spec = SimSpec { faults: vec![fault], ..steady(3, 4) };
+    simulate(&spec).unwrap().outcomes.into_values().collect()
+}
+
+#[test]
+fn whatever_ends_a_device_is_what_every_sequence_is_told() {
+    for stage in 0..3 {
+        for (fault, said) in [
+            (Fault::OutOfMemory { stage }, "out of device memory: 1073741824 bytes wanted, 1048576 free"),
+            (Fault::SubmissionRefused { stage, nth: 20 }, "submit failed with code -1"),
+            (Fault::LostAtCommand { stage, nth: 20 }, "device lost: made up"),
+        ] {
+            for outcome in outcomes(fault) {
+                let Outcome::Failed { error } = outcome else { panic!("{fault:?}: {outcome:?}") };
+                assert_eq!(error.to_string(), format!("stage {stage} on made-up:{stage}: {said}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn slow_and_unsteady_devices_change_times_and_no_token() {
+    let expected = simulate(&steady(3, 4)).unwrap();
+    let slow = QueueKind::ALL.map(|queue| Fault::Slow { stage: 1, queue, by_ns: 700_000 });
+    for fault in slow.into_iter().chain([Fault::Unsteady { stage: 1, up_to_ns: 700_000 }]) {
+        let report = simulate(&SimSpec { faults: vec![fault], ..steady(3, 4) }).unwrap();
+        assert_eq!(report.outcomes, expected.outcomes, "{fault:?}");
+        assert!(report.makespan_ns > expected.makespan_ns, "{fault:?}");
     }
 }
 

@@ -29,7 +29,7 @@ enum Happening {
     Arrive { to: usize, message: Message },
     Handle { actor: usize },
     Done { stage: usize, hardware: usize, start_ns: Nanoseconds },
-    Lose { stage: usize },
+    Fail { stage: usize, cause: ragtag_hal::Error },
 }
 
 /// An actor's mailbox as the simulator keeps it.
@@ -142,10 +142,21 @@ impl<'a> World<'a> {
         for fault in &self.spec.faults {
             match *fault {
                 Fault::DeviceLost { stage, at_ns } => {
-                    self.at(at_ns, Happening::Lose { stage: stage as usize })
+                    self.at(at_ns, Happening::Fail { stage: stage as usize, cause: lost() });
                 }
+                Fault::OutOfMemory { stage } => {
+                    let cause = ragtag_hal::Error::OutOfMemory { wanted: 1 << 30, free: Some(1 << 20) };
+                    self.at(0, Happening::Fail { stage: stage as usize, cause });
+                }
+                Fault::Slow { stage, queue, by_ns } => {
+                    self.devices[stage as usize].slow_ns[queue.index()] = by_ns;
+                }
+                Fault::Unsteady { stage, up_to_ns } => self.devices[stage as usize].unsteady_ns = up_to_ns,
                 Fault::WaitsIgnored { stage } => self.devices[stage as usize].ignores_waits = true,
-                Fault::MessageLost { .. } | Fault::MessageTwice { .. } => {}
+                Fault::SubmissionRefused { .. }
+                | Fault::LostAtCommand { .. }
+                | Fault::MessageLost { .. }
+                | Fault::MessageTwice { .. } => {}
             }
         }
     }
@@ -182,17 +193,22 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Happening::Done { stage, hardware, start_ns } => self.done(stage, hardware, start_ns),
-            Happening::Lose { stage } => {
-                self.devices[stage].lost = true;
-                let cause = ragtag_hal::Error::Lost { cause: "made up".into() };
-                let error = Error::Stage { stage: stage as u32, device: device_name(stage), cause };
-                let message = Message::Run(RunEvent::Failed { error });
-                let to = self.stages.len();
-                let at = self.now + self.delay();
-                self.at(at, Happening::Arrive { to, message });
+            Happening::Fail { stage, cause } => {
+                self.fail(stage, cause);
                 Ok(())
             }
         }
+    }
+
+    /// A device ends, and its actor with it; the coordinator is told.
+    fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
+        if self.devices[stage].failure.is_some() {
+            return;
+        }
+        self.devices[stage].failure = Some(cause.clone());
+        let error = Error::Stage { stage: stage as u32, device: device_name(stage), cause };
+        let (to, at) = (self.stages.len(), self.now + self.delay());
+        self.at(at, Happening::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
 
     fn wake(&mut self, actor: usize) {
@@ -262,13 +278,16 @@ impl<'a> World<'a> {
     }
 
     fn stage_event(&mut self, stage: usize, event: StageEvent) -> Result<(), String> {
-        if self.stopped || self.devices[stage].lost {
+        if self.stopped || self.devices[stage].failure.is_some() {
             return Ok(());
         }
         let mut actions = Vec::new();
         self.stages[stage].step(self.now, event, &mut actions).map_err(|e| format!("stage {stage}: {e}"))?;
         let run = self.stages.len();
         for action in actions {
+            if self.devices[stage].failure.is_some() {
+                break;
+            }
             match action {
                 StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
                     let job = Job::Upload { slot, micro_batch, chunk };
@@ -304,7 +323,13 @@ impl<'a> World<'a> {
     }
 
     fn submit(&mut self, stage: usize, submitted: Submitted) {
-        self.devices[stage].submit(submitted);
+        self.devices[stage].submitted += 1;
+        let nth = self.devices[stage].submitted;
+        if self.spec.faults.contains(&Fault::SubmissionRefused { stage: stage as u32, nth }) {
+            self.fail(stage, ragtag_hal::Error::Api { call: "submit".into(), code: -1 });
+        } else {
+            self.devices[stage].submit(submitted);
+        }
     }
 
     /// Starts whatever can start now, on all devices: a point that passed may have been waited for anywhere.
@@ -316,8 +341,16 @@ impl<'a> World<'a> {
                     devices[p.timeline.device.0 as usize].value(p.timeline.queue) >= p.value
                 };
                 let Some(next) = devices[stage].next(hardware, passed) else { continue };
-                let duration = devices[stage].duration(&next.job);
+                let duration = devices[stage].duration(next);
+                let nth = devices[stage].started + 1;
+                if self.spec.faults.contains(&Fault::LostAtCommand { stage: stage as u32, nth }) {
+                    self.fail(stage, lost());
+                    break;
+                }
+                self.devices[stage].started = nth;
                 let more = duration * self.rng.random_range(0..=self.spec.jitter_percent) / 100;
+                let while_ns = self.devices[stage].unsteady_ns;
+                let more = more + if while_ns > 0 { self.rng.random_range(0..=while_ns) } else { 0 };
                 let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
                 let outgoing = self.rings.get(stage);
                 self.devices[stage].start(hardware, stage == 0, incoming, outgoing)?;
@@ -329,7 +362,7 @@ impl<'a> World<'a> {
     }
 
     fn done(&mut self, stage: usize, hardware: usize, start_ns: Nanoseconds) -> Result<(), String> {
-        if self.devices[stage].lost {
+        if self.devices[stage].failure.is_some() {
             return Ok(());
         }
         let (before, from_here) = self.rings.split_at_mut(stage);
@@ -443,10 +476,11 @@ impl<'a> World<'a> {
         let expected = expected(self.spec, sequence, request);
         match (outcome, expected) {
             (Outcome::Failed { error: Error::Refused(got) }, Err(wanted)) if *got == wanted => Ok(()),
-            (Outcome::Failed { error: Error::Stage { stage, device, .. } }, _) => {
-                let lost = self.devices.get(*stage as usize).is_some_and(|d| d.lost);
+            (Outcome::Failed { error: Error::Stage { stage, device, cause } }, _) => {
+                let failed =
+                    self.devices.get(*stage as usize).is_some_and(|d| d.failure.as_ref() == Some(cause));
                 let named = *device == device_name(*stage as usize);
-                if lost && named { Ok(()) } else { Err("failed though that device did not") }
+                if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
                 let asked = request.cancel_ns.is_some();
@@ -458,6 +492,10 @@ impl<'a> World<'a> {
             _ => Err("ended in the wrong way"),
         }
     }
+}
+
+fn lost() -> ragtag_hal::Error {
+    ragtag_hal::Error::Lost { cause: "made up".into() }
 }
 
 fn device_name(stage: usize) -> String {

@@ -1,0 +1,216 @@
+//! Faults on demand: a device that runs out of memory, refuses, goes away, or takes its time when it is told to.
+//!
+//! For tests of everything that stands above a device. [`Faulty`] lies between a backend and
+//! [`Checked`](crate::Checked), so that the caller's contract holds as ever; what a backend does is done, only the news of
+//! it may come late or never. This module must not know any API.
+
+mod mirror;
+
+use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
+use crate::command::{Command, Module, Submission, Work};
+use crate::error::{Error, Result};
+use crate::ids::{BufferId, DeviceId, ModuleId, ProgramId, QueueKind, RegionId};
+use crate::pool::PoolStats;
+use crate::region::HostRegion;
+use crate::timeline::Timeline;
+use mirror::{Mirror, News};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What goes wrong on a device, and when. Nothing by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Faults {
+    /// The allocation that fails, counted from 1. Half of what it asks for is said to be free.
+    pub failing_allocation: Option<u64>,
+    /// Every allocation of more bytes than this fails.
+    pub largest_allocation_bytes: Option<u64>,
+    /// The submission that the device refuses, counted from 1.
+    pub failing_submission: Option<u64>,
+    /// The command at which the device is lost, counted from 1 over all submissions; a program counts its commands each
+    /// time. The submission that holds it does not start.
+    pub lost_at_command: Option<u64>,
+    /// For each queue, in the order of [`QueueKind::ALL`], how long each point passes after its work is done and the point
+    /// before has passed, in microseconds. What waits for the point waits as long, the device's own submissions too if it
+    /// takes foreign points.
+    pub delay_us: [u64; 3],
+    /// The same once more, of random length up to this, so that queues overtake each other.
+    pub random_delay_us: u64,
+    /// Seeds the random delays: the same submissions have the same ones.
+    pub seed: u64,
+}
+
+impl Faults {
+    /// Whether the news of finished work is to come late, or not at all.
+    fn touch_timelines(&self) -> bool {
+        self.lost_at_command.is_some() || self.random_delay_us > 0 || self.delay_us.iter().any(|&us| us > 0)
+    }
+
+    fn delay(&self, queue: QueueKind, value: u64) -> Duration {
+        let salt = self.seed ^ value << 2 ^ queue.index() as u64;
+        let random_us = self.random_delay_us.checked_add(1).map_or(0, |choices| scramble(salt) % choices);
+        Duration::from_micros(self.delay_us[queue.index()].saturating_add(random_us))
+    }
+}
+
+/// Scrambles a number so that its neighbours lie far apart: the finaliser of SplitMix64.
+fn scramble(seed: u64) -> u64 {
+    let x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+/// A device with faults.
+pub(crate) struct Faulty {
+    /// Before the device, so that its thread has ended and nobody waits for its news when the device closes.
+    mirror: Option<Mirror>,
+    inner: Box<dyn Device>,
+    faults: Faults,
+    allocations: u64,
+    submissions: u64,
+    commands: u64,
+    /// The commands of each program.
+    programs: HashMap<ProgramId, u64>,
+}
+
+impl Faulty {
+    /// Puts faults above a device.
+    ///
+    /// # Errors
+    /// If the system gives no thread where one is needed.
+    pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults) -> Result<Self> {
+        let mirror = faults.touch_timelines().then(|| Mirror::new(inner.as_mut())).transpose()?;
+        let (allocations, submissions, commands) = (0, 0, 0);
+        let programs = HashMap::new();
+        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs })
+    }
+
+    /// A lost device says so to every call.
+    fn check_there(&self) -> Result<()> {
+        match self.mirror.as_ref().and_then(Mirror::loss) {
+            Some(loss) => Err(loss),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts the commands of a submission; whether the device is lost at one of them, or was at an earlier one.
+    fn dooms(&mut self, work: &Work) -> bool {
+        self.commands += match work {
+            Work::Commands(commands) => commands.len() as u64,
+            Work::Program(id) => self.programs.get(id).copied().unwrap_or(0),
+        };
+        self.faults.lost_at_command.is_some_and(|at| self.commands >= at)
+    }
+}
+
+impl Device for Faulty {
+    fn id(&self) -> DeviceId {
+        self.inner.id()
+    }
+
+    fn adapter(&self) -> &Adapter {
+        self.inner.adapter()
+    }
+
+    fn memory(&self) -> Result<Vec<Memory>> {
+        self.check_there()?;
+        self.inner.memory()
+    }
+
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        match &self.mirror {
+            Some(mirror) => mirror.timeline(queue),
+            None => self.inner.timeline(queue),
+        }
+    }
+
+    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
+        self.inner.waiter()
+    }
+
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        self.check_there()?;
+        self.inner.import_timeline(timeline)
+    }
+
+    fn pool_stats(&self) -> PoolStats {
+        self.inner.pool_stats()
+    }
+
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.check_there()?;
+        self.allocations += 1;
+        if self.faults.failing_allocation == Some(self.allocations) {
+            return Err(Error::OutOfMemory { wanted: bytes, free: Some(bytes / 2) });
+        }
+        match self.faults.largest_allocation_bytes {
+            Some(most) if bytes > most => Err(Error::OutOfMemory { wanted: bytes, free: Some(most) }),
+            _ => self.inner.create_buffer(id, bytes),
+        }
+    }
+
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
+        self.check_there()?;
+        self.inner.destroy_buffer(id)
+    }
+
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
+        self.check_there()?;
+        self.inner.create_module(id, module)
+    }
+
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        self.check_there()?;
+        self.inner.destroy_module(id)
+    }
+
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
+        self.check_there()?;
+        self.inner.register_region(id, region)
+    }
+
+    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
+        self.check_there()?;
+        self.inner.unregister_region(id)
+    }
+
+    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
+        self.check_there()?;
+        self.programs.insert(id, commands.len() as u64);
+        self.inner.record(id, commands)
+    }
+
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
+        self.check_there()?;
+        self.programs.remove(&id);
+        self.inner.destroy_program(id)
+    }
+
+    fn submit(&mut self, mut submission: Submission) -> Result<()> {
+        self.check_there()?;
+        let (queue, value) = (submission.queue, submission.signal.value);
+        self.submissions += 1;
+        if self.faults.failing_submission == Some(self.submissions) {
+            let error = Error::Api { call: "submit, by a fault on demand,".into(), code: -1 };
+            self.timeline(queue).fail(error.clone());
+            return Err(error);
+        }
+        let doomed = self.dooms(&submission.work);
+        let Some(mirror) = &self.mirror else { return self.inner.submit(submission) };
+        if doomed {
+            // What comes after it does not run either; nobody knows yet.
+            mirror.expect(queue, News::Loss);
+            return Ok(());
+        }
+        mirror.expect(queue, News::Done { value, delay: self.faults.delay(queue, value) });
+        mirror.redirect(&mut submission.waits);
+        self.inner.submit(submission)
+    }
+
+    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        self.inner.take_timings(timings);
+    }
+}
