@@ -122,8 +122,11 @@ impl OpenClDevice {
         let entry = entry.ok_or_else(|| unknown(format!("entry {}", dispatch.entry)))?;
         let spans =
             dispatch.bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
-        Launch::new(entry, spans, &dispatch.constants, dispatch.grid, parts)
-            .map_err(|error| Error::invalid(format!("{}: {error}", entry.abi.name)))
+        let launch = Launch::new(entry, spans, &dispatch.constants, dispatch.grid, parts);
+        launch.map_err(|error| match error {
+            Error::Api { call, code } => Error::Api { call: format!("{}: {call}", entry.abi.name), code },
+            other => other,
+        })
     }
 
     /// A point that a submission to a queue waits for. Of the same queue it need not wait for anything.

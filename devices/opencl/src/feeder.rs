@@ -81,8 +81,14 @@ impl Alarm {
         }
     }
 
-    fn count(&self, change: impl FnOnce(&mut usize)) {
-        change(&mut self.lock().held);
+    /// One more task is held.
+    fn hold(&self) {
+        self.lock().held += 1;
+    }
+
+    /// One less is.
+    fn release(&self) {
+        self.lock().held -= 1;
     }
 }
 
@@ -131,13 +137,11 @@ impl Shared {
         loop {
             let mut order = lane.order();
             let Some((task, readiness)) = self.next(queue, closing) else { return moved };
-            self.alarm.count(|held| *held -= 1);
+            self.alarm.release();
             moved = true;
-            // What fails here fails in its turn, behind what the driver has already.
-            let fed = feed_one(lane, &mut order, task, readiness);
-            if let Err(error) = fed.or_else(|error| lane.doom(&mut order, error)) {
-                drop(order);
-                lane.fail(error);
+            if let Err(error) = feed_one(lane, &mut order, task, readiness) {
+                lane.note(&error);
+                lane.doom(&mut order, error);
             }
         }
     }
@@ -164,7 +168,10 @@ impl Shared {
 fn feed_one(lane: &Lane, order: &mut Order, task: Task, readiness: Readiness) -> Result<()> {
     match readiness {
         Readiness::Ready(after) => lane.start(order, task.script, after, task.signal),
-        Readiness::Failed(error) => lane.doom(order, error),
+        Readiness::Failed(error) => {
+            lane.doom(order, error);
+            Ok(())
+        }
         Readiness::Waiting(point) => Err(Error::invalid(format!("{point} has not passed"))),
     }
 }
@@ -224,7 +231,7 @@ impl Feeder {
             }
         }
         held.push_back(task);
-        self.shared.alarm.count(|held| *held += 1);
+        self.shared.alarm.hold();
         drop((held, order));
         self.shared.alarm.ring();
         Ok(())

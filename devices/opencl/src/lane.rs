@@ -195,8 +195,9 @@ impl Lane {
         after: Vec<After>,
         signal: Point,
     ) -> Result<()> {
-        if let Some(error) = &order.doomed {
-            return self.send(order, Flight::Doomed(error.clone()));
+        if let Some(error) = order.doomed.clone() {
+            self.doom(order, error);
+            return Ok(());
         }
         let now = after.is_empty() && self.finished.load(Ordering::Acquire) == order.sent;
         if now && script.host_bytes().is_some_and(|bytes| bytes <= INLINE_BYTES) {
@@ -210,22 +211,25 @@ impl Lane {
         }
         events.push_back((signal.value, Arc::clone(&ends.last)));
         drop(events);
-        self.send(order, Flight::Enqueued { signal, after, ends, reserved, script })
+        send(order, Flight::Enqueued { signal, after, ends, reserved, script });
+        Ok(())
     }
 
-    /// Lets a submission fail in its turn, and everything behind it.
-    ///
-    /// # Errors
-    /// If the watcher has ended.
-    pub(crate) fn doom(&self, order: &mut Order, error: Error) -> Result<()> {
+    /// Lets a submission fail in its turn, behind what the driver has already, and everything behind it.
+    pub(crate) fn doom(&self, order: &mut Order, error: Error) {
         order.doomed = Some(error.clone());
-        self.send(order, Flight::Doomed(error))
+        send(order, Flight::Doomed(error));
     }
 
     /// Ends the timeline, and all of them if the device is lost.
     pub(crate) fn fail(&self, error: Error) {
-        self.common.note(&error);
+        self.note(&error);
         self.timeline.fail(error);
+    }
+
+    /// Looks at an error: a loss is the end of all lanes.
+    pub(crate) fn note(&self, error: &Error) {
+        self.common.note(error);
     }
 
     /// Makes the host's copies, for which nothing has to be waited.
@@ -244,14 +248,12 @@ impl Lane {
             order.abandoned.push(Arc::clone(script));
         })
     }
+}
 
-    fn send(&self, order: &mut Order, flight: Flight) -> Result<()> {
-        order.sent += 1;
-        match order.inbox.as_ref().map(|inbox| inbox.send(flight)) {
-            Some(Ok(())) => Ok(()),
-            _ => Err(Error::Lost { cause: "the thread that watches a queue has ended".into() }),
-        }
-    }
+fn send(order: &mut Order, flight: Flight) {
+    order.sent += 1;
+    // The watcher ends only when the lane does, which lets go of the inbox first.
+    let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
 impl Drop for Lane {
@@ -281,10 +283,7 @@ fn watch(timeline: &Timeline, common: &Common, finished: &AtomicU64, flights: &R
     for flight in flights {
         match end(flight, common) {
             Ok(signal) => timeline.advance(signal.value),
-            Err(error) => {
-                common.note(&error);
-                timeline.fail(error);
-            }
+            Err(error) => timeline.fail(error),
         }
         finished.fetch_add(1, Ordering::Release);
     }
@@ -303,7 +302,7 @@ fn end(flight: Flight, common: &Common) -> Result<Point> {
         None => script.reserve(),
     });
     // Whatever came of that: the driver has it until its event says otherwise.
-    let ended = ends.last.wait();
+    let ended = ends.last.wait().inspect_err(|error| common.note(error));
     reserved?;
     ended?;
     common.time(signal, &ends);

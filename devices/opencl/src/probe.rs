@@ -22,6 +22,7 @@ use ragtag_hal::{
 };
 use std::collections::BTreeSet;
 use std::ffi::c_void;
+use std::sync::{Mutex, PoisonError};
 
 /// The library's name, for messages.
 const LIBRARY: &str = if cfg!(target_os = "windows") {
@@ -40,7 +41,10 @@ const CL_DEVICE_PCI_DOMAIN_ID_NV: u32 = 0x400a;
 /// `cl_intel_unified_shared_memory`: kernels may read and write.
 const UNIFIED_ACCESS: u64 = 1;
 
-/// A platform, with what its devices have in common.
+/// One probe at a time: PoCL 3.1 sets its devices up in the first, and crashes those who ask for them meanwhile.
+static PROBING: Mutex<()> = Mutex::new(());
+
+/// A platform's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlatformId(pub(crate) cl_platform_id);
 
@@ -84,6 +88,7 @@ pub(crate) struct Found {
 /// # Errors
 /// If there is no library, or no driver behind it.
 pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
+    let _alone = PROBING.lock().unwrap_or_else(PoisonError::into_inner);
     let unavailable = |cause: String| Unavailable { tried: vec![LIBRARY.into()], cause };
     cl3::load_library().as_ref().map_err(|error| unavailable(error.to_string()))?;
     let platforms = match get_platform_ids() {

@@ -177,6 +177,38 @@ fn a_build_failure_shows_the_log() {
     });
 }
 
+/// Compilers that are not as safe for threads as they should be show it here.
+#[test]
+fn the_programs_of_a_module_are_compiled_side_by_side() {
+    each(|mut bench| {
+        let offsets = 10..26u32;
+        let entry = |offset| ClEntry {
+            source: source().replace("+ 1u", &format!("+ {offset}u")).into(),
+            function: function("scale"),
+        };
+        let module = Module {
+            name: "many programs".into(),
+            entries: offsets.clone().map(|_| &SCALE).collect(),
+            source: ModuleSource::OpenClC(offsets.clone().map(entry).collect()),
+        };
+        bench.device.create_module(ModuleId(1), &module).unwrap();
+        bench.fill_region(|at| at);
+        let mut commands = vec![upload(0)];
+        for at in 0..offsets.len() {
+            let to = buffer_range(1, at * WORDS / offsets.len(), WORDS / offsets.len());
+            let Command::Dispatch(mut launch) = scale(buffer_range(0, 0, WORDS), to, 0) else {
+                unreachable!()
+            };
+            (launch.module, launch.entry) = (ModuleId(1), at as u32);
+            commands.push(Command::Dispatch(launch));
+        }
+        let ran = bench.commands(QueueKind::Compute, commands, &[]);
+        bench.wait(ran);
+        let wanted = expected(|at| 10 + at / (WORDS / offsets.len()) as u32);
+        same(&bench.words(1), &wanted, label(&bench));
+    });
+}
+
 #[test]
 fn functions_are_held_to_their_abi() {
     each(|mut bench| {

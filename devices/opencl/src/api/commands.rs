@@ -191,7 +191,7 @@ impl Queue {
         wanted: bool,
     ) -> Result<Option<Event>> {
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
-        // SAFETY: three sizes of each kind; the driver checks them and the arguments.
+        // SAFETY: as many sizes of each kind as there are axes; the driver checks them and the arguments.
         unsafe {
             enqueue!(self.0, after, wanted, clEnqueueNDRangeKernel(kernel.0, 3, ptr::null(), global, local))
         }
@@ -257,4 +257,13 @@ pub(crate) struct Part<'a> {
 pub(crate) struct Range3 {
     pub(crate) global: [usize; 3],
     pub(crate) local: [usize; 3],
+}
+
+impl Range3 {
+    /// How many axes there are, if those at the end along which there is one work item count for nothing. Some drivers
+    /// launch the faster for it.
+    pub(super) fn axes(&self) -> cl_uint {
+        let last = (1..3).rev().find(|&axis| self.global[axis] > 1).unwrap_or(0);
+        last as cl_uint + 1
+    }
 }

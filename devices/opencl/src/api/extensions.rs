@@ -92,14 +92,14 @@ impl CommandBuffer {
     pub(crate) fn launch(&mut self, kernel: &Kernel, size: &Range3) -> Result<()> {
         let (none, no_mutable, nobody) = (ptr::null_mut(), ptr::null_mut(), ptr::null());
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
-        // SAFETY: recorded for the buffer's own queue; three sizes of each kind; the arguments are taken as they are now.
+        // SAFETY: recorded for the buffer's own queue; as many sizes of each kind as there are axes; the arguments are taken as they are now.
         let code = unsafe {
             (self.functions.launch)(
                 self.buffer,
                 ptr::null_mut(),
                 ptr::null(),
                 kernel.0,
-                3,
+                size.axes(),
                 ptr::null(),
                 global,
                 local,
