@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod command;
+mod faults;
 mod golden;
 mod opencl;
 mod pipelines;
