@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Choice, Config, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 
@@ -20,9 +20,6 @@ pub struct DeviceOptions {
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
 const USABLE_SHARE: f64 = 0.95;
-
-/// Puts the checks above a device that has been opened.
-type Check = dyn Fn(&Adapter, Box<dyn Device>) -> ragtag_hal::Result<Checked> + Send + Sync;
 
 /// What was found, and what of it is selected. Nothing is opened before an engine starts.
 pub struct Devices {

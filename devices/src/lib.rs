@@ -9,4 +9,4 @@ mod selection;
 mod table;
 
 pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};
-pub use table::{BackendReport, Backends, Config, Physical, Report, Status};
+pub use table::{BackendReport, Backends, Check, Config, Physical, Report, Status};

@@ -116,6 +116,9 @@ impl Report {
     }
 }
 
+/// Puts the checks above a device that has been opened.
+pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + Sync;
+
 /// The backends of this build.
 pub struct Backends {
     rows: Vec<Row>,
@@ -164,7 +167,7 @@ impl Backends {
         &self,
         adapters: &[(Adapter, DeviceId)],
         limits: &Limits,
-        check: &dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked>,
+        check: &Check,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
         for row in &self.rows {

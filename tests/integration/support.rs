@@ -110,16 +110,23 @@ impl Default for Setup<'_> {
     }
 }
 
-pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
+pub fn devices(setup: &Setup<'_>) -> Devices {
     let options = DeviceOptions {
         requested: Some(setup.devices.into()),
         cpu_devices: setup.cpu_devices,
         cpu_threads: Some(setup.threads),
         ..Default::default()
     };
-    let devices = Devices::probe(&options).unwrap();
+    Devices::probe(&options).unwrap()
+}
+
+pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
+    engine_on(model, setup, &devices(setup)).unwrap()
+}
+
+pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag::Result<Engine> {
     let mut planner = Planner::new(model)
-        .devices(&devices)
+        .devices(devices)
         .context(setup.context)
         .sequences(setup.sequences)
         .chunk(setup.chunk)
@@ -133,7 +140,7 @@ pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
     }
     let plan = planner.plan().unwrap();
     let options = EngineOptions { all_logits: setup.all_logits, trace: setup.trace, progress: None };
-    Engine::start(model, &devices, &plan, options).unwrap()
+    Engine::start(model, devices, &plan, options)
 }
 
 /// Everything that one stream said.

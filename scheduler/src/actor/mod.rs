@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use weights::Loading;
 
-/// Timings are taken from the device once for so many messages, and at the end.
+/// Timings are taken from the device once for so many messages, before the actor sleeps, and at the end.
 const TIMINGS_PERIOD: u32 = 16;
 
 /// What a stage has done so far.
@@ -245,7 +245,12 @@ impl Actor {
             self.recorder.turned(since, now);
             since = now;
             if letter.is_none() {
-                letter = linger(|| self.mailbox.poll()).or_else(|| self.mailbox.receive());
+                letter = linger(|| self.mailbox.poll());
+                if letter.is_none() {
+                    // Nothing is urgent now: time to say how far it is.
+                    self.take_timings();
+                    letter = self.mailbox.receive();
+                }
                 since = Timing::now_ns();
             }
             let Some(letter) = letter else { return Ok(()) };

@@ -1,0 +1,262 @@
+//! Devices that are slow, run out of memory or go away: the run goes on or ends with one clear error, no actor waits for a
+//! device, and nothing is left behind.
+
+use crate::support::{
+    Said, Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, within,
+};
+use ragtag::{Engine, Error, Event, Model, Prompt, Reason};
+use ragtag_hal::{Checked, Device, Error as DeviceError, Faults, LeakWatch, Leaks, QueueKind};
+use ragtag_scheduler::{Error as RunError, SpanKind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+/// Embedding and most blocks, one block, the rest with the head.
+const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
+/// No turn of an actor takes longer, however busy the machine is: far less than the second that a slow copy takes.
+const LONGEST_TURN: Duration = Duration::from_millis(300);
+
+fn model() -> Model {
+    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+}
+
+fn setup<'a>() -> Setup<'a> {
+    Setup { cpu_devices: 3, split: Some(THREE), all_logits: false, ..Setup::default() }
+}
+
+/// What is known of the devices of an engine from outside.
+#[derive(Clone, Default)]
+struct Watch {
+    leaks: Arc<Mutex<Vec<LeakWatch>>>,
+    /// When the first of them was lost.
+    lost: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Watch {
+    fn over(&self, device: &Checked) {
+        self.leaks.lock().unwrap().push(device.leak_watch());
+        let lost = Arc::clone(&self.lost);
+        device.timeline(QueueKind::Compute).subscribe(move |progress| {
+            if matches!(progress.failure, Some(DeviceError::Lost { .. })) {
+                lost.lock().unwrap().get_or_insert_with(Instant::now);
+            }
+        });
+    }
+
+    /// All devices have gone, which their threads have not outlived, and none was left with anything.
+    #[track_caller]
+    fn nothing_is_left(&self, devices: usize) {
+        let leaks: Vec<_> = self.leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
+        assert_eq!(leaks, vec![Some(Leaks::default()); devices]);
+    }
+}
+
+/// An engine on devices of which those named have faults.
+fn faulty(model: &Model, setup: &Setup<'_>, faults: &[(&str, Faults)]) -> (ragtag::Result<Engine>, Watch) {
+    let faults: Vec<_> = faults.iter().map(|(label, faults)| (label.to_string(), faults.clone())).collect();
+    let watch = Watch::default();
+    let watching = watch.clone();
+    let devices = devices(setup).checked_by(move |adapter, device| {
+        let own = faults.iter().find(|(label, _)| *label == adapter.label());
+        let own = own.map(|(_, faults)| faults.clone()).unwrap_or_default();
+        let device = Checked::with_faults(device, own)?;
+        watching.over(&device);
+        Ok(device)
+    });
+    (engine_on(model, setup, &devices), watch)
+}
+
+fn prompts() -> Vec<Vec<u32>> {
+    let cases = golden(MODEL).cases;
+    let ids = |case: usize, more: usize| {
+        let case = &cases[case % cases.len()];
+        [&case.prompt_ids[..], &case.greedy_ids[..more]].concat()
+    };
+    (0..8).map(|i| ids(i, i)).collect()
+}
+
+fn say(engine: &Engine, prompt: &[u32], tokens: u32) -> Said {
+    block_on(listen(engine.session().generate(Prompt::Tokens(prompt), &greedy(tokens)).unwrap())).unwrap()
+}
+
+#[test]
+fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
+    within(120, || {
+        let model = model();
+        let prompt = &golden(MODEL).cases[0];
+        let ids = [&prompt.prompt_ids[..], &prompt.greedy_ids[..19]].concat();
+        assert_eq!(ids.len(), 32);
+        let slow = Faults { delay_us: [0, 1_000_000, 1_000_000], ..Faults::default() };
+        // The prompt goes through in four micro-batches.
+        let setup = Setup { chunk: 8, context: 64, trace: true, ..setup() };
+        let (engine, watch) = faulty(&model, &setup, &[("cpu:1", slow)]);
+        let engine = engine.unwrap();
+        let begun = Instant::now();
+        let said = say(&engine, &ids, 2);
+        assert_eq!(said.ids, prompt.greedy_ids[19..21]);
+        // Four copies in, the last one out, and a round for the second token.
+        assert!(begun.elapsed() > Duration::from_secs(6), "{:?}", begun.elapsed());
+        for (stage, report) in engine.stage_reports().iter().enumerate() {
+            assert!(
+                report.longest_turn_us > 0 && report.counts.micro_batches == 5,
+                "stage {stage}: {report:?}"
+            );
+            let longest = Duration::from_micros(report.longest_turn_us);
+            assert!(longest < LONGEST_TURN, "stage {stage}: a turn of {longest:?}");
+        }
+        let trace = engine.shutdown();
+        watch.nothing_is_left(3);
+
+        // While the first activation took its second to get into the slow device, the stage before went on.
+        let computed =
+            |stage| trace.spans().iter().filter(move |s| s.kind == SpanKind::Compute && s.stage == stage);
+        let first = computed(1).map(|span| span.start_ns).min().unwrap();
+        let ahead = computed(0).filter(|span| span.end_ns < first).count();
+        assert!(ahead >= 3, "{ahead} micro-batches were computed meanwhile");
+        // The trace shows the turns: none as long as a copy, and some of each actor while copies were on their way.
+        for stage in 0..3 {
+            let turns: Vec<_> = trace.turns().iter().filter(|turn| turn.stage == stage).collect();
+            assert!(turns.len() > 4, "stage {stage}: {} turns", turns.len());
+            let longest = turns.iter().map(|turn| turn.end_ns - turn.start_ns).max().unwrap();
+            assert!(Duration::from_nanos(longest) < LONGEST_TURN, "stage {stage}: a turn of {longest} ns");
+        }
+    });
+}
+
+#[test]
+fn a_device_lost_in_mid_run_ends_it_within_a_second_and_leaves_nothing() {
+    within(120, || {
+        let model = model();
+        for lost in ["cpu:0", "cpu:1", "cpu:2"] {
+            let stage = lost[4..].parse::<u32>().unwrap();
+            // Some micro-batches after the weights.
+            let faults = Faults { lost_at_command: Some(1500), ..Faults::default() };
+            let setup = Setup { sequences: 8, chunk: 16, ..setup() };
+            let (engine, watch) = faulty(&model, &setup, &[(lost, faults)]);
+            let engine = engine.unwrap();
+            let session = engine.session();
+            let start = |prompt: Vec<u32>| session.generate(Prompt::Tokens(&prompt), &greedy(90)).unwrap();
+            let streams: Vec<_> = prompts().into_iter().map(start).collect();
+            let mut tokens = 0;
+            for mut stream in streams {
+                let error = loop {
+                    match block_on(stream.next_event()) {
+                        Ok(Event::Token { .. }) => tokens += 1,
+                        Ok(Event::Finished(summary)) => panic!("{lost}: {summary:?}"),
+                        Err(error) => break error,
+                    }
+                };
+                match error {
+                    Error::Run(RunError::Stage { stage: named, device, cause: DeviceError::Lost { .. } }) => {
+                        assert_eq!((named, device.as_str()), (stage, lost));
+                    }
+                    other => panic!("{lost}: {other:?}"),
+                }
+            }
+            drop((session, engine));
+            let since = watch.lost.lock().unwrap().expect("it was lost").elapsed();
+            assert!(since < Duration::from_secs(1), "{lost}: {since:?} after the loss");
+            assert!(tokens > 0, "{lost} was lost before the run had begun");
+            watch.nothing_is_left(3);
+        }
+    });
+}
+
+#[test]
+fn too_little_memory_while_loading_is_told_with_sizes_and_less_fits() {
+    within(120, || {
+        let model = model();
+        let wanted_setup = Setup { context: 512, sequences: 8, ..setup() };
+        // Keys and values of a block for eight sequences of 512 positions are more than this; its weights are not.
+        let most = 512 << 10;
+        let faults = [("cpu:1", Faults { largest_allocation_bytes: Some(most), ..Faults::default() })];
+        let (engine, watch) = faulty(&model, &wanted_setup, &faults);
+        let error = engine.unwrap_err();
+        match &error {
+            Error::Run(RunError::Stage {
+                stage: 1,
+                device,
+                cause: DeviceError::OutOfMemory { wanted, free: Some(free) },
+            }) => assert!(device == "cpu:1" && *free == most && *wanted > most, "{error}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(error.exit_code(), 6);
+        watch.nothing_is_left(3);
+
+        let smaller = Setup { context: 64, sequences: 1, ..setup() };
+        let (engine, watch) = faulty(&model, &smaller, &faults);
+        let (engine, case) = (engine.unwrap(), &golden(MODEL).cases[0]);
+        assert_eq!(say(&engine, &case.prompt_ids, 10).ids, case.greedy_ids[..10]);
+        engine.shutdown();
+        watch.nothing_is_left(3);
+    });
+}
+
+#[test]
+fn a_refused_submission_ends_the_run_with_what_the_device_said() {
+    within(60, || {
+        let model = model();
+        let faults = Faults { failing_submission: Some(60), ..Faults::default() };
+        let (engine, watch) = faulty(&model, &setup(), &[("cpu:2", faults)]);
+        let engine = engine.unwrap();
+        let prompt = &prompts()[0];
+        let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
+        match block_on(listen(stream)).unwrap_err() {
+            Error::Run(RunError::Stage { stage: 2, cause: DeviceError::Api { call, .. }, .. }) => {
+                assert!(call.contains("submit"), "{call}");
+            }
+            other => panic!("{other:?}"),
+        }
+        engine.shutdown();
+        watch.nothing_is_left(3);
+    });
+}
+
+/// Points that pass late, and in another order on each queue, change when things happen and nothing else.
+#[test]
+fn late_and_overtaking_queues_change_no_token() {
+    within(120, || {
+        let (model, prompts) = (model(), prompts());
+        let setup = Setup { sequences: 4, chunk: 16, ..setup() };
+        let sound = engine(&model, &setup);
+        let expected: Vec<_> = prompts.iter().map(|prompt| say(&sound, prompt, 24).ids).collect();
+        for seed in 0..3 {
+            let late = |salt: u64| Faults {
+                random_delay_us: 1500,
+                delay_us: [0, 300 * salt, 200],
+                seed: seed * 3 + salt,
+                ..Faults::default()
+            };
+            let faults = [("cpu:0", late(0)), ("cpu:1", late(1)), ("cpu:2", late(2))];
+            let (engine, watch) = faulty(&model, &setup, &faults);
+            let engine = engine.unwrap();
+            let session = engine.session();
+            let start = |prompt: &Vec<u32>| session.generate(Prompt::Tokens(prompt), &greedy(24)).unwrap();
+            let mut streams: Vec<_> = prompts.iter().map(start).collect();
+            // Every third one is cancelled after a few tokens.
+            let mut begun = vec![Vec::new(); streams.len()];
+            for at in (0..streams.len()).step_by(3) {
+                while begun[at].len() < 3 + at {
+                    match block_on(streams[at].next_event()).unwrap() {
+                        Event::Token { id, .. } => begun[at].extend(id),
+                        Event::Finished(summary) => panic!("sequence {at}: {summary:?}"),
+                    }
+                }
+                streams[at].cancel();
+            }
+            for (at, stream) in streams.into_iter().enumerate() {
+                let said = block_on(listen(stream)).unwrap();
+                let ids = [&begun[at][..], &said.ids].concat();
+                if at % 3 == 0 {
+                    assert_eq!(said.summary.reason, Reason::Cancelled);
+                    assert!(expected[at].starts_with(&ids), "seed {seed}, sequence {at}: {ids:?}");
+                } else {
+                    assert_eq!(ids, expected[at], "seed {seed}, sequence {at}");
+                }
+            }
+            drop(session);
+            engine.shutdown();
+            watch.nothing_is_left(3);
+        }
+    });
+}
