@@ -89,6 +89,10 @@ fn a_model_made_by_hand() {
     let none = bpe().number(41, -1i64 as u64).number(42, 5);
     let t = open("tokenizer.model", &model(&["▁", "a", "b"], &none, &plain())).unwrap();
     assert_eq!((t.bos(), t.eos().first().copied(), t.encode("", true).unwrap()), (None, Some(5), vec![]));
+    let bytes = model(&["▁", "a"], &bpe(), &plain());
+    let files = [("tokenizer.model", &bytes[..]), ("tokenizer_config.json", b"{\"bos_token\": \"</s>\"}")];
+    let t = Tokenizer::from_directory(&directory(&files)).unwrap();
+    assert_eq!((t.bos(), t.encode("", true).unwrap()), (Some(2), vec![2]), "another begin token");
     // No space before a text; or none at its ends and one at a time between words.
     let no_prefix = plain().number(3, 0);
     let t = open("tokenizer.model", &model(&["▁", "a"], &bpe(), &no_prefix)).unwrap();
