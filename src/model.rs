@@ -58,8 +58,11 @@ impl Model {
     }
 
     fn open_directory(path: &Path) -> Result<Self> {
-        // Without the dots and slashes that a path may end in.
-        let name = path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path));
+        // A path of dots has no name of its own.
+        let name = match path.file_name() {
+            Some(_) => file_name(path),
+            None => path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path)),
+        };
         let model_error = |cause| Error::Model { name: name.clone(), cause };
         let mut directory = Directory::new(path.display().to_string());
         for file in checkpoint::FILES {

@@ -40,7 +40,7 @@ fuzz_target!(|data: &[u8]| {
     let text = String::from_utf8_lossy(data);
     let (is_json, is_index) = (text.starts_with('{'), text.contains("weight_map"));
     let mut directory = Directory::new("fuzz");
-    let mut put = |directory: &mut Directory, name: &str, bytes: Vec<u8>| {
+    let put = |directory: &mut Directory, name: &str, bytes: Vec<u8>| {
         directory.insert(name, Arc::new(MemorySource::new(format!("fuzz/{name}"), bytes)));
     };
     let config = if is_json && !is_index { data.to_vec() } else { CONFIG.into() };

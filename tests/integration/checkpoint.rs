@@ -76,7 +76,11 @@ fn every_command_takes_a_directory() {
     assert_eq!(inspected["hyperparameters"]["rope_pairing"], "halves");
     assert_eq!(inspected["tensor_types"]["F16"]["tensors"], 38);
     assert_eq!(inspected["parameters"], 434_752);
-    assert!(succeeds(&["inspect", &format!("{model}/")]).contains("tiny-hf"));
+    for same in [format!("{model}/"), format!("{model}/.")] {
+        assert!(succeeds(&["inspect", &same]).contains("tiny-hf"));
+    }
+    let here = ragtag().current_dir(model).args(["inspect", "."]).output().unwrap();
+    assert!(String::from_utf8_lossy(&here.stdout).contains("tiny-hf"));
 
     let plan = scratch.path().join("plan.json");
     let devices = ["--cpu-devices", "2", "--threads", "1"];

@@ -1,7 +1,7 @@
 //! The tokenizer of a model's directory: which of its files is read, and what the others say about the tokens that begin
 //! and end a text.
 
-use super::{Tokenizer, document, sentencepiece};
+use super::{Special, Tokenizer, document, sentencepiece};
 use crate::checkpoint::{CONFIG, Fields, GENERATION_CONFIG, SENTENCEPIECE, TOKENIZER, TOKENIZER_CONFIG};
 use crate::error::{FormatError, Quoted, TokenizerError};
 use crate::source::Directory;
@@ -18,40 +18,47 @@ pub(super) fn open(directory: &Directory) -> Result<Tokenizer, TokenizerError> {
             return Err(FormatError::MissingFile { directory: directory.name().to_owned(), file }.into());
         }
     };
-    let fields = |name: &str| directory.file(name).map(|source| Fields::read(source.as_ref())).transpose();
-    let mut named_eos = None;
-    if let Some(config) = fields(TOKENIZER_CONFIG)? {
-        let file = directory.file(TOKENIZER_CONFIG).map_or(TOKENIZER_CONFIG, |source| source.name());
-        tokenizer.special.bos = named(file, &config, "bos_token", &ids)?.or(tokenizer.special.bos);
-        named_eos = named(file, &config, "eos_token", &ids)?;
-        let eos = named_eos.or(tokenizer.special.ends.first().copied());
-        let special = &mut tokenizer.special;
-        let wrong =
-            |cause: &str| TokenizerError::Vocabulary { file: file.to_owned(), cause: cause.to_owned() };
-        match (config.flag("add_bos_token")?, special.bos) {
-            (Some(true), None) => return Err(wrong("has no begin token to add")),
-            (Some(true), Some(bos)) if special.before.first() != Some(&bos) => special.before.insert(0, bos),
-            (Some(false), Some(bos)) if special.before.first() == Some(&bos) => _ = special.before.remove(0),
-            _ => {}
-        }
-        match (config.flag("add_eos_token")?, eos) {
-            (Some(true), None) => return Err(wrong("has no end token to add")),
-            (Some(true), Some(eos)) if special.behind.last() != Some(&eos) => special.behind.push(eos),
-            (Some(false), Some(eos)) if special.behind.last() == Some(&eos) => _ = special.behind.pop(),
-            _ => {}
-        }
+    let special = &mut tokenizer.special;
+    if let Some(source) = directory.file(TOKENIZER_CONFIG) {
+        settle(special, source.name(), &Fields::read(source.as_ref())?, &ids)?;
     }
-    tokenizer.special.ends.extend(named_eos);
-    for name in [CONFIG, GENERATION_CONFIG] {
-        if let Some(config) = fields(name)? {
-            tokenizer.special.ends.extend(config.ids("eos_token_id")?);
-            if tokenizer.special.bos.is_none() {
-                tokenizer.special.bos = config.ids("bos_token_id")?.first().copied();
-            }
-        }
+    for source in [CONFIG, GENERATION_CONFIG].into_iter().filter_map(|name| directory.file(name)) {
+        let config = Fields::read(source.as_ref())?;
+        special.ends.extend(config.ids("eos_token_id")?);
+        special.bos = special.bos.or(config.ids("bos_token_id")?.first().copied());
     }
     check_ids(directory, &tokenizer)?;
     Ok(tokenizer)
+}
+
+/// What `tokenizer_config.json` names goes before what the tokenizer's own file says.
+fn settle(
+    special: &mut Special,
+    file: &str,
+    config: &Fields,
+    ids: &HashMap<String, u32>,
+) -> Result<(), TokenizerError> {
+    let wrong = |cause: &str| TokenizerError::Vocabulary { file: file.to_owned(), cause: cause.to_owned() };
+    if let Some(bos) = named(file, config, "bos_token", ids)? {
+        let old = special.bos.replace(bos);
+        special.before.iter_mut().filter(|id| Some(**id) == old).for_each(|id| *id = bos);
+    }
+    let eos = named(file, config, "eos_token", ids)?;
+    special.ends.extend(eos);
+    let eos = eos.or(special.ends.first().copied());
+    match (config.flag("add_bos_token")?, special.bos) {
+        (Some(true), None) => return Err(wrong("has no begin token to add")),
+        (Some(true), Some(bos)) if special.before.first() != Some(&bos) => special.before.insert(0, bos),
+        (Some(false), Some(bos)) if special.before.first() == Some(&bos) => _ = special.before.remove(0),
+        _ => {}
+    }
+    match (config.flag("add_eos_token")?, eos) {
+        (Some(true), None) => return Err(wrong("has no end token to add")),
+        (Some(true), Some(eos)) if special.behind.last() != Some(&eos) => special.behind.push(eos),
+        (Some(false), Some(eos)) if special.behind.last() == Some(&eos) => _ = special.behind.pop(),
+        _ => {}
+    }
+    Ok(())
 }
 
 /// The id of a token that is named by its text, or by an object with it.

@@ -1,4 +1,5 @@
-//! Tokenizer files that lie: `tokenizer.model` and `tokenizer.json`. (Vocabularies in GGUF files are in `tests`.)
+//! Tokenizer files that lie, or are unusual: `tokenizer.model` and `tokenizer.json`. (Vocabularies in GGUF files are in
+//! `tests`.)
 
 use super::*;
 use crate::source::MemorySource;
@@ -88,6 +89,10 @@ fn a_model_made_by_hand() {
     let none = bpe().number(41, -1i64 as u64).number(42, 5);
     let t = open("tokenizer.model", &model(&["▁", "a", "b"], &none, &plain())).unwrap();
     assert_eq!((t.bos(), t.eos().first().copied(), t.encode("", true).unwrap()), (None, Some(5), vec![]));
+    let bytes = model(&["▁", "a"], &bpe(), &plain());
+    let files = [("tokenizer.model", &bytes[..]), ("tokenizer_config.json", b"{\"bos_token\": \"</s>\"}")];
+    let t = Tokenizer::from_directory(&directory(&files)).unwrap();
+    assert_eq!((t.bos(), t.encode("", true).unwrap()), (Some(2), vec![2]), "another begin token");
     // No space before a text; or none at its ends and one at a time between words.
     let no_prefix = plain().number(3, 0);
     let t = open("tokenizer.model", &model(&["▁", "a"], &bpe(), &no_prefix)).unwrap();
@@ -186,7 +191,7 @@ fn document() -> Value {
         "model": {
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-            "vocab": vocabulary, "merges": [["a", "b"], "▁ a"],
+            "vocab": vocabulary, "merges": [["a", "b"], ["▁", "a"]],
         },
     })
 }
@@ -219,6 +224,7 @@ fn a_document_made_by_hand() {
     // As older files have it: the space in the normaliser, and tokens looked for behind it.
     let mut older = document();
     older["pre_tokenizer"] = Value::Null;
+    older["model"]["merges"] = json!(["a b", "▁ a"]);
     older["normalizer"] = json!({ "type": "Sequence", "normalizers": [
         { "type": "Prepend", "prepend": "▁" },
         { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
@@ -228,6 +234,90 @@ fn a_document_made_by_hand() {
     // Ids may have gaps, which stand for nothing.
     let t = changed("/added_tokens/1/id", json!(1)).unwrap();
     assert_eq!(t.vocabulary_size(), 263);
+}
+
+/// Every part that is supported, in several forms, against the library with the same document.
+#[test]
+fn documents_give_the_ids_of_the_library() {
+    let sequence = |list: &str, parts: Value| json!({ "type": "Sequence", list: parts });
+    let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let prepend = json!({ "type": "Prepend", "prepend": "▁" });
+    let metaspace = |scheme: &str, split: bool| json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split });
+    let cut = |regex: &str, behavior: &str, invert: bool| json!({ "type": "Split", "pattern": { "Regex": regex }, "behavior": behavior, "invert": invert });
+    let variants: Vec<Vec<(&str, Value)>> = vec![
+        vec![],
+        vec![("/normalizer", json!({ "type": "NFC" }))],
+        vec![("/normalizer", sequence("normalizers", json!([{ "type": "NFC" }, replace])))],
+        vec![
+            ("/normalizer", sequence("normalizers", json!([prepend, replace]))),
+            ("/pre_tokenizer", Value::Null),
+        ],
+        vec![
+            ("/normalizer", sequence("normalizers", json!([prepend, replace]))),
+            ("/pre_tokenizer", Value::Null),
+            ("/added_tokens/1/normalized", json!(true)),
+        ],
+        vec![("/pre_tokenizer", metaspace("always", true))],
+        vec![("/pre_tokenizer", metaspace("never", true))],
+        vec![("/pre_tokenizer", metaspace("first", true)), ("/added_tokens/1/lstrip", json!(true))],
+        vec![("/added_tokens/1/rstrip", json!(true)), ("/added_tokens/1/lstrip", json!(true))],
+        vec![("/pre_tokenizer", json!({ "type": "Digits", "individual_digits": true }))],
+        vec![("/pre_tokenizer", json!({ "type": "Digits", "individual_digits": false }))],
+        vec![(
+            "/pre_tokenizer",
+            sequence("pretokenizers", json!([cut("a+", "Isolated", false), metaspace("first", false)])),
+        )],
+        vec![("/pre_tokenizer", cut("a+| ", "Removed", false))],
+        vec![("/pre_tokenizer", cut("[ab]+", "MergedWithPrevious", true))],
+        vec![(
+            "/pre_tokenizer",
+            json!({ "type": "Split", "pattern": { "String": "b" }, "behavior": "MergedWithNext", "invert": false }),
+        )],
+        vec![("/model/ignore_merges", json!(true)), ("/pre_tokenizer", metaspace("always", true))],
+        vec![("/model/byte_fallback", json!(false)), ("/model/unk_token", json!("<unk>"))],
+        vec![
+            ("/model/byte_fallback", json!(false)),
+            ("/model/unk_token", json!("<unk>")),
+            ("/model/fuse_unk", json!(false)),
+        ],
+    ];
+    let texts = [
+        "",
+        " ",
+        "a",
+        " a",
+        "ab  a b",
+        "a<s>a",
+        "a <s> b",
+        "<s>",
+        "e\u{301} é",
+        "12a 3",
+        "aab ba",
+        "x\n€",
+        "▁a",
+        "<unk>",
+    ];
+    for variant in variants {
+        let mut document = document();
+        document["truncation"] = Value::Null;
+        for (pointer, value) in &variant {
+            *document.pointer_mut(pointer).unwrap() = value.clone();
+        }
+        let ours = from_json(&document).unwrap();
+        let mut library: tokenizers::Tokenizer = document.to_string().parse().unwrap();
+        for text in texts {
+            let theirs = library.encode(text, true).unwrap();
+            assert_eq!(
+                ours.encode_with_control(text, true).unwrap(),
+                theirs.get_ids(),
+                "{variant:?}: {text:?}"
+            );
+            library.set_encode_special_tokens(true);
+            let theirs = library.encode(text, true).unwrap();
+            assert_eq!(ours.encode(text, true).unwrap(), theirs.get_ids(), "{variant:?}: {text:?}");
+            library.set_encode_special_tokens(false);
+        }
+    }
 }
 
 #[test]
