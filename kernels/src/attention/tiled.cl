@@ -32,8 +32,8 @@ KERNEL(ITEMS) attention_tiled(
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
 ) {
-    LOCAL float query[DIMS * QUERIES];
-    LOCAL float weights[POSITIONS * WEIGHTS];
+    LOCAL float query[DIMS * QUERIES] ALIGNED;
+    LOCAL float weights[POSITIONS * WEIGHTS] ALIGNED;
     LOCAL float partial[QUERIES * 17];
     LOCAL float corrections[QUERIES];
     LOCAL uint shared;

@@ -8,8 +8,8 @@ KERNEL(ITEMS) matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uchar *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
 ) {
-    LOCAL uint w_tile[16 * QUAD];
-    LOCAL uint x_tile[16 * QUAD];
+    LOCAL uint w_tile[16 * QUAD] ALIGNED;
+    LOCAL uint x_tile[16 * QUAD] ALIGNED;
     LOCAL float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
     LOCAL float x_scales[2 * 64];
     LOCAL int x_sums[2 * 2 * 64];

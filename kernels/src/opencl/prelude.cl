@@ -13,6 +13,8 @@
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local
+// Arrays in local memory that are read 16 bytes at a time.
+#define ALIGNED __attribute__((aligned(16)))
 #define PRIVATE __private
 #define RESTRICT restrict
 #define HALF half

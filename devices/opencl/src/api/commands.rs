@@ -193,7 +193,12 @@ impl Queue {
         let (global, local) = (size.global.as_ptr(), size.local.as_ptr());
         // SAFETY: as many sizes of each kind as there are axes; the driver checks them and the arguments.
         unsafe {
-            enqueue!(self.0, after, wanted, clEnqueueNDRangeKernel(kernel.0, 3, ptr::null(), global, local))
+            enqueue!(
+                self.0,
+                after,
+                wanted,
+                clEnqueueNDRangeKernel(kernel.0, size.axes(), ptr::null(), global, local)
+            )
         }
     }
 
