@@ -1,29 +1,44 @@
-// A group of 16 rows of quantised weights times M rows of int8 activations, blocks of 32 columns at a time: an item
-// takes four rows of some blocks. Where fewer rows of x are left, the last one stands for the others.
+// A group of 16 rows of quantised weights times M rows of int8 activations, blocks of 32 columns at a time: an item takes
+// four rows and half the quads of some blocks. Where fewer rows of x are left, the last one stands for the others.
 
-FN void accumulate_rows(
-    const GLOBAL uchar *group, const GLOBAL uchar *x, uint k, uint left, float acc[M][LANES]
-) {
-    const uint part = ITEM % 4, blocks = k / 32;
-    for (uint block = ITEM / 4; block < blocks; block += ITEMS / 4) {
-        uint words[8][4];
-        Scales scales;
+// Blocks whose loads are under way together: what hides the memory's latency.
+#define BATCH (M == 1 ? 2 : 1)
+
+FN void accumulate_rows(const GLOBAL uchar *group, const GLOBAL uchar *x, uint k, uint left, float acc[M][LANES]) {
+    const uint part = ITEM % 4, pair = ITEM / 4 % 2 * 2, blocks = k / 32, stride = ITEMS / 8;
+    for (uint first = ITEM / 8; first < blocks; first += BATCH * stride) {
+        // Quads `pair`, `pair` + 1 and those 16 columns on.
+        uint words[BATCH][4][4];
+        Scales scales[BATCH];
         #pragma unroll
-        for (uint quad = 0; quad < 8; quad++) quad_words(group, blocks, block, quad, part, words[quad]);
-        block_scales(group, blocks, block, part, &scales);
-        #pragma unroll
-        for (uint m = 0; m < M; m++) {
-            const GLOBAL uchar *row = x + (size_t)min(m, left - 1) * row_bytes(k);
-            uint4 a = LOAD4(row + block * 32), b = LOAD4(row + block * 32 + 16);
-            float scale = *(const GLOBAL float *)(row + scales_offset(k) + block * 4);
-            uint2 sums = LOAD2(row + sums_offset(k) + block * 8);
+        for (uint b = 0; b < BATCH; b++) {
+            uint block = min(first + b * stride, blocks - 1);
             #pragma unroll
-            for (uint r = 0; r < 4; r++) {
-                acc[m][r] = add_block(
-                    dot4(words[0][r], a.x, dot4(words[1][r], a.y, dot4(words[2][r], a.z, dot4(words[3][r], a.w, 0)))),
-                    dot4(words[4][r], b.x, dot4(words[5][r], b.y, dot4(words[6][r], b.z, dot4(words[7][r], b.w, 0)))),
-                    (int)sums.x, (int)sums.y, scale, scales.first[r], scales.last[r], scales.minimum[r], acc[m][r]
-                );
+            for (uint i = 0; i < 4; i++) {
+                quad_words(group, blocks, block, pair + i % 2 + i / 2 * 4, part, words[b][i]);
+            }
+            block_scales(group, blocks, block, part, &scales[b]);
+        }
+        #pragma unroll
+        for (uint b = 0; b < BATCH; b++) {
+            bool inside = first + b * stride < blocks;
+            uint block = min(first + b * stride, blocks - 1);
+            #pragma unroll
+            for (uint m = 0; m < M; m++) {
+                const GLOBAL uchar *row = x + (size_t)min(m, left - 1) * row_bytes(k);
+                uint2 low = LOAD2(row + block * 32 + pair * 4), high = LOAD2(row + block * 32 + 16 + pair * 4);
+                float scale = inside ? LOADF1(row + scales_offset(k) + block * 4) : 0.0f;
+                // The sums are of all quads: one of the two items takes them.
+                uint2 sums = UINT2(0, 0);
+                if ((OFFSET || MINIMA) && pair == 0) sums = LOAD2(row + sums_offset(k) + block * 8);
+                #pragma unroll
+                for (uint r = 0; r < 4; r++) {
+                    acc[m][r] = add_block(
+                        dot4(words[b][0][r], low.x, dot4(words[b][1][r], low.y, 0)),
+                        dot4(words[b][2][r], high.x, dot4(words[b][3][r], high.y, 0)), (int)sums.x, (int)sums.y,
+                        scale, scales[b].first[r], scales[b].last[r], scales[b].minimum[r], acc[m][r]
+                    );
+                }
             }
         }
     }

@@ -31,9 +31,11 @@
 #define LOAD4(pointer) (*(const GLOBAL uint4 *)(pointer))
 #define LOAD2(pointer) (*(const GLOBAL uint2 *)(pointer))
 #define LOAD1(pointer) (*(const GLOBAL uint *)(pointer))
+#define LOADF1(pointer) (*(const GLOBAL float *)(pointer))
 #define LOADF4(pointer) (*(const GLOBAL float4 *)(pointer))
 #define LOAD_LOCAL4(pointer) (*(const LOCAL uint4 *)(pointer))
 #define LOAD_LOCALF4(pointer) (*(const LOCAL float4 *)(pointer))
+#define UINT2(a, b) ((uint2)(a, b))
 #define UINT4(a, b, c, d) ((uint4)(a, b, c, d))
 #define FLOAT4(a, b, c, d) ((float4)(a, b, c, d))
 
