@@ -6,6 +6,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod checks;
+mod support;
 mod synth;
 mod tidy;
 
@@ -29,6 +30,12 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
+    /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
+    SupportTable {
+        /// Only say whether the page is up to date.
+        #[arg(long)]
+        check: bool,
+    },
     /// Write a GGUF file with random weights, in any shape and tensor type.
     SynthModel(synth::Args),
 }
@@ -44,6 +51,7 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
+        Task::SupportTable { check } => support::run(&root(), check),
         Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
     };
     match result {
