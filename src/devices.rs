@@ -103,6 +103,12 @@ impl Devices {
             .collect()
     }
 
+    /// Opens one adapter of the report, selected or not.
+    pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
+        let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
+        Ok(opened.swap_remove(0))
+    }
+
     /// Opens adapters by label, in this order.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {

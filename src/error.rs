@@ -74,6 +74,14 @@ pub enum Error {
     /// The pipeline failed, or refused a request.
     #[error(transparent)]
     Run(#[from] ragtag_scheduler::Error),
+    /// Devices that do not do what they owe.
+    #[error("{failed} of {tests} tests failed")]
+    SelfTest {
+        /// How many tests failed.
+        failed: usize,
+        /// Of how many.
+        tests: usize,
+    },
     /// `--strict` found something.
     #[error("refused by --strict: {}", findings.join("; "))]
     Strict {
@@ -105,7 +113,7 @@ impl Error {
             {
                 6
             }
-            Error::Compile { .. } | Error::Device { .. } | Error::Run(_) => 1,
+            Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
         }
     }
 }

@@ -31,6 +31,7 @@ mod map;
 mod model;
 pub mod npy;
 mod planner;
+mod selftest;
 mod session;
 mod stop;
 mod strict;
@@ -41,6 +42,7 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
+pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
 pub use ragtag_hal::AdapterKind;
 pub use ragtag_kernels::{Activations, KvType};

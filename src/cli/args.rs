@@ -16,7 +16,7 @@ Examples:
   ragtag plan model.gguf --ctx 4096                   which device would run which layers, and why
   ragtag bench model.gguf --parallel 8                prompt and generation speed
 
-Exit codes: 0 done, 1 internal or device failure, 2 usage, 3 model file, 4 plan or split, 5 devices,
+Exit codes: 0 done, 1 internal or device failure or a failed self-test, 2 usage, 3 model file, 4 plan or split, 5 devices,
 6 does not fit, 7 file cannot be read or written, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Logits(LogitsArgs),
     /// Measure perplexity on a text.
     Perplexity(PerplexityArgs),
+    /// Try out whether the devices do what Ragtag relies on.
+    Selftest(SelftestArgs),
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"
@@ -298,4 +300,27 @@ pub(crate) struct PerplexityArgs {
     /// JSON instead of a line.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag selftest
+  ragtag selftest --device cpu --only 'kernel/matmul*avx2'
+  ragtag selftest --report selftest.json
+
+Without --device and RAGTAG_DEVICES every device is tested, also those that the processor imitates.
+Exit code 1 if a test fails.")]
+pub(crate) struct SelftestArgs {
+    /// Only tests with this in their names; * stands for anything: 'matmul*avx2'.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) only: Option<String>,
+    /// Write versions, devices and every test with its time as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// The same on standard output instead of the table.
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 }

@@ -12,6 +12,7 @@ mod plan;
 mod progress;
 mod records;
 mod run;
+mod selftest;
 mod strict;
 
 use crate::devices::{DeviceOptions, Devices};
@@ -44,6 +45,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
+        Command::Selftest(args) => selftest::run(args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);

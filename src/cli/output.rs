@@ -24,7 +24,8 @@ pub(crate) fn print_json(value: &impl Serialize) {
     print(&to_json(value));
 }
 
-fn to_json(value: &impl Serialize) -> String {
+/// A value as indented JSON, with a line break at the end.
+pub(crate) fn to_json(value: &impl Serialize) -> String {
     match serde_json::to_string_pretty(value) {
         Ok(json) => json + "\n",
         Err(error) => format!("{{\"error\": {:?}}}\n", error.to_string()),

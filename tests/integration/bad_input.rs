@@ -574,9 +574,10 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
             &["run", "-n", "1", "--receipt", path],
             &["bench", "-p", "4", "-n", "1", "--trace", path],
             &["perplexity", "-f", text(&file), "--receipt", path],
+            &["selftest", "--report", path],
         ] {
             let err = refused(arguments, FILE, &["cannot write", path]);
-            assert!(!err.contains("requested="), "before the run: {err}");
+            assert!(!err.contains("requested=") && !err.contains("testing"), "before the run: {err}");
         }
     }
     assert_eq!(std::fs::read(&file).unwrap(), b"in the way");
@@ -611,4 +612,6 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
     refused(&[], USAGE, &["Usage: ragtag"]);
     // Nothing to measure is no measurement.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
+    // Nor is testing nothing a test.
+    refused(&["selftest", "--only", "teleport"], USAGE, &["no test has \"teleport\" in its name"]);
 }

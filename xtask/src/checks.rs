@@ -2,7 +2,7 @@
 //!
 //! This module must not know rules about source text; those are `tidy`'s.
 
-use crate::tidy;
+use crate::{support, tidy};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -38,6 +38,8 @@ pub fn test(root: &Path) -> Result<(), String> {
     run(root, &FORMAT)?;
     println!("== tidy");
     tidy::run(root)?;
+    println!("== support table");
+    support::run(root, true)?;
     run(root, &LINTS)?;
     run(root, &DOCUMENTATION)?;
     run(root, &TESTS)

@@ -7,6 +7,7 @@
 
 mod checks;
 mod kernels;
+mod support;
 mod synth;
 mod tidy;
 
@@ -32,6 +33,12 @@ enum Task {
     Ci,
     /// Write the kernels' OpenCL C to files, and compile it for GPUs that are not here.
     Kernels(kernels::Args),
+    /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
+    SupportTable {
+        /// Only say whether the page is up to date.
+        #[arg(long)]
+        check: bool,
+    },
     /// Write a GGUF file with random weights, in any shape and tensor type.
     SynthModel(synth::Args),
 }
@@ -48,6 +55,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
         Task::Kernels(args) => kernels::run(&args),
+        Task::SupportTable { check } => support::run(&root(), check),
         Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
     };
     match result {

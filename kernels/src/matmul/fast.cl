@@ -30,7 +30,7 @@ FN void accumulate_rows(const GLOBAL uchar *group, const GLOBAL uchar *x, uint k
                 float scale = inside ? LOADF1(row + scales_offset(k) + block * 4) : 0.0f;
                 // The sums are of all quads: one of the two items takes them.
                 uint2 sums = UINT2(0, 0);
-                if ((OFFSET || MINIMA) && pair == 0) sums = LOAD2(row + sums_offset(k) + block * 8);
+                if ((OFFSET || MINIMA) && pair == 0) sums = sums_of(row, k, block);
                 #pragma unroll
                 for (uint r = 0; r < 4; r++) {
                     acc[m][r] = add_block(

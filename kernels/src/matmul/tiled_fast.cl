@@ -62,7 +62,7 @@ KERNEL(ITEMS) matmul_tiled(
             to[6 * QUAD] = high.z;
             to[7 * QUAD] = high.w;
             x_scales[b * 64 + row] = LOADF1(from + scales_offset(k) + at * 4);
-            uint2 sums = LOAD2(from + sums_offset(k) + at * 8);
+            uint2 sums = sums_of(from, k, at);
             x_sums[b * 128 + row] = (int)sums.x;
             x_sums[b * 128 + 64 + row] = (int)sums.y;
         }

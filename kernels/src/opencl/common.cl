@@ -40,3 +40,8 @@ FN float group_max(LOCAL float *scratch, float value) {
 FN uint scales_offset(uint width) { return (width + 63) & ~63u; }
 FN uint sums_offset(uint width) { return scales_offset(width) + width / 32 * 4; }
 FN uint row_bytes(uint width) { return (sums_offset(width) + width / 32 * 8 + 63) & ~63u; }
+// The two sums of a block. Sums are 4 aligned only: a row may have an odd number of blocks.
+FN uint2 sums_of(const GLOBAL uchar *row, uint width, uint block) {
+    const GLOBAL uchar *from = row + sums_offset(width) + block * 8;
+    return UINT2(LOAD1(from), LOAD1(from + 4));
+}

@@ -1,0 +1,164 @@
+//! `ragtag selftest`: whether this machine's devices do what Ragtag relies on.
+
+use super::args::SelftestArgs;
+use super::output::{check_writable, note, print, print_json, table, to_json, write_file};
+use super::progress;
+use crate::devices::Devices;
+use crate::error::Result;
+use crate::selftest::SelfTest;
+use ragtag_conformance::{Outcome, Report, Verdict};
+use ragtag_devices::Source;
+use ragtag_hal::Adapter;
+use ragtag_kernels::NumericsClass;
+
+/// Names that are printed of the tests that share a reason.
+const NAMES: usize = 3;
+
+pub(super) fn run(args: &SelftestArgs) -> Result<()> {
+    args.report.iter().try_for_each(|path| check_writable(path))?;
+    let devices = Devices::probe(&super::device_options(&args.devices))?;
+    let adapters: Vec<Adapter> = match devices.choice().source {
+        Source::Default => devices.report().adapters().cloned().collect(),
+        Source::Flag | Source::Environment => devices.selected().to_vec(),
+    };
+    let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
+    note(&format!("testing {}", labels.join(", ")));
+    if args.devices.strict {
+        super::strict::check_devices(&devices)?;
+    }
+    let only = args.only.as_deref().unwrap_or_default();
+    let bar = progress::steps("testing", (SelfTest::tests(only) * adapters.len()) as u64);
+    let found = SelfTest::run(&devices, &adapters, only, |adapter, test| {
+        bar.set_message(format!("{} {test}", adapter.label()));
+        bar.inc(1);
+    })?;
+    bar.finish_and_clear();
+    if args.json {
+        print_json(&found);
+    } else {
+        print(&as_text(&found));
+    }
+    if let Some(path) = &args.report {
+        write_file(path, to_json(&found).as_bytes())?;
+    }
+    found.check()
+}
+
+/// The table, then what did not pass, then the backends that are not there.
+fn as_text(found: &SelfTest) -> String {
+    let mut table =
+        table(&["device", "name", "driver", ">passed", ">failed", ">skipped", ">exact", ">fast", ">time"]);
+    for report in &found.reports {
+        let error = |class| report.worst_relative_error(class).map_or(String::new(), |e| format!("{e:.1e}"));
+        let duration_us: u64 = report.tests.iter().map(|test| test.duration_us).sum();
+        table.add_row([
+            report.adapter.label(),
+            report.adapter.name.clone(),
+            report.adapter.driver.clone(),
+            report.passed().to_string(),
+            failures(report).len().to_string(),
+            skips(report).len().to_string(),
+            error(NumericsClass::Exact),
+            error(NumericsClass::Fast),
+            format!("{:.1} s", duration_us as f64 / 1e6),
+        ]);
+    }
+    let mut text = format!("{table}\n");
+    for report in &found.reports {
+        text.push_str(&reasons(report, "failed", &failures(report)));
+        text.push_str(&reasons(report, "skipped", &skips(report)));
+    }
+    for absent in &found.absent {
+        text.push_str(&format!("{}: {}\n", absent.backend, absent.cause));
+    }
+    text
+}
+
+/// A test with the reason why it did not pass.
+type Reason<'a> = (&'a Outcome, &'a str);
+
+fn failures(report: &Report) -> Vec<Reason<'_>> {
+    let reason = |test: &'_ Outcome| matches!(test.verdict, Verdict::Failed { .. });
+    report.tests.iter().filter(|test| reason(test)).map(with_reason).collect()
+}
+
+fn skips(report: &Report) -> Vec<Reason<'_>> {
+    let skipped = |test: &'_ Outcome| matches!(test.verdict, Verdict::Skipped { .. });
+    report.tests.iter().filter(|test| skipped(test)).map(with_reason).collect()
+}
+
+fn with_reason(test: &Outcome) -> Reason<'_> {
+    match &test.verdict {
+        Verdict::Failed { why: reason } | Verdict::Skipped { reason } => (test, reason),
+        Verdict::Passed { .. } => (test, ""),
+    }
+}
+
+/// One line for each reason, with the names of the tests that share it.
+fn reasons(report: &Report, what: &str, tests: &[Reason<'_>]) -> String {
+    let mut groups: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (test, reason) in tests {
+        match groups.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, names)) => names.push(&test.name),
+            None => groups.push((reason, vec![&test.name])),
+        }
+    }
+    let line = |(reason, names): &(&str, Vec<&str>)| {
+        let shown = names[..names.len().min(NAMES)].join(", ");
+        let more = match names.len().saturating_sub(NAMES) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        format!("{} {what}: {reason}: {shown}{more}\n", report.adapter.label())
+    };
+    groups.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::DeviceOptions;
+
+    /// The CPU's report on one test, with other outcomes in place of its own.
+    fn found(tests: &[(&str, Verdict)]) -> SelfTest {
+        let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let devices = Devices::probe(&cpu).unwrap();
+        let mut found = SelfTest::run(&devices, devices.selected(), "memory/fill", |_, _| {}).unwrap();
+        let outcome = |(name, verdict): &(&str, Verdict)| Outcome {
+            name: name.to_string(),
+            verdict: verdict.clone(),
+            class: Some(NumericsClass::Exact),
+            duration_us: 500_000,
+        };
+        found.reports.truncate(1);
+        found.reports[0].tests = tests.iter().map(outcome).collect();
+        found.absent =
+            vec![ragtag_conformance::Absent { backend: "abacus".into(), cause: "no beads".into() }];
+        found
+    }
+
+    #[test]
+    fn what_did_not_pass_is_told_once_for_each_reason() {
+        let passed = |error| Verdict::Passed { relative_error: error };
+        let skipped = |reason: &str| Verdict::Skipped { reason: reason.into() };
+        let failed = |why: &str| Verdict::Failed { why: why.into() };
+        let text = as_text(&found(&[
+            ("a", passed(Some(2e-6))),
+            ("b", passed(Some(3e-6))),
+            ("c", passed(None)),
+            ("d", skipped("too small")),
+            ("e", skipped("too slow")),
+            ("f", skipped("too small")),
+            ("g", skipped("too small")),
+            ("h", skipped("too small")),
+            ("i", failed("wrong")),
+        ]));
+        let (table, lines) = text.split_at(text.find("cpu:0 failed").unwrap());
+        let row: Vec<_> = table.lines().last().unwrap().split('|').map(str::trim).collect();
+        assert_eq!(row[4..9], ["3", "1", "5", "3.0e-6", ""]);
+        assert_eq!(
+            lines,
+            "cpu:0 failed: wrong: i\ncpu:0 skipped: too small: d, f, g and 1 more\ncpu:0 skipped: too slow: e\nabacus: no beads\n"
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! The support table of the documents, made from committed reports of `ragtag selftest`: what was executed on which device,
+//! what is only compiled, what is not there at all.
+//!
+//! This module must not know what the tests are; it counts them.
+
+use serde::Deserialize;
+use std::fmt::Write;
+use std::path::Path;
+
+/// Where reports lie, from the root.
+const REPORTS: &str = "docs/reports";
+/// The page, from the root.
+const PAGE: &str = "docs/support.md";
+/// The version of the reports.
+const VERSION: u32 = 1;
+
+/// Every backend there is to be, in order of preference. Those that exist have a crate of this name under `devices/`.
+const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
+
+const HEAD: &str = "\
+# Support
+
+What Ragtag was executed on. `cargo xtask support-table` writes this page from the reports in [reports/](reports), which
+`ragtag selftest --report FILE` wrote on the machines in question; `cargo xtask test` checks that it is up to date.
+
+- **executed**: the conformance suite ran on this device, with these numbers of tests. Skipped is what a device or a driver
+  cannot do, with the reason in the report.
+- **failed**: it ran there, and no test passed.
+- **compiled**: the backend is built and linted with everything else, and no report shows a device that ran it.
+- **never**: there is no such backend yet.
+
+| backend | state | device | driver | system | passed | failed | skipped | exact | fast | report |
+| --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |
+";
+
+const FOOT: &str = "
+Exact, fast: the largest relative error ‖out − reference‖ / ‖reference‖ among the kernels of that numerics class; the bounds
+are 1e-4 and 2e-2.
+";
+
+/// A report, as far as the table shows it; the whole form is in `docs/formats.md`.
+#[derive(Debug, Deserialize)]
+struct Report {
+    ragtag_selftest: u32,
+    ragtag: String,
+    os: String,
+    arch: String,
+    only: String,
+    reports: Vec<Device>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Device {
+    adapter: Adapter,
+    tests: Vec<Test>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Adapter {
+    backend: String,
+    name: String,
+    driver: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Test {
+    verdict: Verdict,
+    class: Option<String>,
+    relative_error: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Passed,
+    Failed,
+    Skipped,
+}
+
+/// Writes the page; with `check` only says whether it is as it would be written.
+pub(crate) fn run(root: &Path, check: bool) -> Result<(), String> {
+    let is_built = |backend: &str| root.join("devices").join(backend).join("Cargo.toml").is_file();
+    let page = page(&read(&root.join(REPORTS))?, is_built)?;
+    let path = root.join(PAGE);
+    if !check {
+        return std::fs::write(&path, page).map_err(|e| format!("{PAGE}: {e}"));
+    }
+    let found = std::fs::read_to_string(&path).map_err(|e| format!("{PAGE}: {e}"))?;
+    if found == page {
+        Ok(())
+    } else {
+        Err(format!("{PAGE} is out of date: run `cargo xtask support-table`"))
+    }
+}
+
+/// The reports of a folder with their names, in the order of these.
+fn read(folder: &Path) -> Result<Vec<(String, Report)>, String> {
+    let about = |e: &dyn std::fmt::Display| format!("{REPORTS}: {e}");
+    let mut reports = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(|e| about(&e))? {
+        let path = entry.map_err(|e| about(&e))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some(stem) = name.strip_suffix(".json") else { continue };
+        let text = std::fs::read_to_string(&path).map_err(|e| format!("{REPORTS}/{name}: {e}"))?;
+        let report = serde_json::from_str(&text).map_err(|e| format!("{REPORTS}/{name}: {e}"))?;
+        reports.push((stem.to_owned(), report));
+    }
+    reports.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(reports)
+}
+
+fn page(reports: &[(String, Report)], is_built: impl Fn(&str) -> bool) -> Result<String, String> {
+    for (name, report) in reports {
+        check_report(report).map_err(|e| format!("{REPORTS}/{name}.json: {e}"))?;
+    }
+    let mut page = HEAD.to_owned();
+    for backend in BACKENDS {
+        let devices =
+            reports.iter().flat_map(|(name, report)| report.reports.iter().map(move |d| (name, report, d)));
+        let rows: Vec<_> = devices
+            .filter(|(.., device)| device.adapter.backend == backend)
+            .map(|(name, report, device)| row(name, report, device))
+            .collect();
+        if rows.is_empty() {
+            let state = if is_built(backend) { "compiled" } else { "never" };
+            // Writing to a string does not fail.
+            let _ = writeln!(page, "| {backend} | {state} |{}", "  |".repeat(9));
+        }
+        page.extend(rows);
+    }
+    page.push_str(FOOT);
+    Ok(page)
+}
+
+/// A report of part of the suite, or of a form or backend that is not known here, is no basis for a table.
+fn check_report(report: &Report) -> Result<(), String> {
+    if report.ragtag_selftest != VERSION {
+        return Err(format!("version {}; {VERSION} is wanted", report.ragtag_selftest));
+    }
+    if !report.only.is_empty() {
+        return Err(format!("only tests with {:?} were run", report.only));
+    }
+    for device in &report.reports {
+        let backend = &device.adapter.backend;
+        if !BACKENDS.contains(&backend.as_str()) {
+            return Err(format!("the list in xtask/src/support.rs does not know the backend {backend}"));
+        }
+    }
+    Ok(())
+}
+
+fn row(name: &str, report: &Report, device: &Device) -> String {
+    let count = |verdict| device.tests.iter().filter(|test| test.verdict == verdict).count();
+    let passed = |test: &&Test| test.verdict == Verdict::Passed;
+    let error = |class: &str| {
+        let of_class = device.tests.iter().filter(passed).filter(|test| test.class.as_deref() == Some(class));
+        let worst = of_class.filter_map(|test| test.relative_error).reduce(f64::max);
+        worst.map_or(String::new(), |e| format!("{e:.1e}"))
+    };
+    let Adapter { backend, name: device_name, driver } = &device.adapter;
+    let state = if count(Verdict::Passed) > 0 { "executed" } else { "failed" };
+    // What a driver calls itself must not end a cell.
+    let cell = |text: &str| text.replace('|', "\\|");
+    format!(
+        "| {backend} | {state} | {} | {} | {} {}, ragtag {} | {} | {} | {} | {} | {} | [{name}](reports/{name}.json) |\n",
+        cell(device_name),
+        cell(driver),
+        report.os,
+        report.arch,
+        report.ragtag,
+        count(Verdict::Passed),
+        count(Verdict::Failed),
+        count(Verdict::Skipped),
+        error("exact"),
+        error("fast"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(backend: &str, only: &str, version: u32) -> (String, Report) {
+        let text = format!(
+            r#"{{"ragtag_selftest": {version}, "ragtag": "0.1.0", "os": "linux", "arch": "x86_64", "only": "{only}",
+            "started_unix_s": 1, "absent": [], "reports": [{{
+                "adapter": {{"backend": "{backend}", "index": 0, "name": "A|B", "driver": "1.2"}},
+                "tests": [
+                    {{"name": "a", "verdict": "passed", "relative_error": 2e-6, "class": "exact", "duration_us": 1}},
+                    {{"name": "b", "verdict": "passed", "relative_error": 3e-6, "class": "exact", "duration_us": 1}},
+                    {{"name": "c", "verdict": "passed", "relative_error": null, "duration_us": 1}},
+                    {{"name": "d", "verdict": "skipped", "reason": "x", "class": "fast", "duration_us": 1}},
+                    {{"name": "e", "verdict": "failed", "why": "y", "class": "fast", "duration_us": 1}}
+                ]
+            }}]}}"#
+        );
+        ("box".into(), serde_json::from_str(&text).unwrap())
+    }
+
+    #[test]
+    fn the_table_counts_what_reports_say() {
+        let page = page(&[report("opencl", "", 1)], |backend| backend == "cpu").unwrap();
+        for line in [
+            "| opencl | executed | A\\|B | 1.2 | linux x86_64, ragtag 0.1.0 | 3 | 1 | 1 | 3.0e-6 |  | [box](reports/box.json) |",
+            "| cpu | compiled |  |  |  |  |  |  |  |  |  |",
+            "| cuda | never |  |  |  |  |  |  |  |  |  |",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line} in {page}");
+        }
+        assert_eq!(page.lines().filter(|line| line.contains("opencl |")).count(), 1);
+    }
+
+    #[test]
+    fn reports_that_are_no_basis_are_refused() {
+        let refusal = |report| page(&[report], |_| true).unwrap_err();
+        assert!(refusal(report("cpu", "matmul", 1)).contains("only tests with \"matmul\""));
+        assert!(refusal(report("cpu", "", 2)).contains("version 2"));
+        assert!(refusal(report("abacus", "", 1)).contains("abacus"));
+    }
+
+    #[test]
+    fn a_page_that_is_out_of_date_is_found() {
+        let root = std::env::temp_dir().join(format!("ragtag-support-{}", std::process::id()));
+        std::fs::create_dir_all(root.join(REPORTS)).unwrap();
+        let checked = |check| run(&root, check);
+        assert!(checked(true).is_err());
+        checked(false).unwrap();
+        checked(true).unwrap();
+        std::fs::write(root.join(PAGE), "| cpu | executed |\n").unwrap();
+        assert!(checked(true).unwrap_err().contains("cargo xtask support-table"));
+        std::fs::write(root.join(REPORTS).join("x.json"), "{").unwrap();
+        assert!(checked(false).unwrap_err().contains("docs/reports/x.json"));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}
