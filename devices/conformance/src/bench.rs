@@ -67,7 +67,18 @@ pub(crate) struct Bench {
     buffers: Vec<BufferId>,
     regions: Vec<RegionId>,
     programs: Vec<ProgramId>,
+    modules: Vec<ModuleId>,
     _companion: Option<Companion>,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        // Of a test that failed something may still be outstanding; the device warns of what it is left with.
+        let _ = self.clear();
+        for id in std::mem::take(&mut self.modules) {
+            let _ = self.device.destroy_module(id);
+        }
+    }
 }
 
 /// The thread that waits for hardware, where the device needs one.
@@ -94,6 +105,7 @@ impl Bench {
             buffers: Vec::new(),
             regions: Vec::new(),
             programs: Vec::new(),
+            modules: Vec::new(),
             _companion: companion,
         }
     }
@@ -151,6 +163,7 @@ impl Bench {
     pub(crate) fn module(&mut self, module: &Module) -> Attempt<ModuleId> {
         let id = ModuleId(self.id());
         self.device.create_module(id, module).context("creating a module")?;
+        self.modules.push(id);
         Ok(id)
     }
 

@@ -195,7 +195,10 @@ impl Device for Faulty {
         self.submissions += 1;
         if self.faults.failing_submission == Some(self.submissions) {
             let error = Error::Api { call: "submit, by a fault on demand,".into(), code: -1 };
-            self.timeline(queue).fail(error.clone());
+            match &self.mirror {
+                Some(mirror) => mirror.fail(queue, &error),
+                None => self.inner.timeline(queue).fail(error.clone()),
+            }
             return Err(error);
         }
         let doomed = self.dooms(&submission.work);

@@ -128,7 +128,7 @@ impl<T> Pool<T> {
         if let Some(native) = self.take(size, now_ns) {
             return Ok(native);
         }
-        self.keep_at_most(usize::MAX, self.budget_bytes - self.stats.in_use_bytes - size);
+        self.keep_at_most(usize::MAX, free - size);
         let allocated = match allocate(size) {
             Err(error) if error.is_out_of_memory() && !self.cached.is_empty() => {
                 self.drain();

@@ -1,8 +1,8 @@
 //! A device's actor: the one thread that owns the device and makes it do what the stage's core wants.
 //!
 //! It sleeps on its mailbox alone. While it loads weights it also waits for uploads; nothing is in flight then. When the run
-//! ends it waits a moment for what is, and destroys what it made. It must not
-//! decide anything that the core could: it turns slots into buffers, micro-batches into programs, points into waits.
+//! ends it waits a moment for what is, and destroys what it made. It must not decide anything that the core could: it turns
+//! slots into buffers, micro-batches into programs, points into waits.
 
 mod gate;
 pub(crate) mod memory;

@@ -105,6 +105,11 @@ impl Mirror {
         let _ = self.wake.try_send(());
     }
 
+    /// Ends a queue's timeline.
+    pub(super) fn fail(&self, queue: QueueKind, error: &Error) {
+        self.shared.fail(queue.index(), error);
+    }
+
     /// Has waits for the device's own points wait for their mirrors.
     pub(super) fn redirect(&self, waits: &mut [Point]) {
         for point in
