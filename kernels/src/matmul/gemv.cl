@@ -35,9 +35,7 @@ KERNEL(ITEMS) matmul_gemv(
             }
             BARRIER();
             // 16 items bring a sum down to 16 numbers, one adds these.
-            #pragma unroll
-            for (uint m = 0; m < PASS; m++) {
-                uint sum = m * 16 + ITEM / 16;
+            for (uint sum = ITEM / 16; sum < PASS * 16; sum += ITEMS / 16) {
                 float slice = 0.0f;
                 for (uint s = ITEM % 16; s < ITEMS / PARTS; s += 16) slice += partial[sum * STRIDE + s];
                 slices[sum * 17 + ITEM % 16] = slice;

@@ -5,6 +5,9 @@ FN uint count(const GLOBAL uint *params, uint word, uint capacity) {
     return word < 4 ? min(params[word], capacity) : 0;
 }
 
+// First column of the part of a row that is a group's: four columns an item.
+#define PART (GROUP(1) * 4 * ITEMS)
+
 // The sum of the group's values. `scratch` has a place for each item and 16 more.
 #define REDUCE_SPACE (ITEMS + 16)
 FN float group_sum(LOCAL float *scratch, float value) {

@@ -15,20 +15,24 @@ const ROW_BYTES: u64 = 4 << 10;
 /// Dimensions that a group of the append takes: `SLICE` in its source.
 const APPEND_SLICE: u32 = 16;
 
+/// Heads that a group of the rotary embedding takes: `HEADS` in its source.
+const ROPE_HEADS: u32 = 4;
+
 /// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
     let row = |kernel, abi, function| variant(kernel, abi, add::grid, function);
+    let part = |kernel, abi, function| variant(kernel, abi, part_grid, function);
     let mut out = vec![
         variant(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
-        row(Kernel::Add, &add::ABI, "add"),
-        row(Kernel::Quantize, &quantize::ABI, "quantize"),
+        part(Kernel::Add, &add::ABI, "add"),
+        part(Kernel::Quantize, &quantize::ABI, "quantize"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
-        row(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
-        row(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
-        row(Kernel::Rope, &rope::ABI, "rope"),
+        part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
+        part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
+        variant(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
@@ -125,6 +129,16 @@ fn cache_source(is_f16: &str) -> Arc<str> {
         include_str!("../attention/tiled.cl"),
     ];
     program(ITEMS, &parts)
+}
+
+/// Rows × parts of a row.
+fn part_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
+}
+
+/// Rows × sets of heads.
+fn rope_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[1].div_ceil(ROPE_HEADS), 1]
 }
 
 /// kv heads × slices of a head's dimensions.

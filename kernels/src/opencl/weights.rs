@@ -12,6 +12,9 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
+/// One row of x leaves a memory's latency to be hidden by many items. A device that takes smaller groups only has the
+/// variant for four rows.
+const SINGLE_ITEMS: Items = Items(512);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
 
@@ -66,6 +69,8 @@ fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Varian
         items: GEMV_ITEMS,
         local_bytes: 12 << 10,
     };
+    let single =
+        |source| Function { items: SINGLE_ITEMS, local_bytes: 18 << 10, ..gemv("opencl-gemv-1", 1, source) };
     let tiled = |source| Function {
         grid: tiled_grid,
         function: "matmul_tiled",
@@ -75,13 +80,13 @@ fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Varian
     };
     let functions = match activations {
         Activations::F32 => [
-            gemv("opencl-gemv-1", 1, composer!(tensor_type, exact_gemv::<1>)),
+            single(composer!(tensor_type, exact_gemv::<1>)),
             gemv("opencl-gemv-4", 4, composer!(tensor_type, exact_gemv::<4>)),
             gemv("opencl-gemv-8", 8, composer!(tensor_type, exact_gemv::<8>)),
             tiled(composer!(tensor_type, exact_tiled)),
         ],
         Activations::Int8 => [
-            gemv("opencl-gemv-1", 1, composer!(tensor_type, fast_gemv::<1>)),
+            single(composer!(tensor_type, fast_gemv::<1>)),
             gemv("opencl-gemv-4", 4, composer!(tensor_type, fast_gemv::<4>)),
             gemv("opencl-gemv-8", 8, composer!(tensor_type, fast_gemv::<8>)),
             tiled(composer!(tensor_type, fast_tiled)),
@@ -123,6 +128,11 @@ fn reader(tensor_type: TensorType) -> [&'static str; 3] {
     }
 }
 
+/// Items of a product for `m` rows of x.
+fn gemv_items(m: u32) -> Items {
+    if m == 1 { SINGLE_ITEMS } else { GEMV_ITEMS }
+}
+
 fn with_reader(tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
     program(items, &[&reader(tensor_type)[..], parts].concat())
 }
@@ -141,13 +151,13 @@ fn exact_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
         1 => include_str!("../matmul/plain.cl"),
         _ => include_str!("../matmul/exact.cl"),
     };
-    with_reader(tensor_type, GEMV_ITEMS, &[&input, sums, GEMV])
+    with_reader(tensor_type, gemv_items(M), &[&input, sums, GEMV])
 }
 
 /// `M` rows of int8 activations.
 fn fast_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
-    with_reader(tensor_type, GEMV_ITEMS, &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV])
+    with_reader(tensor_type, gemv_items(M), &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV])
 }
 
 fn exact_tiled(tensor_type: TensorType) -> Arc<str> {

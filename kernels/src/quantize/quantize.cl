@@ -1,4 +1,4 @@
-// f32 into int8 activations: one group a row, eight items a block of 32.
+// f32 into int8 activations: groups take parts of a row, eight items a block of 32.
 
 // Local memory of `quantise`: for each item its largest value, and its sum.
 #define QUANTISE_SPACE (2 * ITEMS)
@@ -41,12 +41,8 @@ KERNEL(ITEMS) quantize(
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
-    for (uint first = 0; first < width; first += 4 * ITEMS) {
-        uint column = first + 4 * ITEM;
-        float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (column < width) {
-            for (uint i = 0; i < 4; i++) values[i] = from[column + i];
-        }
-        quantise(scratch, values, column, width, to);
-    }
+    uint column = PART + 4 * ITEM;
+    float4 x4 = column < width ? LOADF4(from + column) : FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    float values[4] = {x4.x, x4.y, x4.z, x4.w};
+    quantise(scratch, values, column, width, to);
 }

@@ -1,4 +1,4 @@
-// SiLU(gate) · up, into f32 or int8 activations: one group a row.
+// SiLU(gate) · up, into f32 or int8 activations: groups take parts of a row.
 
 FN float silu(float x) { return x / (1.0f + exp(-x)); }
 
@@ -8,7 +8,11 @@ KERNEL(ITEMS) silu_mul_f32(
 ) {
     if (GROUP(0) >= count(params, word, rows)) return;
     size_t row = (size_t)GROUP(0) * width;
-    for (uint c = ITEM; c < width; c += ITEMS) out[row + c] = silu(gate[row + c]) * up[row + c];
+    #pragma unroll
+    for (uint i = 0; i < 4; i++) {
+        uint c = PART + i * ITEMS + ITEM;
+        if (c < width) out[row + c] = silu(gate[row + c]) * up[row + c];
+    }
 }
 
 KERNEL(ITEMS) silu_mul_int8(
@@ -19,12 +23,14 @@ KERNEL(ITEMS) silu_mul_int8(
     if (GROUP(0) >= count(params, word, rows)) return;
     size_t row = (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
-    for (uint first = 0; first < width; first += 4 * ITEMS) {
-        uint column = first + 4 * ITEM;
-        float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (column < width) {
-            for (uint i = 0; i < 4; i++) values[i] = silu(gate[row + column + i]) * up[row + column + i];
-        }
-        quantise(quantising, values, column, width, to);
+    uint column = PART + 4 * ITEM;
+    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (column < width) {
+        float4 g = LOADF4(gate + row + column), u = LOADF4(up + row + column);
+        values[0] = silu(g.x) * u.x;
+        values[1] = silu(g.y) * u.y;
+        values[2] = silu(g.z) * u.z;
+        values[3] = silu(g.w) * u.w;
     }
+    quantise(quantising, values, column, width, to);
 }
