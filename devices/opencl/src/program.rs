@@ -258,6 +258,10 @@ fn entry(
     if has != wanted {
         return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
     }
+    // What the source requires has been compiled so; some drivers name a smaller limit all the same.
+    if kernel.required_group(found.device)? == entry.work_group {
+        return Ok(entry);
+    }
     let (limit, items) = (kernel.group_limit(found.device)?, entry.work_group.iter().product::<usize>());
     if items > limit {
         let what = format!("groups of {items} work items in {name}, which takes {limit} on this device");

@@ -9,7 +9,7 @@ use opencl3::device::Device;
 use opencl3::event::{
     CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START,
 };
-use opencl3::kernel::{CL_KERNEL_NUM_ARGS, CL_KERNEL_WORK_GROUP_SIZE};
+use opencl3::kernel::{CL_KERNEL_COMPILE_WORK_GROUP_SIZE, CL_KERNEL_NUM_ARGS, CL_KERNEL_WORK_GROUP_SIZE};
 use opencl3::memory::{
     CL_BUFFER_CREATE_TYPE_REGION, CL_MEM_READ_WRITE, CL_MEM_SVM_FINE_GRAIN_BUFFER, CL_MEM_USE_HOST_PTR,
     cl_buffer_region,
@@ -310,6 +310,23 @@ impl Kernel {
             ))
         }?;
         Ok(count as usize)
+    }
+
+    /// The work group that the function's source requires; zeros if it takes any.
+    pub(crate) fn required_group(&self, device: Device) -> Result<[usize; 3]> {
+        let mut sides = [0usize; 3];
+        // SAFETY: as above.
+        unsafe {
+            status!(clGetKernelWorkGroupInfo(
+                self.0,
+                device.id(),
+                CL_KERNEL_COMPILE_WORK_GROUP_SIZE,
+                size_of_val(&sides),
+                (&raw mut sides).cast(),
+                ptr::null_mut(),
+            ))
+        }?;
+        Ok(sides)
     }
 
     /// Most work items of a group that runs this function.
