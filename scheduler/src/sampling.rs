@@ -119,6 +119,21 @@ impl Candidate {
     }
 }
 
+/// The token with the largest logit, the lowest among equals. Devices wait for this, so it goes over the logits in lanes.
+fn likeliest(logits: &[f32]) -> Option<u32> {
+    let (lanes, rest) = logits.as_chunks::<16>();
+    let mut best = [f32::NEG_INFINITY; 16];
+    for lane in lanes {
+        for (best, &logit) in best.iter_mut().zip(lane) {
+            *best = if logit > *best { logit } else { *best };
+        }
+    }
+    // What is not a number is never the larger of two. The largest number is as good as infinity.
+    let largest = best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX);
+    let first = logits.iter().position(|&logit| logit >= largest && logit > f32::NEG_INFINITY)?;
+    u32::try_from(first).ok()
+}
+
 /// Chooses tokens one after the other, for one sequence.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -152,8 +167,11 @@ impl Sampler {
     /// # Errors
     /// [`SamplingError::NoCandidate`] if every logit is NaN or negative infinity.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SamplingError> {
-        self.collect(logits, history);
         let none = SamplingError::NoCandidate { logits: logits.len() };
+        if self.settings.temperature == 0.0 && self.settings.repetition_penalty == 1.0 {
+            return likeliest(logits).ok_or(none);
+        }
+        self.collect(logits, history);
         if self.settings.temperature == 0.0 {
             return self.candidates.iter().min_by(|a, b| a.before(b)).map(|c| c.id).ok_or(none);
         }

@@ -26,7 +26,7 @@ KERNEL(ITEMS) rms_norm_f32(
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
     float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
-    #pragma unroll 4
+    #pragma unroll 8
     for (uint first = 0; first < width; first += ITEMS) {
         uint c = first + ITEM;
         if (c < width) to[c] = from[c] * scale * weight[c];
