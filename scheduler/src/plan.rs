@@ -181,7 +181,7 @@ impl Plan {
         struct Head {
             ragtag_plan: u32,
         }
-        let not_a_plan = |e: serde_json::Error| InvalidPlan::NotAPlan { cause: e.to_string() };
+        let not_a_plan = |e: serde_json::Error| InvalidPlan::NotAPlan { cause: shown(&e) };
         let head: Head = serde_json::from_str(json).map_err(not_a_plan)?;
         if head.ragtag_plan != PLAN_VERSION {
             return Err(InvalidPlan::Version { found: head.ragtag_plan });
@@ -256,6 +256,26 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// What the reader says, with line and column. It may quote the file, at any length and with what a terminal obeys.
+fn shown(error: &serde_json::Error) -> String {
+    const MOST: usize = 300;
+    let text = error.to_string();
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    let what = text.strip_suffix(&position).unwrap_or(&text);
+    let mut shown = String::new();
+    for (number, character) in what.chars().enumerate() {
+        match character {
+            _ if number == MOST => {
+                shown.push('…');
+                break;
+            }
+            control if control.is_control() => shown.extend(control.escape_default()),
+            other => shown.push(other),
+        }
+    }
+    shown + &position
 }
 
 #[cfg(test)]
@@ -353,6 +373,23 @@ mod tests {
         assert!(error.to_string().contains("the last comes before the first"), "{error}");
         for cut in 0..pretty.len() - 2 {
             assert!(Plan::from_json(&pretty[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    /// Found by fuzzing: what the reader quotes was as long as the file, and might have cleared the screen.
+    #[test]
+    fn messages_are_short_and_without_control_characters() {
+        let long = "\\u001b[2J\\\\".repeat(1000);
+        let json = plan().to_json();
+        for changed in [
+            json.replacen("\"context\"", &format!("\"{long}\": 1, \"context\""), 1),
+            json.replacen("\"f16\"", &format!("\"{long}\""), 1),
+            json.replacen("512", &format!("\"{long}\""), 1),
+            format!("\"{long}\""),
+        ] {
+            let message = Plan::from_json(&changed).expect_err("not a plan").to_string();
+            assert!(message.len() < 800 && !message.contains(char::is_control), "{message}");
+            assert!(message.contains(" at line "), "{message}");
         }
     }
 

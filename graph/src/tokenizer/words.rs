@@ -2,6 +2,7 @@
 //! neighbours are merged.
 
 use crate::error::TokenizerError;
+use std::sync::Arc;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
@@ -9,10 +10,10 @@ use tokenizers::{Model, OffsetReferential, OffsetType, PreTokenizedString, PreTo
 /// Cuts and merges.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
-    /// For what a text begins with. `None`: no cuts.
-    pub(super) first: Option<PreTokenizerWrapper>,
+    /// For what a text begins with. `None`: no cuts. (Shared, for a copy would compile its expressions again.)
+    pub(super) first: Option<Arc<PreTokenizerWrapper>>,
     /// For what comes later in it.
-    pub(super) later: Option<PreTokenizerWrapper>,
+    pub(super) later: Option<Arc<PreTokenizerWrapper>>,
     pub(super) merging: BPE,
 }
 

@@ -3,6 +3,7 @@
 use super::{Pattern, Reader, is_space};
 use crate::error::{Quoted, TokenizerError};
 use serde::Deserialize;
+use std::sync::Arc;
 use tokenizers::SplitDelimiterBehavior;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
@@ -10,6 +11,9 @@ use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+
+/// What cuts, compiled.
+type Cuts = Arc<PreTokenizerWrapper>;
 
 /// Most steps.
 const MOST_STEPS: usize = 16;
@@ -83,22 +87,25 @@ impl PreTokenizer {
 
     /// The library's form. Its rule for what a text begins with looks at the place in the text, which is cut before:
     /// so there is one for the beginning, and one for what comes later.
-    pub(super) fn build(
-        &self,
-        reader: &Reader<'_>,
-        first: bool,
-    ) -> Result<PreTokenizerWrapper, TokenizerError> {
+    pub(super) fn build(&self, reader: &Reader<'_>) -> Result<(Cuts, Cuts), TokenizerError> {
         let steps = self.steps();
         if steps.len() > MOST_STEPS {
             return Err(reader.unsupported(format!("more than {MOST_STEPS} pre-tokenizers")));
         }
-        let built = steps.into_iter().map(|step| step.build_one(reader, first)).collect::<Result<_, _>>()?;
-        Ok(PreTokenizerWrapper::Sequence(Sequence::new(built)))
+        let build = |first: bool| {
+            let built = steps.iter().map(|step| step.build_one(reader, first)).collect::<Result<_, _>>()?;
+            Ok::<_, TokenizerError>(Arc::new(PreTokenizerWrapper::Sequence(Sequence::new(built))))
+        };
+        let first = build(true)?;
+        let differ = steps.iter().any(|step| matches!(step, PreTokenizer::Metaspace { .. }));
+        let later = if differ { build(false)? } else { Arc::clone(&first) };
+        Ok((first, later))
     }
 
+    /// A step that is no sequence.
     fn build_one(&self, reader: &Reader<'_>, first: bool) -> Result<PreTokenizerWrapper, TokenizerError> {
         Ok(match self {
-            PreTokenizer::Sequence { .. } => return self.build(reader, first),
+            PreTokenizer::Sequence { .. } => PreTokenizerWrapper::Sequence(Sequence::new(Vec::new())),
             PreTokenizer::Split { pattern, behavior, invert } => split(reader, pattern, *behavior, *invert)?,
             PreTokenizer::ByteLevel { add_prefix_space, use_regex } => {
                 PreTokenizerWrapper::ByteLevel(ByteLevel::new(*add_prefix_space, false, *use_regex))

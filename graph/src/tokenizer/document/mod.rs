@@ -141,16 +141,15 @@ pub(super) fn read(source: &dyn Source) -> Result<(Tokenizer, HashMap<String, u3
     let (raw, normalised) = finders(&reader, &document.added_tokens, &normaliser)?;
     let mut ids = document.model.vocab.clone();
     ids.extend(document.added_tokens.iter().map(|token| (token.content.clone(), token.id)));
-    let cuts = document.pre_tokenizer.as_ref();
+    let (first, later) = match &document.pre_tokenizer {
+        Some(cuts) => cuts.build(&reader).map(|(first, later)| (Some(first), Some(later)))?,
+        None => (None, None),
+    };
     let tokenizer = Tokenizer {
         raw,
         normaliser,
         normalised,
-        words: Words {
-            first: cuts.map(|cuts| cuts.build(&reader, true)).transpose()?,
-            later: cuts.map(|cuts| cuts.build(&reader, false)).transpose()?,
-            merging: merging(&reader, &document)?,
-        },
+        words: Words { first, later, merging: merging(&reader, &document)? },
         pieces: pieces.into(),
         strip_space: decoding.strip_space,
         special,
