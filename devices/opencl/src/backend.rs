@@ -58,7 +58,7 @@ impl OpenClBackend {
     }
 
     /// A context for devices of one platform: one that is in use, if it has them all.
-    fn context(&self, found: &[&Found]) -> Result<Arc<Context>> {
+    fn context(&self, platform: PlatformId, found: &[&Found]) -> Result<Arc<Context>> {
         let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
         contexts.retain(|context| context.strong_count() > 0);
         let live = contexts.iter().filter_map(Weak::upgrade).find(|context| context.serves(found));
@@ -67,7 +67,7 @@ impl OpenClBackend {
         }
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let programs = Programs::new(folder, Arc::clone(&self.counters));
-        let context = Arc::new(Context::new(found, programs)?);
+        let context = Arc::new(Context::new(platform, found, programs)?);
         contexts.push(Arc::downgrade(&context));
         Ok(context)
     }
@@ -86,7 +86,7 @@ impl OpenClBackend {
 
     #[cfg(test)]
     pub(crate) fn open_one(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<OpenClDevice> {
-        let context = self.context(&[&found])?;
+        let context = self.context(found.platform, &[&found])?;
         self.device(id, found, context, limits)
     }
 
@@ -125,7 +125,7 @@ impl Backend for OpenClBackend {
             let siblings = of(found.platform);
             let context = match contexts.iter().find(|context| context.serves(&siblings)) {
                 Some(context) => Arc::clone(context),
-                None => self.context(&siblings)?,
+                None => self.context(found.platform, &siblings)?,
             };
             contexts.push(Arc::clone(&context));
             devices.push(Box::new(self.device(*id, (*found).clone(), context, limits)?) as Box<dyn Device>);

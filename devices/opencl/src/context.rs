@@ -25,10 +25,9 @@ pub(crate) struct Context {
 impl Context {
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn new(found: &[&Found], programs: Programs) -> Result<Self> {
+    pub(crate) fn new(platform: PlatformId, found: &[&Found], programs: Programs) -> Result<Self> {
         let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
-        let platform = found.first().map_or(PlatformId(std::ptr::null_mut()), |found| found.platform);
-        let api = api::Context::new(platform.0, &devices)?;
+        let api = api::Context::new(platform.raw(), &devices)?;
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
@@ -65,32 +64,26 @@ impl Context {
 pub(crate) struct Pin {
     queue: Arc<api::Queue>,
     memory: Mem,
-    mapped: Mapped,
+    /// Where it is mapped: at the region's own bytes.
+    mapped: usize,
     /// Kept until the driver has let go of it.
     _region: Arc<HostRegion>,
 }
-
-/// Where memory is mapped: at the region's own bytes.
-struct Mapped(*mut c_void);
-
-// SAFETY: an address that only the driver gets back.
-unsafe impl Send for Mapped {}
-// SAFETY: as above.
-unsafe impl Sync for Mapped {}
 
 impl Pin {
     /// The driver pins memory of the host's that is mapped, and recognises its addresses in copies of other buffers.
     fn new(context: &api::Context, queue: &Arc<api::Queue>, region: &Arc<HostRegion>) -> Result<Self> {
         // SAFETY: the region lives as long as the pin, and no command uses this memory: it is mapped as long as it lives.
         let memory = unsafe { Mem::over(context, region.as_ptr(), region.bytes()) }?;
-        let mapped = Mapped(queue.pin(&memory, region.bytes())?);
+        let mapped = queue.pin(&memory, region.bytes())? as usize;
         Ok(Self { queue: Arc::clone(queue), memory, mapped, _region: Arc::clone(region) })
     }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        let unpinned = self.queue.unpin(&self.memory, self.mapped.0).and_then(|()| self.queue.finish());
+        let unpinned =
+            self.queue.unpin(&self.memory, self.mapped as *mut c_void).and_then(|()| self.queue.finish());
         if let Err(error) = unpinned {
             tracing::debug!(%error, "a region was not unpinned");
         }

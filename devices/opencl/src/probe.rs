@@ -44,14 +44,15 @@ const UNIFIED_ACCESS: u64 = 1;
 /// One probe at a time: PoCL 3.1 sets its devices up in the first, and crashes those who ask for them meanwhile.
 static PROBING: Mutex<()> = Mutex::new(());
 
-/// A platform's handle.
+/// A platform's handle, as a number: it is good on every thread, for as long as the process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlatformId(pub(crate) cl_platform_id);
+pub(crate) struct PlatformId(usize);
 
-// SAFETY: a platform's handle is valid on every thread, for as long as the process runs.
-unsafe impl Send for PlatformId {}
-// SAFETY: as above.
-unsafe impl Sync for PlatformId {}
+impl PlatformId {
+    pub(crate) fn raw(self) -> cl_platform_id {
+        self.0 as cl_platform_id
+    }
+}
 
 /// Who says how much memory is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,7 +167,7 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
         () => FreeMemory::Unknown,
     };
     let heap = heap(&device, free).ok_or("the size of its memory")?;
-    let commands = extensions.has("cl_khr_command_buffer") && final_command_buffers(&device);
+    let command_buffers = extensions.has("cl_khr_command_buffer") && final_command_buffers(&device);
     let adapter = Adapter {
         backend: backend.into(),
         index,
@@ -178,13 +179,13 @@ fn describe(backend: &str, index: u32, id: cl_platform_id, device: Device) -> Re
         name: name.clone(),
     };
     Ok(Found {
-        platform: PlatformId(id),
+        platform: PlatformId(id as usize),
         device,
         adapter,
         options,
         fingerprint: [platform_name, platform_version.clone(), name, version, driver].join("\n"),
         modern: version_of(&platform_version, "OpenCL ") >= (2, 0),
-        command_buffers: CommandBuffers::of(id).filter(|_| commands),
+        command_buffers: command_buffers.then(|| CommandBuffers::of(id)).flatten(),
         spir_v,
         memory,
         unified: unified_memory,

@@ -10,7 +10,7 @@ use blake3::{Hash, Hasher};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -111,13 +111,8 @@ pub(crate) struct Programs {
     folder: Option<Folder>,
     counters: Arc<Counters>,
     /// By key and device: twins have the same key, but each needs a program of its own.
-    slots: Mutex<HashMap<(Hash, *mut c_void), Slot>>,
+    slots: Mutex<HashMap<(Hash, usize), Slot>>,
 }
-
-// SAFETY: the pointers are names of devices, nothing else.
-unsafe impl Send for Programs {}
-// SAFETY: as above.
-unsafe impl Sync for Programs {}
 
 impl Programs {
     pub(crate) fn new(folder: Option<Folder>, counters: Arc<Counters>) -> Self {
@@ -129,7 +124,7 @@ impl Programs {
         let key = source.key(found);
         let slot = {
             let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry((key, found.device.id())).or_default())
+            Arc::clone(slots.entry((key, found.device.id() as usize)).or_default())
         };
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(program) = slot.as_ref() {
@@ -217,7 +212,7 @@ impl Programs {
             let at = sources.iter().position(|other| other.bytes() == source.bytes());
             let program = at.and_then(|at| programs.get(at)).map(Arc::clone);
             let program = program.ok_or_else(|| Error::invalid("a function without a program"))?;
-            entry(program, function, abi, found)
+            checked(program, function, abi, found)
         };
         functions.iter().zip(&module.entries).map(entry).collect()
     }
@@ -242,7 +237,7 @@ fn whole(binary: &[u8]) -> bool {
 }
 
 /// A function of a program, if it is there and is what its ABI says.
-fn entry(
+fn checked(
     program: Arc<Program>,
     function: &DeviceFunction,
     abi: &'static EntryAbi,

@@ -85,9 +85,9 @@ pub(crate) struct Parts(HashMap<(usize, usize, usize), Arc<Mem>>);
 /// Memory bound to a kernel, kept as long as the kernel.
 #[derive(Debug)]
 struct Bound {
-    span: Span,
-    /// `None` for a binding that starts where the buffer does.
+    /// `None` for a binding that starts where the buffer does. Dropped before the buffer that it is part of.
     _part: Option<Arc<Mem>>,
+    span: Span,
 }
 
 /// A launch of a kernel.
@@ -115,7 +115,7 @@ impl Launch {
         for (at, span) in spans.into_iter().enumerate() {
             let part = parts.of(&span)?;
             kernel.set_memory(at, part.as_deref().unwrap_or_else(|| span.buffer.memory()))?;
-            bound.push(Bound { span, _part: part });
+            bound.push(Bound { _part: part, span });
         }
         for (at, word) in (bound.len()..).zip(constants) {
             kernel.set_word(at, *word)?;

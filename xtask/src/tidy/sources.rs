@@ -20,8 +20,6 @@ const UNSAFE: &[&str] = &[
     "devices/opencl/src/api/",
     "devices/opencl/src/context.rs",
     "devices/opencl/src/memory.rs",
-    "devices/opencl/src/probe.rs",
-    "devices/opencl/src/program.rs",
     "devices/opencl/src/script.rs",
     // Benches that launch kernels by hand.
     "devices/cpu/benches/",
