@@ -35,10 +35,13 @@ KERNEL(ITEMS) matmul_gemv(
             }
             BARRIER();
             // 16 items bring a sum down to 16 numbers, one adds these.
-            for (uint sum = ITEM / 16; sum < PASS * 16; sum += ITEMS / 16) {
+            for (uint turn = 0; turn < PASS * 16; turn += ITEMS / 16) {
+                uint sum = turn + ITEM / 16;
                 float slice = 0.0f;
-                for (uint s = ITEM % 16; s < ITEMS / PARTS; s += 16) slice += partial[sum * STRIDE + s];
-                slices[sum * 17 + ITEM % 16] = slice;
+                if (sum < PASS * 16) {
+                    for (uint s = ITEM % 16; s < ITEMS / PARTS; s += 16) slice += partial[sum * STRIDE + s];
+                    slices[sum * 17 + ITEM % 16] = slice;
+                }
             }
             BARRIER();
             uint row = start + first + ITEM / 16, column = GROUP(0) * 16 + ITEM % 16;
