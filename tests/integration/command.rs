@@ -372,7 +372,7 @@ fn perplexity_counts_the_second_half_of_each_piece() {
 // ---- records ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_trace_has_a_lane_for_each_queue() {
+fn a_trace_has_a_lane_for_each_queue_and_each_actor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     done(
@@ -387,13 +387,14 @@ fn a_trace_has_a_lane_for_each_queue() {
             .collect()
     };
     assert_eq!(named("process_name"), BTreeSet::from([(0, None, "cpu:0"), (1, None, "cpu:1")]));
-    let queues = [(0, "compute"), (1, "upload"), (2, "download")];
-    let lanes = (0..2).flat_map(|pid| queues.map(|(tid, name)| (pid, Some(tid), name)));
+    let names = [(0, "compute"), (1, "upload"), (2, "download"), (3, "actor")];
+    let lanes = (0..2).flat_map(|pid| names.map(|(tid, name)| (pid, Some(tid), name)));
     assert_eq!(named("thread_name"), lanes.collect());
 
     let spans: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
     for span in &spans {
-        assert!(span["pid"].as_u64().unwrap() < 2 && span["tid"].as_u64().unwrap() < 3, "{span}");
+        assert!(span["pid"].as_u64().unwrap() < 2 && span["tid"].as_u64().unwrap() < 4, "{span}");
+        assert_eq!(span["tid"] == 3, span["name"] == "turn", "{span}");
         assert!(span["ts"].as_f64().unwrap() >= 0.0 && span["dur"].as_f64().unwrap() >= 0.0, "{span}");
     }
     // A prompt and three tokens that were fed back.
@@ -403,6 +404,7 @@ fn a_trace_has_a_lane_for_each_queue() {
             let found = spans.iter().filter(|e| e["name"] == name.as_str() && e["pid"] == pid).count();
             assert_eq!(found, 1, "{name}");
         }
+        assert!(spans.iter().filter(|e| e["name"] == "turn" && e["pid"] == pid).count() >= 4, "stage {pid}");
     }
 }
 
@@ -425,6 +427,7 @@ fn a_receipt_says_what_really_ran() {
         "requested",
         "routes",
         "selected",
+        "stage_reports",
         "stages",
     ];
     assert_eq!(keys(&receipt), BTreeSet::from(expected));
@@ -437,8 +440,13 @@ fn a_receipt_says_what_really_ran() {
     assert_eq!(receipt["routes"].as_array().unwrap().len(), 1);
     let stages = receipt["stages"].as_array().unwrap();
     assert_eq!(stages.len(), 2);
-    for (stage, device) in stages.iter().zip(["cpu:1", "cpu:0"]) {
+    let reports = receipt["stage_reports"].as_array().unwrap();
+    assert_eq!(reports.len(), 2);
+    for ((stage, report), device) in stages.iter().zip(reports).zip(["cpu:1", "cpu:0"]) {
         assert_eq!(stage["device"], device);
+        assert_eq!(report["device"], device);
+        assert!(report["report"]["pool"]["in_use_buffers"].as_u64().unwrap() > 0, "{report}");
+        assert!(report["report"]["longest_turn_us"].as_u64().unwrap() > 0, "{report}");
         assert!(!stage["driver"].as_str().unwrap().is_empty());
         assert!(
             stage["kernels"]
