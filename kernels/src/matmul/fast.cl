@@ -2,7 +2,7 @@
 // four rows and half the quads of some blocks. Where fewer rows of x are left, the last one stands for the others.
 
 // Blocks whose loads are under way together: what hides the memory's latency.
-#define BATCH (M == 1 ? 2 : 1)
+#define BATCH (M == 1 ? 4 : 1)
 
 FN void accumulate_rows(const GLOBAL uchar *group, const GLOBAL uchar *x, uint k, uint left, float acc[M][LANES]) {
     const uint part = ITEM % 4, pair = ITEM / 4 % 2 * 2, blocks = k / 32, stride = ITEMS / 8;

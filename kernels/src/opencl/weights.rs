@@ -12,9 +12,9 @@ use std::sync::Arc;
 const TILE: u32 = 64;
 
 const EMBED_ITEMS: Items = Items(256);
-/// One row of x leaves a memory's latency to be hidden by many items. A device that takes smaller groups only has the
-/// variant for four rows.
-const SINGLE_ITEMS: Items = Items(512);
+/// Weights that are not in blocks are many bytes for one row of x: many items hide the memory's latency. A device that
+/// takes smaller groups only, or has less local memory, has the variant for four rows.
+const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
 
@@ -69,8 +69,11 @@ fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Varian
         items: GEMV_ITEMS,
         local_bytes: 12 << 10,
     };
-    let single =
-        |source| Function { items: SINGLE_ITEMS, local_bytes: 18 << 10, ..gemv("opencl-gemv-1", 1, source) };
+    let single = |source| Function {
+        items: gemv_items(tensor_type, 1),
+        local_bytes: if tensor_type.block_values() == 1 { 36 << 10 } else { 12 << 10 },
+        ..gemv("opencl-gemv-1", 1, source)
+    };
     let tiled = |source| Function {
         grid: tiled_grid,
         function: "matmul_tiled",
@@ -129,8 +132,8 @@ fn reader(tensor_type: TensorType) -> [&'static str; 3] {
 }
 
 /// Items of a product for `m` rows of x.
-fn gemv_items(m: u32) -> Items {
-    if m == 1 { SINGLE_ITEMS } else { GEMV_ITEMS }
+fn gemv_items(tensor_type: TensorType, m: u32) -> Items {
+    if m == 1 && tensor_type.block_values() == 1 { WIDE_ITEMS } else { GEMV_ITEMS }
 }
 
 fn with_reader(tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
@@ -151,13 +154,17 @@ fn exact_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
         1 => include_str!("../matmul/plain.cl"),
         _ => include_str!("../matmul/exact.cl"),
     };
-    with_reader(tensor_type, gemv_items(M), &[&input, sums, GEMV])
+    with_reader(tensor_type, gemv_items(tensor_type, M), &[&input, sums, GEMV])
 }
 
 /// `M` rows of int8 activations.
 fn fast_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
-    with_reader(tensor_type, gemv_items(M), &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV])
+    with_reader(
+        tensor_type,
+        gemv_items(tensor_type, M),
+        &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV],
+    )
 }
 
 fn exact_tiled(tensor_type: TensorType) -> Arc<str> {
