@@ -1,9 +1,10 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
+use crate::c_family;
 use crate::host;
 use crate::kernel::{Kernel, NumericsClass};
-use crate::opencl;
-use ragtag_hal::{Caps, ClEntry, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource};
+use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 /// One way to run a kernel.
@@ -32,17 +33,40 @@ pub struct Variant {
 pub enum Code {
     /// A function in this process.
     Host(HostFn),
-    /// OpenCL C.
-    OpenClC {
-        /// Composes the complete text.
-        source: fn() -> Arc<str>,
-        /// The kernel function in it.
-        function: &'static str,
-        /// Work items in a group.
-        work_group: [u32; 3],
-        /// Local memory of a group, in bytes: at most so much.
-        local_bytes: u64,
-    },
+    /// Text that a device's compiler takes.
+    Text(Text),
+}
+
+/// A kernel function in one of the languages of the C family.
+#[derive(Clone, Copy, Debug)]
+pub struct Text {
+    /// The language.
+    pub language: KernelLanguage,
+    /// Composes the complete text in a language.
+    pub compose: fn(KernelLanguage) -> Arc<str>,
+    /// The kernel function in it.
+    pub function: &'static str,
+    /// Work items in a group.
+    pub work_group: [u32; 3],
+    /// Local memory of a group, in bytes: at most so much.
+    pub local_bytes: u64,
+    /// How much of it each group is launched with, beside what the text declares.
+    pub dynamic_local_bytes: u32,
+}
+
+impl Text {
+    /// The complete text.
+    pub fn text(&self) -> Arc<str> {
+        (self.compose)(self.language)
+    }
+
+    fn function(&self) -> DeviceFunction {
+        DeviceFunction {
+            name: self.function.into(),
+            work_group: self.work_group,
+            dynamic_local_bytes: self.dynamic_local_bytes,
+        }
+    }
 }
 
 impl Variant {
@@ -50,7 +74,7 @@ impl Variant {
     pub fn language(&self) -> KernelLanguage {
         match self.code {
             Code::Host(_) => KernelLanguage::Host,
-            Code::OpenClC { .. } => KernelLanguage::OpenClC,
+            Code::Text(text) => text.language,
         }
     }
 
@@ -65,14 +89,14 @@ impl Variant {
     fn work_group_items(&self) -> u32 {
         match self.code {
             Code::Host(_) => 1,
-            Code::OpenClC { work_group, .. } => work_group.iter().product(),
+            Code::Text(text) => text.work_group.iter().product(),
         }
     }
 
     fn local_bytes(&self) -> u64 {
         match self.code {
             Code::Host(_) => 0,
-            Code::OpenClC { local_bytes, .. } => local_bytes,
+            Code::Text(text) => text.local_bytes,
         }
     }
 }
@@ -80,7 +104,7 @@ impl Variant {
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
-        LazyLock::new(|| [host::variants(), opencl::variants()].concat());
+        LazyLock::new(|| [host::variants(), c_family::variants()].concat());
     &VARIANTS
 }
 
@@ -92,20 +116,19 @@ pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant
 
 /// The code of a module with these variants as its entries; `None` if they are in several languages.
 pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Option<ModuleSource> {
-    let (mut host, mut cl) = (Vec::new(), Vec::new());
+    let (mut host, mut entries) = (Vec::new(), Vec::new());
+    let mut languages = BTreeSet::new();
     for variant in variants {
+        languages.insert(variant.language());
         match variant.code {
             Code::Host(function) => host.push(function),
-            Code::OpenClC { source, function, work_group, .. } => {
-                let function = DeviceFunction { name: function.into(), work_group };
-                cl.push(ClEntry { source: source(), function });
-            }
+            Code::Text(text) => entries.push(TextEntry { text: text.text(), function: text.function() }),
         }
     }
-    match (host.is_empty(), cl.is_empty()) {
-        (_, true) => Some(ModuleSource::Host(host)),
-        (true, false) => Some(ModuleSource::OpenClC(cl)),
-        (false, false) => None,
+    match languages.first() {
+        _ if languages.len() > 1 => None,
+        None | Some(KernelLanguage::Host) => Some(ModuleSource::Host(host)),
+        Some(&language) => Some(ModuleSource::Text { language, entries }),
     }
 }
 
@@ -161,9 +184,9 @@ mod tests {
     #[test]
     fn sources_hold_their_functions() {
         for variant in variants() {
-            let Code::OpenClC { source, function, .. } = variant.code else { continue };
-            let text = source();
-            assert!(text.contains(&format!(") {function}(\n")), "{} {}", variant.kernel, variant.name);
+            let Code::Text(text) = variant.code else { continue };
+            let start = format!(") {}(\n", text.function);
+            assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
     }
 

@@ -18,12 +18,12 @@ struct Launch {
 fn programs() -> BTreeMap<Arc<str>, Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {
-        if let Code::OpenClC { source, function, work_group, .. } = variant.code {
+        if let Code::Text(text) = variant.code {
             let label = format!("{} ({})", variant.kernel, variant.name);
-            programs.entry(source()).or_default().push(Launch {
+            programs.entry(text.text()).or_default().push(Launch {
                 label,
-                function,
-                work_group,
+                function: text.function,
+                work_group: text.work_group,
                 abi: variant.abi,
             });
         }

@@ -69,9 +69,9 @@ pub fn run(args: &Args) -> Result<(), String> {
 fn write(args: &Args) -> Result<Vec<PathBuf>, String> {
     let mut programs: BTreeMap<Arc<str>, String> = BTreeMap::new();
     for variant in variants() {
-        if let Code::OpenClC { source, .. } = variant.code {
+        if let Code::Text(text) = variant.code {
             let name = format!("{}-{}", variant.kernel, variant.name).replace('/', "-");
-            programs.entry(source()).or_insert(name);
+            programs.entry(text.text()).or_insert(name);
         }
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;

@@ -19,6 +19,22 @@ pub enum Feature {
     SubGroups,
     /// Four-way dot products of packed int8 in one instruction.
     IntegerDot,
+    /// NVIDIA compute capability 7.0 or newer: matrix units for f16.
+    Sm70,
+    /// NVIDIA compute capability 7.5 or newer.
+    Sm75,
+    /// NVIDIA compute capability 8.0 or newer: bf16, asynchronous copies into shared memory.
+    Sm80,
+    /// NVIDIA compute capability 9.0 or newer: launches that overlap the end of the one before.
+    Sm90,
+    /// NVIDIA compute capability 9.0 itself, with what only it has: matrix instructions of four warps.
+    Sm90a,
+    /// AMD GPUs whose waves have 64 work items.
+    Wave64,
+    /// AMD matrix instructions of RDNA 3 and newer.
+    Wmma,
+    /// AMD matrix instructions of CDNA.
+    Mfma,
 }
 
 /// A set of features.
@@ -32,6 +48,12 @@ pub enum KernelLanguage {
     Host,
     /// OpenCL C, compiled by the driver.
     OpenClC,
+    /// CUDA C++, compiled by NVRTC.
+    CudaC,
+    /// PTX, NVIDIA's virtual instruction set, compiled by the driver.
+    Ptx,
+    /// HIP C++, compiled by hiprtc.
+    HipC,
     /// SPIR-V for OpenCL's kernel execution model.
     SpirV,
 }

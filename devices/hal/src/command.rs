@@ -1,5 +1,6 @@
 //! Commands, modules and submissions: plain data that a device executes.
 
+use crate::caps::KernelLanguage;
 use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
@@ -132,8 +133,13 @@ pub struct EntryAbi {
 pub enum ModuleSource {
     /// Functions in this process, one for each entry.
     Host(Vec<HostFn>),
-    /// OpenCL C, one for each entry.
-    OpenClC(Vec<ClEntry>),
+    /// Text in a language that the driver or its compiler takes, one for each entry.
+    Text {
+        /// The language: OpenCL C, CUDA C++, PTX or HIP C++.
+        language: KernelLanguage,
+        /// The entries' texts and functions.
+        entries: Vec<TextEntry>,
+    },
     /// SPIR-V: a binary, and one function of it for each entry.
     SpirV {
         /// The words, little-endian.
@@ -151,13 +157,15 @@ pub struct DeviceFunction {
     pub name: String,
     /// Work items in a group.
     pub work_group: [u32; 3],
+    /// Local memory that each group is launched with, beside what the code declares, in bytes. OpenCL has none.
+    pub dynamic_local_bytes: u32,
 }
 
-/// A kernel function with the OpenCL C that it is compiled from.
+/// A kernel function with the text that it is compiled from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClEntry {
+pub struct TextEntry {
     /// The complete text. Entries with equal texts are one program.
-    pub source: Arc<str>,
+    pub text: Arc<str>,
     /// The function.
     pub function: DeviceFunction,
 }

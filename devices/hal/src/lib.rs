@@ -40,8 +40,8 @@ pub use backend::{
 pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
-    Access, Binding, BufferRange, ClEntry, Command, DeviceFunction, Dispatch, EntryAbi, Module, ModuleSource,
-    Submission, Work,
+    Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, Module, ModuleSource,
+    Submission, TextEntry, Work,
 };
 pub use error::{Error, Result, Unavailable};
 pub use faults::Faults;

@@ -249,7 +249,7 @@ fn options((major, minor): (u32, u32), features: &Features) -> String {
         Feature::Fp16 => " -DRT_FP16",
         Feature::SubGroups => " -DRT_SUBGROUPS",
         Feature::IntegerDot => " -DRT_INTEGER_DOT",
-        Feature::Avx2 | Feature::Avx512Vnni | Feature::NeonDot => "",
+        _ => "",
     };
     let defines: String = features.iter().map(define).collect();
     format!("-cl-std={standard}{defines}")

@@ -7,7 +7,7 @@ use crate::cache::Folder;
 use crate::context::Context;
 use crate::probe::Found;
 use blake3::{Hash, Hasher};
-use ragtag_hal::{DeviceFunction, EntryAbi, Error, Module, ModuleSource, Result};
+use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -188,13 +188,13 @@ impl Programs {
     /// function whose groups are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
     pub(crate) fn entries(&self, context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
         let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
-            ModuleSource::OpenClC(entries) => {
-                entries.iter().map(|entry| (Source::OpenClC(&entry.source), &entry.function)).collect()
+            ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
+                entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
             }
             ModuleSource::SpirV { binary, functions } => {
                 functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
             }
-            ModuleSource::Host(_) => {
+            ModuleSource::Host(_) | ModuleSource::Text { .. } => {
                 return Err(Error::Unsupported {
                     what: format!("module {} on an OpenCL device", module.name),
                 });
@@ -243,7 +243,7 @@ fn checked(
     abi: &'static EntryAbi,
     found: &Found,
 ) -> Result<Entry> {
-    let DeviceFunction { name, work_group } = function;
+    let DeviceFunction { name, work_group, .. } = function;
     let c_name =
         CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
     let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };

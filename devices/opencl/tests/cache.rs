@@ -18,11 +18,12 @@ fn backend_with(folder: &Path) -> OpenClBackend {
 fn two_programs() -> Module {
     let other = source().replace("+ 1u", "+ 2u").into();
     let (first, second) = (module(source()), module(other));
-    let (ModuleSource::OpenClC(first), ModuleSource::OpenClC(second)) = (first.source, second.source) else {
-        unreachable!("modules of tests are OpenCL C")
-    };
+    let [first, second] = [first, second].map(|module| match module.source {
+        ModuleSource::Text { entries, .. } => entries,
+        _ => unreachable!("modules of tests are OpenCL C"),
+    });
     let entries = [first.clone(), second, first].concat();
-    Module { name: "two programs".into(), entries: vec![&SCALE; 3], source: ModuleSource::OpenClC(entries) }
+    Module { name: "two programs".into(), entries: vec![&SCALE; 3], source: text(entries) }
 }
 
 fn counters(compiled: u64, loaded: u64, reused: u64) -> CacheCounters {

@@ -5,8 +5,8 @@
 mod support;
 
 use ragtag_hal::{
-    Backend, BufferId, ClEntry, Command, Device, Error, HostRegion, Limits, Module, ModuleId, ModuleSource,
-    ProgramId, QueueKind, RegionId, Timing, Work,
+    Backend, BufferId, Command, Device, Error, HostRegion, Limits, Module, ModuleId, ProgramId, QueueKind,
+    RegionId, TextEntry, Timing, Work,
 };
 use ragtag_opencl::{OpenClBackend, OpenClConfig, TransferMode};
 use std::sync::Arc;
@@ -182,14 +182,14 @@ fn a_build_failure_shows_the_log() {
 fn the_programs_of_a_module_are_compiled_side_by_side() {
     each(|mut bench| {
         let offsets = 10..26u32;
-        let entry = |offset| ClEntry {
-            source: source().replace("+ 1u", &format!("+ {offset}u")).into(),
+        let entry = |offset| TextEntry {
+            text: source().replace("+ 1u", &format!("+ {offset}u")).into(),
             function: function("scale"),
         };
         let module = Module {
             name: "many programs".into(),
             entries: offsets.clone().map(|_| &SCALE).collect(),
-            source: ModuleSource::OpenClC(offsets.clone().map(entry).collect()),
+            source: text(offsets.clone().map(entry).collect()),
         };
         bench.device.create_module(ModuleId(1), &module).unwrap();
         bench.fill_region(|at| at);
@@ -213,7 +213,7 @@ fn the_programs_of_a_module_are_compiled_side_by_side() {
 fn functions_are_held_to_their_abi() {
     each(|mut bench| {
         let with = |source: &str, name: &str| Module {
-            source: ModuleSource::OpenClC(vec![ClEntry { source: source.into(), function: function(name) }]),
+            source: text(vec![TextEntry { text: source.into(), function: function(name) }]),
             ..module("".into())
         };
         let missing = bench.device.create_module(ModuleId(1), &with(&source(), "no_such_kernel"));

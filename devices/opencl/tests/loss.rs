@@ -6,8 +6,8 @@
 mod support;
 
 use ragtag_hal::{
-    Access, AdapterKind, Backend, Binding, BufferId, Checked, ClEntry, Command, Device, DeviceId, Dispatch,
-    EntryAbi, Error, Limits, Module, ModuleId, ModuleSource, QueueKind, Work,
+    Access, AdapterKind, Backend, Binding, BufferId, Checked, Command, Device, DeviceId, Dispatch, EntryAbi,
+    Error, Limits, Module, ModuleId, QueueKind, TextEntry, Work,
 };
 use support::*;
 
@@ -33,8 +33,7 @@ fn a_kernel_that_goes_astray_loses_the_device() {
         let text = "__kernel void stray(__global uint *out, uint far) {
             *(__global uint *)((size_t)out + ((size_t)far << 20)) = 1u;
         }";
-        let source =
-            ModuleSource::OpenClC(vec![ClEntry { source: text.into(), function: function("stray") }]);
+        let source = support::text(vec![TextEntry { text: text.into(), function: function("stray") }]);
         let module = Module { name: "stray".into(), entries: vec![&STRAY], source };
         bench.device.create_module(ModuleId(1), &module).unwrap();
         let bindings = vec![Binding { range: buffer_range(0, 0, WORDS), access: Access::Write }];

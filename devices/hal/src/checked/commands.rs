@@ -285,9 +285,9 @@ fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
     let mut groups: Vec<[u32; 3]> = Vec::new();
     let (language, functions) = match &module.source {
         ModuleSource::Host(functions) => (KernelLanguage::Host, functions.len()),
-        ModuleSource::OpenClC(entries) => {
+        ModuleSource::Text { language, entries } => {
             groups.extend(entries.iter().map(|entry| entry.function.work_group));
-            (KernelLanguage::OpenClC, entries.len())
+            (*language, entries.len())
         }
         ModuleSource::SpirV { functions, .. } => {
             groups.extend(functions.iter().map(|function| function.work_group));

@@ -5,9 +5,9 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use ragtag_hal::{
-    Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, ClEntry, Command, Device,
-    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, HostRegion, Limits, Module, ModuleId, ModuleSource,
-    Point, ProgramId, QueueKind, RegionId, Submission, Timeline, Work,
+    Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceFunction,
+    DeviceId, Dispatch, EntryAbi, Error, HostRegion, KernelLanguage, Limits, Module, ModuleId, ModuleSource,
+    Point, ProgramId, QueueKind, RegionId, Submission, TextEntry, Timeline, Work,
 };
 use ragtag_opencl::{OpenClBackend, OpenClConfig};
 use std::sync::Arc;
@@ -72,15 +72,20 @@ pub fn source() -> Arc<str> {
 }
 
 pub fn function(name: &str) -> DeviceFunction {
-    DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1] }
+    DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1], dynamic_local_bytes: 0 }
 }
 
 pub fn module(source: Arc<str>) -> Module {
     Module {
         name: "test".into(),
         entries: vec![&SCALE],
-        source: ModuleSource::OpenClC(vec![ClEntry { source, function: function("scale") }]),
+        source: text(vec![TextEntry { text: source, function: function("scale") }]),
     }
+}
+
+/// OpenCL C.
+pub fn text(entries: Vec<TextEntry>) -> ModuleSource {
+    ModuleSource::Text { language: KernelLanguage::OpenClC, entries }
 }
 
 pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
@@ -119,7 +124,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(mut device: Checked) -> Self {
-        if device.adapter().caps.languages.contains(&ragtag_hal::KernelLanguage::OpenClC) {
+        if device.adapter().caps.languages.contains(&KernelLanguage::OpenClC) {
             device.create_module(ModuleId(0), &module(source())).unwrap();
         }
         let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());

@@ -8,8 +8,8 @@ mod rows;
 mod weights;
 
 use crate::kernel::Kernel;
-use crate::table::{Code, Variant};
-use ragtag_hal::EntryAbi;
+use crate::table::{Code, Text, Variant};
+use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
 /// All variants, better ones first.
@@ -31,9 +31,17 @@ impl Items {
 }
 
 /// A program's text: the prelude, the number of work items, what kernels share, then `parts`.
-fn program(items: Items, parts: &[&str]) -> Arc<str> {
-    let before = [include_str!("prelude.cl"), &items.define(), include_str!("common.cl")];
+fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
+    let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+}
+
+/// What the parts rely on, in terms of a language.
+fn prelude(language: KernelLanguage) -> &'static str {
+    match language {
+        KernelLanguage::OpenClC => include_str!("prelude.cl"),
+        other => unreachable!("no row of the table is in {other:?}"),
+    }
 }
 
 /// One function of a program.
@@ -43,7 +51,7 @@ struct Function {
     abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
     max_rows: u32,
-    source: fn() -> Arc<str>,
+    source: fn(KernelLanguage) -> Arc<str>,
     function: &'static str,
     items: Items,
     local_bytes: u64,
@@ -59,12 +67,14 @@ impl Function {
             abi: self.abi,
             grid: self.grid,
             max_rows: self.max_rows,
-            code: Code::OpenClC {
-                source: self.source,
+            code: Code::Text(Text {
+                language: KernelLanguage::OpenClC,
+                compose: self.source,
                 function: self.function,
                 work_group: [self.items.0, 1, 1],
                 local_bytes: self.local_bytes,
-            },
+                dynamic_local_bytes: 0,
+            }),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{Function, Items, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
-use ragtag_hal::EntryAbi;
+use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
 const ITEMS: Items = Items(256);
@@ -64,7 +64,7 @@ fn variant(
 }
 
 /// One program for all of them: they are short, and a model needs most.
-fn row_source() -> Arc<str> {
+fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
@@ -77,13 +77,13 @@ fn row_source() -> Arc<str> {
         include_str!("../arg_max/arg_max.cl"),
         include_str!("../top_k/top_k.cl"),
     ];
-    program(ITEMS, &parts)
+    program(language, ITEMS, &parts)
 }
 
 fn cache_variants(kv_type: KvType) -> [Variant; 3] {
-    let (source, append, abi): (fn() -> Arc<str>, _, _) = match kv_type {
-        KvType::F32 => (|| cache_source("0"), &kv_append::ABI_F32, &attention::ABI_F32),
-        KvType::F16 => (|| cache_source("1"), &kv_append::ABI_F16, &attention::ABI_F16),
+    let (source, append, abi): (fn(KernelLanguage) -> Arc<str>, _, _) = match kv_type {
+        KvType::F32 => (|l| cache_source(l, "0"), &kv_append::ABI_F32, &attention::ABI_F32),
+        KvType::F16 => (|l| cache_source(l, "1"), &kv_append::ABI_F16, &attention::ABI_F16),
     };
     let append = Function {
         kernel: Kernel::KvAppend(kv_type),
@@ -119,7 +119,7 @@ fn cache_variants(kv_type: KvType) -> [Variant; 3] {
     [append, decode, tiled].map(Function::variant)
 }
 
-fn cache_source(is_f16: &str) -> Arc<str> {
+fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     let parts = [
         &format!("#define KV_F16 {is_f16}\n"),
         include_str!("kv.cl"),
@@ -128,7 +128,7 @@ fn cache_source(is_f16: &str) -> Arc<str> {
         include_str!("../attention/decode.cl"),
         include_str!("../attention/tiled.cl"),
     ];
-    program(ITEMS, &parts)
+    program(language, ITEMS, &parts)
 }
 
 /// Rows × parts of a row.

@@ -6,6 +6,7 @@ use crate::kernel::{Activations, Kernel};
 use crate::layout::GROUP_ROWS;
 use crate::table::Variant;
 use crate::{add, embed, matmul};
+use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
 /// Rows of x, and rows of weights, that a group of the tiled product computes.
@@ -18,6 +19,8 @@ const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
 
+type Compose = fn(KernelLanguage) -> Arc<str>;
+
 /// A function that composes a text for a type that is known when this crate is compiled.
 macro_rules! composer {
     ($tensor_type:expr, $compose:expr) => {
@@ -27,7 +30,7 @@ macro_rules! composer {
     };
     ($tensor_type:expr, $compose:expr; $($name:ident)*) => {
         match $tensor_type {
-            $(TensorType::$name => (|| $compose(TensorType::$name)) as fn() -> Arc<str>,)*
+            $(TensorType::$name => (|language| $compose(language, TensorType::$name)) as Compose,)*
         }
     };
 }
@@ -136,41 +139,42 @@ fn gemv_items(tensor_type: TensorType, m: u32) -> Items {
     if m == 1 && tensor_type.block_values() == 1 { WIDE_ITEMS } else { GEMV_ITEMS }
 }
 
-fn with_reader(tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
-    program(items, &[&reader(tensor_type)[..], parts].concat())
+fn with_reader(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
+    program(language, items, &[&reader(tensor_type)[..], parts].concat())
 }
 
-fn embed_source(tensor_type: TensorType) -> Arc<str> {
-    with_reader(tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
+fn embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
 const BLOCKS: &str = include_str!("../matmul/blocks.cl");
 const GEMV: &str = include_str!("../matmul/gemv.cl");
 
 /// `M` rows of f32.
-fn exact_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
+fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT float\n#define ROW_LENGTH(k) (k)\n");
     let sums = match tensor_type.block_values() {
         1 => include_str!("../matmul/plain.cl"),
         _ => include_str!("../matmul/exact.cl"),
     };
-    with_reader(tensor_type, gemv_items(tensor_type, M), &[&input, sums, GEMV])
+    with_reader(language, tensor_type, gemv_items(tensor_type, M), &[&input, sums, GEMV])
 }
 
 /// `M` rows of int8 activations.
-fn fast_gemv<const M: u32>(tensor_type: TensorType) -> Arc<str> {
+fn fast_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let input = format!("#define M {M}\n#define INPUT uchar\n#define ROW_LENGTH(k) row_bytes(k)\n");
     with_reader(
+        language,
         tensor_type,
         gemv_items(tensor_type, M),
         &[&input, BLOCKS, include_str!("../matmul/fast.cl"), GEMV],
     )
 }
 
-fn exact_tiled(tensor_type: TensorType) -> Arc<str> {
-    with_reader(tensor_type, TILED_ITEMS, &[include_str!("../matmul/tiled_exact.cl")])
+fn exact_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, TILED_ITEMS, &[include_str!("../matmul/tiled_exact.cl")])
 }
 
-fn fast_tiled(tensor_type: TensorType) -> Arc<str> {
-    with_reader(tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
+fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
 }
