@@ -1,4 +1,5 @@
-//! `xtask synth-model`: GGUF files with random weights, in any shape and tensor type, for benchmarks and tests.
+//! GGUF files with random weights, in any shape and tensor type, for benchmarks and tests: `xtask synth-model` writes them,
+//! benchmarks make them in memory.
 //!
 //! The weights are such that activations stay finite through any number of layers, the vocabulary is such that texts
 //! can be tokenised. The same arguments always give the same bytes. Memory is bounded, whatever the size of the model.
@@ -13,7 +14,8 @@ mod tests;
 use fill::{Fill, Random};
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::TensorType;
-use shape::{Architecture, Preset, Shape, Tensor};
+use shape::Tensor;
+pub use shape::{Architecture, Preset, Shape};
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -64,7 +66,11 @@ pub struct Args {
     output: PathBuf,
 }
 
-fn tensor_type(name: &str) -> Result<TensorType, String> {
+/// The tensor type of this name, in upper or lower case.
+///
+/// # Errors
+/// In words, with the names there are.
+pub fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
         format!("known are {}", TensorType::ALL.map(TensorType::name).join(", ").to_lowercase())
     })
@@ -88,6 +94,9 @@ impl Args {
 }
 
 /// Writes the file and says what it holds.
+///
+/// # Errors
+/// In words, if there is no such model or it cannot be written.
 pub fn run(args: &Args) -> Result<(), String> {
     let start = Instant::now();
     let shape = args.shape();
@@ -109,6 +118,19 @@ fn report(path: &Path, tensors: &[Tensor], bytes: u64, seconds: f64) -> std::io:
         weights as f64 / 1e6,
         mb / seconds
     )
+}
+
+/// A whole model in memory.
+///
+/// # Errors
+/// In words, if there is no such model.
+pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
+    let tensors = shape.tensors()?;
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    // Headers are small beside the weights.
+    let mut out = Vec::with_capacity(usize::try_from(bytes + bytes / 16).map_err(|e| e.to_string())?);
+    write(&mut out, shape, &tensors, seed).map_err(|e| e.to_string())?;
+    Ok(out)
 }
 
 /// Writes a whole model; returns its bytes.

@@ -16,6 +16,9 @@ pub enum Preset {
     /// 1.1 billion weights, in the shape of a well-known small Llama
     #[value(name = "1.1b")]
     B1_1,
+    /// 7.2 billion weights, in the shape of a well-known Llama-like model
+    #[value(name = "7b")]
+    B7,
 }
 
 /// Architectures with a name in GGUF files.
@@ -30,20 +33,29 @@ pub enum Architecture {
 /// Everything that determines the tensors of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// Architecture.
     pub architecture: Architecture,
+    /// Type of the matrices.
     pub tensor_type: TensorType,
+    /// Transformer blocks.
     pub layers: u32,
+    /// Width of the residual stream.
     pub width: u32,
+    /// Attention heads.
     pub heads: u32,
+    /// Heads of keys and values.
     pub kv_heads: u32,
+    /// Width of the feed-forward part.
     pub ffn: u32,
+    /// Tokens of the vocabulary.
     pub vocabulary: u32,
+    /// Longest context that the model claims.
     pub context: u32,
 }
 
 /// A tensor to write.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tensor {
+pub(crate) struct Tensor {
     pub name: String,
     pub tensor_type: TensorType,
     /// In the order of GGUF: the length of a row first.
@@ -66,6 +78,7 @@ impl Preset {
             Preset::Tiny => (2, 256, 4, 2, 512, 512, 512),
             Preset::M300 => (16, 1024, 16, 4, 3840, 32000, 2048),
             Preset::B1_1 => (22, 2048, 32, 4, 5632, 32000, 2048),
+            Preset::B7 => (32, 4096, 32, 8, 14336, 32000, 32768),
         };
         let (architecture, tensor_type) = (Architecture::Llama, TensorType::Q8_0);
         Shape { architecture, tensor_type, layers, width, heads, kv_heads, ffn, vocabulary, context }
@@ -83,7 +96,7 @@ impl Architecture {
 
 impl Shape {
     /// Writes the hyperparameters.
-    pub fn describe(&self, header: &mut Writer) {
+    pub(crate) fn describe(&self, header: &mut Writer) {
         let arch = self.architecture.name();
         header.put("general.architecture", arch);
         header.put("general.name", "synthetic");
@@ -132,7 +145,7 @@ impl Shape {
     ///
     /// # Errors
     /// The numbers do not fit each other.
-    pub fn tensors(&self) -> Result<Vec<Tensor>, String> {
+    pub(crate) fn tensors(&self) -> Result<Vec<Tensor>, String> {
         self.check()?;
         let width = u64::from(self.width);
         let bitnet = self.architecture == Architecture::Bitnet;
