@@ -88,9 +88,14 @@ impl Devices {
         self.choice.to_string()
     }
 
-    /// Assumed rates and free memory of the selected devices, for the planner.
+    /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
+    /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
-        self.selected().iter().map(facts).collect()
+        let physical = |adapter: &Adapter| self.report.device(&adapter.label());
+        let users = |adapter: &Adapter| {
+            self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
+        };
+        self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
     /// What `--strict` has against the selection: software devices where a GPU was asked for.
@@ -125,17 +130,17 @@ impl Devices {
     }
 }
 
-fn facts(adapter: &Adapter) -> DeviceFacts {
+fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
                 MemorySource::User => FigureSource::Assumed,
-                MemorySource::Api | MemorySource::System => FigureSource::Reported,
+                MemorySource::Api | MemorySource::System | MemorySource::OtherApi => FigureSource::Reported,
             };
             (memory.free_bytes.unwrap_or(memory.total_bytes), source)
         }
         None => (0, FigureSource::Assumed),
     };
-    let usable = (bytes as f64 * USABLE_SHARE) as u64;
+    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
     DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
 }

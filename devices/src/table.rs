@@ -5,6 +5,7 @@
 use crate::identity;
 use ragtag_hal::{Adapter, Backend, Checked, Device, DeviceId, Error, Features, Limits, Result, Unavailable};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// What the user says about backends as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +93,13 @@ pub struct Physical {
     pub adapters: Vec<String>,
 }
 
+impl fmt::Display for Physical {
+    /// All of its labels: `cuda:0 = opencl:1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.adapters.join(" = "))
+    }
+}
+
 /// What the probes of all backends say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -107,6 +115,43 @@ impl Report {
         self.backends.iter().flat_map(|backend| match &backend.status {
             Status::Found { adapters } => adapters.as_slice(),
             Status::NotCompiled | Status::Unavailable(_) => &[],
+        })
+    }
+
+    /// The physical device that an adapter with this label shows.
+    pub fn device(&self, label: &str) -> Option<&Physical> {
+        self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))
+    }
+
+    /// A report of what the backends say: which adapters are one device, and what one of them knows of its memory for
+    /// the others.
+    fn of(backends: Vec<BackendReport>) -> Self {
+        let mut report = Self { backends, devices: Vec::new() };
+        let all: Vec<&Adapter> = report.adapters().collect();
+        let groups = identity::merge(&all);
+        let label = |&at: &usize| all[at].label();
+        let devices = groups.iter().map(|group| Physical { adapters: group.iter().map(label).collect() });
+        let devices = devices.collect();
+        let mut lent = Vec::new();
+        for group in &groups {
+            let members: Vec<&Adapter> = group.iter().map(|&at| all[at]).collect();
+            for &at in group {
+                lent.extend(identity::borrowed_memory(all[at], &members).map(|memory| (at, memory)));
+            }
+        }
+        report.devices = devices;
+        for (at, memory) in lent {
+            if let Some(adapter) = report.adapters_mut().nth(at) {
+                adapter.memory.splice(..adapter.memory.len().min(1), [memory]);
+            }
+        }
+        report
+    }
+
+    fn adapters_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
+        self.backends.iter_mut().flat_map(|backend| match &mut backend.status {
+            Status::Found { adapters } => adapters.as_mut_slice(),
+            Status::NotCompiled | Status::Unavailable(_) => &mut [],
         })
     }
 
@@ -144,9 +189,7 @@ impl Backends {
         };
         let backends =
             self.rows.iter().map(|row| BackendReport { name: row.name.into(), status: status(row) });
-        let mut report = Report { backends: backends.collect(), devices: Vec::new() };
-        report.devices = identity::merge(report.adapters());
-        report
+        Report::of(backends.collect())
     }
 
     /// Opens adapters of a report, those of one backend together, and puts the checks above each. The devices come in
