@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 
@@ -16,6 +16,9 @@ pub struct DeviceOptions {
     pub cpu_devices: u32,
     /// Threads of each CPU device; by default the cores, divided evenly.
     pub cpu_threads: Option<u32>,
+    /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
+    /// in this one.
+    pub probe_child: Option<ProbeChild>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -45,6 +48,7 @@ impl Devices {
         let backends = Backends::new(&Config {
             cpu_devices: options.cpu_devices.max(1),
             cpu_threads: options.cpu_threads,
+            child: options.probe_child.clone(),
             ..Config::default()
         });
         let report = backends.probe();

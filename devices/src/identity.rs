@@ -197,9 +197,8 @@ mod tests {
             .flat_map(|backend| (0..4).map(move |index| (backend, index)))
             .map(|(backend, index)| card(backend, index))
             .collect();
-        let expected = [0, 1, 2, 3].map(|at| {
-            vec![format!("cuda:{at}"), format!("vulkan:{}", 3 - at), format!("opencl:{at}")]
-        });
+        let expected = [0, 1, 2, 3]
+            .map(|at| vec![format!("cuda:{at}"), format!("vulkan:{}", 3 - at), format!("opencl:{at}")]);
         assert_eq!(merged(&all), expected);
     }
 

@@ -182,7 +182,7 @@ fn reports_survive_json() {
 #[test]
 fn this_machine_opens_its_cpu_devices_in_the_order_asked_for() {
     use ragtag_hal::{Device as _, DeviceId, Limits};
-    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None });
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
     let choice = Requested::new(Some("cpu:1,cpu:0"), None).unwrap().choose(&backends.probe()).unwrap();
     let adapters: Vec<_> = choice.selected.into_iter().zip([DeviceId(4), DeviceId(2)]).collect();
     let devices = backends.open(&adapters, &Limits::default()).unwrap();
