@@ -29,6 +29,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    limits: Limits,
     check: Box<Check>,
 }
 
@@ -53,7 +54,14 @@ impl Devices {
         });
         let report = backends.probe();
         let choice = requested.choose(&report)?;
-        Ok(Self { backends, report, choice, check: Box::new(|_, device| Ok(Checked::new(device))) })
+        let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
+        Ok(Self { backends, report, choice, limits: Limits::default(), check })
+    }
+
+    /// For tests: devices that turn out to hold less than they said.
+    #[doc(hidden)]
+    pub fn limited_to(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
@@ -128,8 +136,7 @@ impl Devices {
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
         let as_error = |cause| Error::Device { device: labels.join(", "), cause };
-        let opened =
-            self.backends.open_with(&wanted, &Limits::default(), self.check.as_ref()).map_err(as_error)?;
+        let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
 }
