@@ -173,11 +173,16 @@ fn too_little_memory_while_loading_is_told_with_sizes_and_less_fits() {
         let (engine, watch) = faulty(&model, &wanted_setup, &faults);
         let error = engine.unwrap_err();
         match &error {
-            Error::Run(RunError::Stage {
+            Error::Run(RunError::Memory {
                 stage: 1,
                 device,
                 cause: DeviceError::OutOfMemory { wanted, free: Some(free) },
-            }) => assert!(device == "cpu:1" && *free == most && *wanted > most, "{error}"),
+                held_bytes,
+                needed_bytes,
+            }) => {
+                assert!(device == "cpu:1" && *free == most && *wanted > most, "{error}");
+                assert!(held_bytes < needed_bytes, "{error}");
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(error.exit_code(), 6);

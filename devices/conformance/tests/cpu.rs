@@ -181,6 +181,9 @@ impl Device for Faulty {
     fn pool_stats(&self) -> PoolStats {
         self.inner.pool_stats()
     }
+    fn trim_pool(&mut self) -> u64 {
+        self.inner.trim_pool()
+    }
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         match self.inner.create_buffer(id, bytes) {
             Err(_) if self.fault == Fault::EndlessMemory => self.inner.create_buffer(id, 4096),

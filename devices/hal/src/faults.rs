@@ -27,6 +27,8 @@ pub struct Faults {
     pub failing_allocation: Option<u64>,
     /// Every allocation of more bytes than this fails.
     pub largest_allocation_bytes: Option<u64>,
+    /// Most programs that the device holds at once; memory runs out when one more is recorded.
+    pub most_programs: Option<usize>,
     /// The submission that the device refuses, counted from 1.
     pub failing_submission: Option<u64>,
     /// The command at which the device is lost, counted from 1 over all submissions; a program counts its commands each
@@ -62,6 +64,9 @@ fn scramble(seed: u64) -> u64 {
     let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
 }
+
+/// What a command of a program is said to take of a device's memory.
+const PROGRAM_BYTES: u64 = 1 << 10;
 
 /// A device with faults.
 pub(crate) struct Faulty {
@@ -140,6 +145,10 @@ impl Device for Faulty {
         self.inner.pool_stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.inner.trim_pool()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.check_there()?;
         self.allocations += 1;
@@ -179,8 +188,14 @@ impl Device for Faulty {
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.check_there()?;
-        self.programs.insert(id, commands.len() as u64);
-        self.inner.record(id, commands)
+        let count = commands.len() as u64;
+        let others = self.programs.keys().filter(|other| **other != id).count();
+        if self.faults.most_programs.is_some_and(|most| others >= most) {
+            return Err(Error::OutOfMemory { wanted: count * PROGRAM_BYTES, free: Some(0) });
+        }
+        self.inner.record(id, commands)?;
+        self.programs.insert(id, count);
+        Ok(())
     }
 
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
