@@ -41,7 +41,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // Writes made-up models.
     ("ragtag-synth", &["ragtag-kernels", "ragtag-graph"]),
-    ("xtask", &["ragtag-kernels", "ragtag-synth"]),
+    // Writes kernels for devices by their features.
+    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-synth"]),
 ];
 
 /// Edges that tests may have besides.
