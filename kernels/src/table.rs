@@ -219,9 +219,17 @@ mod tests {
 
     #[test]
     fn every_kernel_runs_on_any_cuda_device() {
-        // With the driver alone, and with NVRTC alone.
-        runs_every_kernel(&gpu(KernelLanguage::Ptx, 1024, 48 << 10), "cuda");
         runs_every_kernel(&gpu(KernelLanguage::CudaC, 1024, 48 << 10), "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_cuda_device_without_a_compiler() {
+        let caps = gpu(KernelLanguage::Ptx, 1024, 48 << 10);
+        let is_cuda = |v: &&Variant| v.language() == KernelLanguage::CudaC && v.requires.is_empty();
+        let stale = variants().iter().filter(is_cuda).find(|v| !v.is_taken_by(&caps));
+        let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
+        assert_eq!(stale, None, "its PTX was built from another text: `cargo xtask kernels --nvrtc DIR`");
+        runs_every_kernel(&caps, "cuda");
     }
 
     #[test]
