@@ -232,7 +232,7 @@ impl Model {
 
 /// Whether products with this type may take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
-    ragtag_kernels::activations_for(tensor_type, Activations::Int8) == Activations::Int8
+    ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
 /// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.

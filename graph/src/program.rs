@@ -5,7 +5,7 @@ use crate::model::{Model, ModelError};
 use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
 use ragtag_kernels::blocks::{SizeError, dequantise};
-use ragtag_kernels::layout::{LayoutError, Resident};
+use ragtag_kernels::layout::{Layout, LayoutError, Resident};
 use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl WeightContent {
     /// The matrix of this name.
     pub(crate) fn matrix(model: &Model, name: &str) -> Result<Self, ModelError> {
         let tensor = model.tensor(name)?;
-        let resident = Resident::new(tensor.tensor_type, tensor.rows(), tensor.columns())
+        let resident = Resident::new(tensor.tensor_type, Layout::Rows16, tensor.rows(), tensor.columns())
             .map_err(|e| ModelError::Unsupported { what: format!("tensor {name}: {e}") })?;
         Ok(WeightContent::Matrix(resident))
     }

@@ -7,7 +7,7 @@ use crate::program::{Place, Slice, Step, WeightBuffer};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Variant};
+use ragtag_kernels::{Activations, Kernel, Variant};
 use std::ops::Range;
 
 /// A binding before its access is known: place, first byte, number of bytes.
@@ -59,9 +59,11 @@ impl Emitter<'_> {
                 let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
                 (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
             }
-            Operator::Quantize => {
-                (Kernel::Quantize, vec![inputs[0], self.output(index)], vec![rows, count, node.width])
-            }
+            Operator::Quantize => (
+                Kernel::Quantize(Activations::Int8),
+                vec![inputs[0], self.output(index)],
+                vec![rows, count, node.width],
+            ),
             Operator::MatMul { weight, activations } => {
                 let tensor = self.model.tensor(weight)?;
                 let accumulate = u32::from(inputs.len() == 2);

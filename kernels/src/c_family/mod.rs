@@ -8,6 +8,7 @@ mod rows;
 mod weights;
 
 use crate::kernel::Kernel;
+use crate::layout::Layout;
 use crate::table::{Code, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
@@ -50,6 +51,8 @@ struct Function {
     name: &'static str,
     abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
+    layout: Option<Layout>,
+    min_rows: u32,
     max_rows: u32,
     source: fn(KernelLanguage) -> Arc<str>,
     function: &'static str,
@@ -66,6 +69,8 @@ impl Function {
             requires: &[],
             abi: self.abi,
             grid: self.grid,
+            layout: self.layout,
+            min_rows: self.min_rows,
             max_rows: self.max_rows,
             code: Code::Text(Text {
                 language: KernelLanguage::OpenClC,

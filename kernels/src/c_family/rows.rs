@@ -27,11 +27,14 @@ pub(super) fn variants() -> Vec<Variant> {
     let mut out = vec![
         variant(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
-        part(Kernel::Quantize, &quantize::ABI, "quantize"),
+        part(Kernel::Quantize(Activations::Int8), &quantize::ABI_INT8, "quantize"),
+        part(Kernel::Quantize(Activations::F16), &quantize::ABI_F16, "quantize_f16"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
+        row(Kernel::RmsNorm(Activations::F16), &rms_norm::ABI_F16, "rms_norm_f16"),
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
+        part(Kernel::SiluMul(Activations::F16), &silu_mul::ABI_F16, "silu_mul_f16"),
         variant(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
@@ -54,6 +57,8 @@ fn variant(
         name: "opencl",
         abi,
         grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source: row_source,
         function,
@@ -66,6 +71,7 @@ fn variant(
 /// One program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
+        include_str!("../half_rows/half_rows.cl"),
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
         include_str!("../quantize/quantize.cl"),
@@ -90,6 +96,8 @@ fn cache_variants(kv_type: KvType) -> [Variant; 3] {
         name: "opencl",
         abi: append,
         grid: append_grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source,
         function: "kv_append",
