@@ -68,10 +68,8 @@ pub enum Kernel {
     Quantize,
     /// Weights of this type times activations.
     MatMul(TensorType, Activations),
-    /// Rotary position embedding in place.
-    Rope,
-    /// Append keys and values to the cache.
-    KvAppend(KvType),
+    /// Rotary position embedding, and keys and values into the cache.
+    RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
     /// SiLU(gate) · up into f32 or int8 activations.
@@ -89,7 +87,7 @@ pub enum Kernel {
 impl Kernel {
     /// Every kernel that has variants. Products with int8 activations exist for types with integer quanta only.
     pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Quantize, Kernel::Rope, Kernel::Add];
+        let mut all = vec![Kernel::Gather, Kernel::Quantize, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         for activations in [Activations::F32, Activations::Int8] {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
@@ -97,7 +95,7 @@ impl Kernel {
             all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
         }
         for kv_type in [KvType::F32, KvType::F16] {
-            all.extend([Kernel::KvAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all
@@ -109,7 +107,7 @@ impl Kernel {
             Kernel::RmsNorm(Activations::Int8)
             | Kernel::Quantize
             | Kernel::MatMul(_, Activations::Int8)
-            | Kernel::KvAppend(KvType::F16)
+            | Kernel::RopeAppend(KvType::F16)
             | Kernel::SiluMul(Activations::Int8) => NumericsClass::Fast,
             _ => NumericsClass::Exact,
         }
@@ -132,8 +130,7 @@ impl fmt::Display for Kernel {
             Kernel::RmsNorm(a) => write!(f, "rms-norm/{}", activations(a)),
             Kernel::Quantize => write!(f, "quantize"),
             Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{}", activations(a)),
-            Kernel::Rope => write!(f, "rope"),
-            Kernel::KvAppend(k) => write!(f, "kv-append/{}", kv(k)),
+            Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{}", activations(a)),
             Kernel::Add => write!(f, "add"),

@@ -5,9 +5,12 @@
 //! | 0 | parameters |
 //! | 1 | weights: [`Rows16`](crate::layout) of `[n, k]` |
 //! | 2 | x: f32 `[rows, k]` or [int8 activations](crate::quantize) of k columns |
-//! | 3 | y: f32 `[rows, n]`, read and written (read only where it is added to) |
+//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written (read only where it is added to) |
 //!
-//! Constants: rows, count word, n, k, accumulate (0 or 1). One group for each [`TASK_ROWS`] rows of weights, which loops
+//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
+//! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
+//!
+//! One group for each [`TASK_ROWS`] rows of weights, which loops
 //! over the tokens, so that weights are read from memory once.
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
@@ -15,9 +18,9 @@
 //! ask [`activations_for`]. A sum is taken over blocks of 32 columns in order, whatever else is in the launch: a row of
 //! y depends on its row of x alone, bit for bit.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
 use crate::blocks::{TensorType, dequantise};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Resident;
 use crate::quantize;
@@ -53,7 +56,7 @@ macro_rules! abis {
                     static ABI: EntryAbi = EntryAbi {
                         name: concat!("matmul_", stringify!($name), "_f32"),
                         bindings: BINDINGS,
-                        constants: 5,
+                        constants: 6,
                         extents: |constants, out| extents(TensorType::$name, Activations::F32, constants, out),
                     };
                     &ABI
@@ -62,7 +65,7 @@ macro_rules! abis {
                     static ABI: EntryAbi = EntryAbi {
                         name: concat!("matmul_", stringify!($name), "_int8"),
                         bindings: BINDINGS,
-                        constants: 5,
+                        constants: 6,
                         extents: |constants, out| extents(TensorType::$name, Activations::Int8, constants, out),
                     };
                     &ABI
@@ -76,13 +79,13 @@ abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite];
 
 fn extents(tensor_type: TensorType, activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, n, k, _] = *constants else { return };
+    let [rows, _, n, k, _, stride] = *constants else { return };
     let weights = Resident::new(tensor_type, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let x = match activations {
         Activations::F32 => words(&[rows, k]),
         Activations::Int8 => quantize::rows_extent(rows, k),
     };
-    out.copy_from_slice(&[HEADER_BYTES, weights, x, words(&[rows, n])]);
+    out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
 /// One group for each [`TASK_ROWS`] rows of weights.
@@ -125,8 +128,10 @@ fn case(
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
     let x = random.floats(shape.capacity * k, 2.0);
-    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate)];
-    let label = format!("{} → {n}, accumulate {accumulate}", shape.label(k));
+    // Every third shape is a part of longer rows.
+    let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
+    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
+    let label = format!("{} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
     let build = Build::new(Kernel::MatMul(tensor_type, activations), label, &constants);
     let build = build.words(&shape.header()).bytes(resident);
     let (build, x): (_, Vec<Vec<f64>>) = match activations {
@@ -141,13 +146,14 @@ fn case(
             (build.bytes(rows.concat()), values.collect())
         }
     };
-    let mut expected: Vec<f64> = x.iter().flat_map(|row| reference(&weights, row)).collect();
-    let build = if accumulate {
-        let before = random.floats(shape.capacity * n, 1.0);
-        expected.iter_mut().zip(&before).for_each(|(e, b)| *e += f64::from(*b));
-        build.floats(&before)
-    } else {
-        build.poison(shape.capacity * n * 4)
-    };
-    build.expect_f32(3, untouched_after(expected, shape.rows * n))
+    let before = random.floats((shape.capacity - 1) * stride + n, 1.0);
+    let mut expected = vec![None; before.len()];
+    let rows = expected.chunks_mut(stride).zip(before.chunks(stride)).zip(&x);
+    for ((expected, before), x) in rows.take(shape.rows) {
+        for ((expected, sum), before) in expected.iter_mut().zip(reference(&weights, x)).zip(before) {
+            *expected = Some(if accumulate { sum + f64::from(*before) } else { sum });
+        }
+    }
+    let build = if accumulate { build.floats(&before) } else { build.poison(before.len() * 4) };
+    build.expect_f32(3, expected)
 }

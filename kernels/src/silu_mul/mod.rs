@@ -3,9 +3,8 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | gate: f32 `[rows, width]` |
-//! | 2 | up: f32 `[rows, width]` |
-//! | 3 | out: f32 `[rows, width]` or [int8 activations](crate::quantize), written |
+//! | 1 | gate and up: f32 `[rows, 2 · width]`, in each row the gate's values, then up's |
+//! | 2 | out: f32 `[rows, width]` or [int8 activations](crate::quantize), written |
 //!
 //! Constants: rows, count word, width. One group a row.
 
@@ -15,7 +14,7 @@ use crate::kernel::{Activations, Kernel};
 use crate::quantize::{row_bytes, rows_extent};
 use ragtag_hal::{Access, EntryAbi};
 
-const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Write];
+const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Write];
 
 /// The binary interface with f32 out.
 pub static ABI_F32: EntryAbi = EntryAbi {
@@ -24,8 +23,7 @@ pub static ABI_F32: EntryAbi = EntryAbi {
     constants: 3,
     extents: |constants, extents| {
         let [rows, _, width] = *constants else { return };
-        let bytes = words(&[rows, width]);
-        extents.copy_from_slice(&[HEADER_BYTES, bytes, bytes, bytes]);
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, 2, width]), words(&[rows, width])]);
     },
 };
 
@@ -36,12 +34,13 @@ pub static ABI_INT8: EntryAbi = EntryAbi {
     constants: 3,
     extents: |constants, extents| {
         let [rows, _, width] = *constants else { return };
-        let bytes = words(&[rows, width]);
-        extents.copy_from_slice(&[HEADER_BYTES, bytes, bytes, rows_extent(rows, width)]);
+        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, 2, width]), rows_extent(rows, width)]);
     },
 };
 
-fn reference(gate: &[f32], up: &[f32]) -> Vec<f64> {
+/// One row.
+fn reference(gate_up: &[f32]) -> Vec<f64> {
+    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&f32, &f32)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u);
     gate.iter().zip(up).map(one).collect()
 }
@@ -51,19 +50,19 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
         let width = if activations == Activations::Int8 { width / 32 * 32 } else { width };
-        let mut gate = random.floats(shape.capacity * width, 8.0);
-        gate[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
-        let up = random.floats(shape.capacity * width, 1.5);
-        let expected = reference(&gate, &up);
+        let row = |random: &mut Random| [random.floats(width, 8.0), random.floats(width, 1.5)].concat();
+        let mut gate_up: Vec<f32> = (0..shape.capacity).flat_map(|_| row(&mut random)).collect();
+        gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
+        let expected: Vec<f64> = gate_up.chunks_exact(2 * width).flat_map(reference).collect();
         let constants = [shape.capacity, shape.count_word as usize, width];
         let case = Build::new(Kernel::SiluMul(activations), shape.label(width), &constants);
-        let case = case.words(&shape.header()).floats(&gate).floats(&up);
+        let case = case.words(&shape.header()).floats(&gate_up);
         out.push(match activations {
             Activations::F32 => {
-                case.poison(gate.len() * 4).expect_f32(3, untouched_after(expected, shape.rows * width))
+                case.poison(expected.len() * 4).expect_f32(2, untouched_after(expected, shape.rows * width))
             }
             Activations::Int8 => {
-                case.poison(shape.capacity * row_bytes(width)).expect_int8(3, width, &expected, shape.rows)
+                case.poison(shape.capacity * row_bytes(width)).expect_int8(2, width, &expected, shape.rows)
             }
         });
     }
