@@ -128,7 +128,7 @@ fn read_bandwidth(memory: &[Line], threads: usize) -> f64 {
 struct Launch {
     variant: &'static Variant,
     bindings: [HostBinding; 4],
-    constants: [u32; 5],
+    constants: [u32; 6],
 }
 
 impl Launch {
@@ -170,7 +170,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
         launches.push(Launch {
             variant,
             bindings: [params.binding(), matrix, x.binding(), y.binding()],
-            constants: [rows as u32, 0, n as u32, k as u32, 0],
+            constants: [rows as u32, 0, n as u32, k as u32, 0, n as u32],
         });
         (at, values) = (at + bytes.next_multiple_of(64), values + n * k);
     }

@@ -107,10 +107,8 @@ pub enum Kernel {
     MatMul(TensorType, Activations),
     /// Weights of this type as f16.
     Widen(TensorType),
-    /// Rotary position embedding in place.
-    Rope,
-    /// Append keys and values to the cache.
-    KvAppend(KvType),
+    /// Rotary position embedding, and keys and values into the cache.
+    RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
     /// SiLU(gate) · up into activations of this form.
@@ -129,7 +127,7 @@ impl Kernel {
     /// Every kernel that has variants. There are products of some types with some activations only: see
     /// [`crate::matmul::takes`].
     pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Rope, Kernel::Add];
+        let mut all = vec![Kernel::Gather, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
@@ -139,7 +137,7 @@ impl Kernel {
         }
         all.extend(TensorType::ALL.into_iter().filter(|t| t.block_values() > 1).map(Kernel::Widen));
         for kv_type in [KvType::F32, KvType::F16] {
-            all.extend([Kernel::KvAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all
@@ -156,7 +154,7 @@ impl Kernel {
             {
                 NumericsClass::Fast
             }
-            Kernel::Widen(_) | Kernel::KvAppend(KvType::F16) => NumericsClass::Fast,
+            Kernel::Widen(_) | Kernel::RopeAppend(KvType::F16) => NumericsClass::Fast,
             _ => NumericsClass::Exact,
         }
     }
@@ -186,8 +184,7 @@ impl fmt::Display for Kernel {
             Kernel::Quantize(a) => write!(f, "quantize/{a}"),
             Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{a}"),
             Kernel::Widen(t) => write!(f, "widen/{t}"),
-            Kernel::Rope => write!(f, "rope"),
-            Kernel::KvAppend(k) => write!(f, "kv-append/{}", kv(k)),
+            Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{a}"),
             Kernel::Add => write!(f, "add"),

@@ -27,8 +27,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
             crate::matmul::cases(tensor_type, layout, activations, seed)
         }
         Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
-        Kernel::Rope => crate::rope::cases(seed),
-        Kernel::KvAppend(kv_type) => crate::kv_append::cases(kv_type, seed),
+        Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
         Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
         Kernel::Add => crate::add::cases(seed),

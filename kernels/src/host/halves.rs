@@ -6,7 +6,7 @@
 use super::formats::{Format, Of, Quantised};
 use super::isa::Isa;
 use super::launch::count;
-use super::rows::{block, norm_scale, silu_mul};
+use super::rows::{block, gate_and_up, norm_scale, silu_mul};
 use super::{HostKernel, product};
 use crate::blocks::TensorType;
 use crate::half_rows::row_bytes;
@@ -98,16 +98,16 @@ impl HostKernel for SiluMulF16 {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes these; any bits are values of these types.
-        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let (gate, up) = (&gate[row * width..][..width], &up[row * width..][..width]);
+            let (gate, up) = gate_and_up(gate_up, row, width);
             let values = |b| {
                 let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
                 (silu_mul(s, g0, u0), silu_mul(s, g1, u1))
             };
             // SAFETY: each group writes its own row.
-            unsafe { write_row(s, call, 3, row, width, values) };
+            unsafe { write_row(s, call, 2, row, width, values) };
         }
     }
 }
@@ -153,8 +153,8 @@ impl<W: Format> HostKernel for Product<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate] = call.constants else { return };
-        let (n, pitch) = (n as usize, row_bytes(k as usize));
+        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let (n, stride, pitch) = (n as usize, stride as usize, row_bytes(k as usize));
         // SAFETY: nobody writes these; any bits are values of these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<u8>(2)) };
         let x = &x[..count(params, word, rows) * pitch];
@@ -162,7 +162,7 @@ impl<W: Format> HostKernel for Product<W> {
             let first = task * matmul::TASK_ROWS as usize;
             let columns = first..n.min(first + matmul::TASK_ROWS as usize);
             for (row, x) in x.chunks_exact(pitch).enumerate() {
-                let at = row * n;
+                let at = row * stride;
                 // SAFETY: each group writes its own columns.
                 let y = unsafe { call.write::<f32>(3, at + columns.start..at + columns.end) };
                 for (column, y) in columns.clone().zip(y) {

@@ -19,7 +19,7 @@ mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
-mod rope;
+mod rope_append;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -87,7 +87,6 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::SiluMul>());
     out.push(variant::<S, rows::SiluMulInt8>());
     out.push(variant::<S, rows::Add>());
-    out.push(variant::<S, rope::Rope>());
     out.push(variant::<S, halves::RmsNormF16>());
     out.push(variant::<S, halves::SiluMulF16>());
     out.push(variant::<S, halves::QuantizeF16>());
@@ -96,8 +95,8 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, logits::Softmax>());
     out.push(variant::<S, logits::ArgMax>());
     out.push(variant::<S, logits::TopK>());
-    out.push(variant::<S, kv::Append<kv::Single>>());
-    out.push(variant::<S, kv::Append<kv::Half>>());
+    out.push(variant::<S, rope_append::RopeAppend<kv::Single>>());
+    out.push(variant::<S, rope_append::RopeAppend<kv::Half>>());
     out.push(variant::<S, attention::Attention<kv::Single>>());
     out.push(variant::<S, attention::Attention<kv::Half>>());
 }

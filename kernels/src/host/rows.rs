@@ -273,6 +273,12 @@ pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
+/// The two halves of a joint row.
+#[inline(always)]
+pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
+    rows[row * 2 * width..][..2 * width].split_at(width)
+}
+
 /// SiLU(gate) · up into f32.
 pub(crate) struct SiluMul;
 
@@ -290,14 +296,14 @@ impl HostKernel for SiluMul {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes these; any bits are values of these types.
-        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let at = row * width..(row + 1) * width;
-            let (gate, gate_rest) = gate[at.clone()].as_chunks::<16>();
-            let (up, up_rest) = up[at].as_chunks::<16>();
+            let (gate, up) = gate_and_up(gate_up, row, width);
+            let (gate, gate_rest) = gate.as_chunks::<16>();
+            let (up, up_rest) = up.as_chunks::<16>();
             // SAFETY: each group writes its own row.
-            let (out, out_rest) = unsafe { row_mut(call, 3, row, width) }.as_chunks_mut::<16>();
+            let (out, out_rest) = unsafe { row_mut(call, 2, row, width) }.as_chunks_mut::<16>();
             for (out, (gate, up)) in out.iter_mut().zip(gate.iter().zip(up)) {
                 s.store(silu_mul(s, s.load(gate), s.load(up)), out);
             }
@@ -327,12 +333,12 @@ impl HostKernel for SiluMulInt8 {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes these; any bits are values of these types.
-        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let (gate, up) = (&gate[row * width..][..width], &up[row * width..][..width]);
+            let (gate, up) = gate_and_up(gate_up, row, width);
             // SAFETY: each group writes its own row.
-            let mut out = unsafe { Int8Row::new(call, 3, row, width) };
+            let mut out = unsafe { Int8Row::new(call, 2, row, width) };
             for b in 0..width / BLOCK {
                 let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
                 out.put(s, b, silu_mul(s, g0, u0), silu_mul(s, g1, u1));

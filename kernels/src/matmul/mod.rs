@@ -5,9 +5,12 @@
 //! | 0 | parameters |
 //! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
 //! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
-//! | 3 | y: f32 `[rows, n]`, read and written (read only where it is added to) |
+//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written (read only where it is added to) |
 //!
-//! Constants: rows, count word, n, k, accumulate (0 or 1). One group for each [`TASK_ROWS`] rows of weights, which loops
+//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
+//! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
+//!
+//! One group for each [`TASK_ROWS`] rows of weights, which loops
 //! over the tokens, so that weights are read from memory once.
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
@@ -16,9 +19,9 @@
 //! [`activations_for`](crate::activations_for). A sum is taken over blocks of 32 columns in order, whatever else is in the launch: a row of
 //! y depends on its row of x alone, bit for bit.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{Layout, Resident};
 use crate::{half_rows, quantize};
@@ -65,7 +68,7 @@ macro_rules! abi {
                 stringify!($activations)
             ),
             bindings: BINDINGS,
-            constants: 5,
+            constants: 6,
             extents: |constants, out| {
                 let types = (TensorType::$name, Layout::$layout, Activations::$activations);
                 extents(types, constants, out)
@@ -83,10 +86,10 @@ fn extents(
     constants: &[u32],
     out: &mut [u64],
 ) {
-    let [rows, _, n, k, _] = *constants else { return };
+    let [rows, _, n, k, _, stride] = *constants else { return };
     let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
     let x = activations.rows_extent(rows, k);
-    out.copy_from_slice(&[HEADER_BYTES, weights, x, words(&[rows, n])]);
+    out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
 /// One group for each [`TASK_ROWS`] rows of weights.
@@ -134,8 +137,10 @@ fn case(
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
     let x = random.floats(shape.capacity * k, 2.0);
-    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate)];
-    let label = format!("{} → {n}, accumulate {accumulate}", shape.label(k));
+    // Every third shape is a part of longer rows.
+    let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
+    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
+    let label = format!("{} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
     let build = Build::new(Kernel::MatMul(tensor_type, activations), label, &constants);
     let build = build.words(&shape.header()).bytes(resident);
     let (build, x): (_, Vec<Vec<f64>>) = match activations {
@@ -155,13 +160,14 @@ fn case(
             (build.bytes(rows.concat()), values.collect())
         }
     };
-    let mut expected: Vec<f64> = x.iter().flat_map(|row| reference(&weights, row)).collect();
-    let build = if accumulate {
-        let before = random.floats(shape.capacity * n, 1.0);
-        expected.iter_mut().zip(&before).for_each(|(e, b)| *e += f64::from(*b));
-        build.floats(&before)
-    } else {
-        build.poison(shape.capacity * n * 4)
-    };
-    build.expect_f32(3, untouched_after(expected, shape.rows * n))
+    let before = random.floats((shape.capacity - 1) * stride + n, 1.0);
+    let mut expected = vec![None; before.len()];
+    let rows = expected.chunks_mut(stride).zip(before.chunks(stride)).zip(&x);
+    for ((expected, before), x) in rows.take(shape.rows) {
+        for ((expected, sum), before) in expected.iter_mut().zip(reference(&weights, x)).zip(before) {
+            *expected = Some(if accumulate { sum + f64::from(*before) } else { sum });
+        }
+    }
+    let build = if accumulate { build.floats(&before) } else { build.poison(before.len() * 4) };
+    build.expect_f32(3, expected)
 }

@@ -39,7 +39,7 @@ FN void accumulate_row(const GLOBAL uchar *row, const GLOBAL float *x, uint k, u
 
 KERNEL(ITEMS) matmul_rows(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
-    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
+    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     LOCAL float partial[M * ITEMS];
     const uint in_group = ITEMS / SHARING, first_column = GROUP(0) * in_group;
@@ -61,7 +61,7 @@ KERNEL(ITEMS) matmul_rows(
             for (uint s = 0; s < SHARING; s++) {
                 value += partial[ITEM / in_group * ITEMS + ITEM % in_group * SHARING + s];
             }
-            GLOBAL float *to = y + (size_t)to_row * n + column;
+            GLOBAL float *to = y + (size_t)to_row * stride + column;
             *to = accumulate ? *to + value : value;
         }
     }
