@@ -1,6 +1,6 @@
 //! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
 
-use super::{Function, Items, program};
+use super::{Function, Items, Names, names, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
@@ -45,25 +45,25 @@ macro_rules! composer {
 
 pub(super) fn variants() -> Vec<Variant> {
     let quantised = |t: &TensorType| t.block_values() > 1;
-    let mut out: Vec<Variant> = TensorType::ALL.into_iter().map(embed_variant).collect();
+    let mut out: Vec<Function> = TensorType::ALL.into_iter().map(embed_function).collect();
     for activations in [Activations::F32, Activations::Int8] {
         let takes = |t: &TensorType| matmul::takes(*t, activations);
-        out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_variants(t, activations)));
+        out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_functions(t, activations)));
     }
-    out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_variants));
-    out.extend([TensorType::F16, TensorType::BF16].map(half_product_variant));
-    out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_variant));
-    out
+    out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_functions));
+    out.extend([TensorType::F16, TensorType::BF16].map(half_product_function));
+    out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_function));
+    out.into_iter().flat_map(Function::variants).collect()
 }
 
-fn embed_variant(tensor_type: TensorType) -> Variant {
-    embedding("opencl", tensor_type, Layout::Rows16, composer!(tensor_type, embed_source)).variant()
+fn embed_function(tensor_type: TensorType) -> Function {
+    embedding(names!(""), tensor_type, Layout::Rows16, composer!(tensor_type, embed_source))
 }
 
-fn embedding(name: &'static str, tensor_type: TensorType, layout: Layout, source: Compose) -> Function {
+fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Compose) -> Function {
     Function {
         kernel: Kernel::Embed(tensor_type),
-        name,
+        names,
         abi: embed::abi(tensor_type, layout),
         grid: add::grid,
         layout: Some(layout),
@@ -77,10 +77,10 @@ fn embedding(name: &'static str, tensor_type: TensorType, layout: Layout, source
 }
 
 /// The products: for one row of x, for a few, and for many.
-fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Variant; 4] {
-    let gemv = |name, max_rows, source| Function {
+fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Function; 4] {
+    let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
-        name,
+        names,
         abi: matmul::abi(tensor_type, Layout::Rows16, activations),
         grid: gemv_grid,
         layout: Some(Layout::Rows16),
@@ -94,36 +94,35 @@ fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Varian
     let single = |source| Function {
         items: gemv_items(tensor_type, 1),
         local_bytes: if tensor_type.block_values() == 1 { 36 << 10 } else { 12 << 10 },
-        ..gemv("opencl-gemv-1", 1, source)
+        ..gemv(names!("-gemv-1"), 1, source)
     };
-    let tiled = |source| tiled("opencl-tiled", tensor_type, (Layout::Rows16, activations), source);
-    let functions = match activations {
+    let tiled = |source| tiled(names!("-tiled"), tensor_type, (Layout::Rows16, activations), source);
+    match activations {
         Activations::Int8 => [
             single(composer!(tensor_type, fast_gemv::<1>)),
-            gemv("opencl-gemv-4", 4, composer!(tensor_type, fast_gemv::<4>)),
-            gemv("opencl-gemv-8", 8, composer!(tensor_type, fast_gemv::<8>)),
+            gemv(names!("-gemv-4"), 4, composer!(tensor_type, fast_gemv::<4>)),
+            gemv(names!("-gemv-8"), 8, composer!(tensor_type, fast_gemv::<8>)),
             tiled(composer!(tensor_type, fast_tiled)),
         ],
         Activations::F32 | Activations::F16 => [
             single(composer!(tensor_type, exact_gemv::<1>)),
-            gemv("opencl-gemv-4", 4, composer!(tensor_type, exact_gemv::<4>)),
-            gemv("opencl-gemv-8", 8, composer!(tensor_type, exact_gemv::<8>)),
+            gemv(names!("-gemv-4"), 4, composer!(tensor_type, exact_gemv::<4>)),
+            gemv(names!("-gemv-8"), 8, composer!(tensor_type, exact_gemv::<8>)),
             tiled(composer!(tensor_type, exact_tiled)),
         ],
-    };
-    functions.map(Function::variant)
+    }
 }
 
 /// The product for many rows of x.
 fn tiled(
-    name: &'static str,
+    names: Names,
     tensor_type: TensorType,
     (layout, activations): (Layout, Activations),
     source: Compose,
 ) -> Function {
     Function {
         kernel: Kernel::MatMul(tensor_type, activations),
-        name,
+        names,
         abi: matmul::abi(tensor_type, layout, activations),
         grid: tiled_grid,
         layout: Some(layout),
@@ -136,46 +135,39 @@ fn tiled(
     }
 }
 
-/// All that reads weights without blocks as rows.
-fn row_major_variants(tensor_type: TensorType) -> [Variant; 5] {
-    let (layout, activations) = (Layout::RowMajor, Activations::F32);
-    let gemv = |name, max_rows, source| Function {
-        name,
+/// All that reads weights without blocks as rows, with f32 activations.
+fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
+    let form = (Layout::RowMajor, Activations::F32);
+    let gemv = |names, max_rows, source| Function {
         grid: rows_grid,
         max_rows,
-        source,
         function: "matmul_rows",
         items: GEMV_ITEMS,
         local_bytes: 8 << 10,
-        ..tiled(name, tensor_type, (layout, activations), source)
+        ..tiled(names, tensor_type, form, source)
     };
-    let functions = [
-        embedding("opencl-row-major", tensor_type, layout, composer!(tensor_type, row_major_embed_source)),
-        gemv("opencl-row-major-gemv-1", 1, composer!(tensor_type, row_major_gemv::<1>)),
-        gemv("opencl-row-major-gemv-4", 4, composer!(tensor_type, row_major_gemv::<4>)),
-        gemv("opencl-row-major-gemv-8", 8, composer!(tensor_type, row_major_gemv::<8>)),
-        tiled(
-            "opencl-row-major-tiled",
-            tensor_type,
-            (layout, activations),
-            composer!(tensor_type, row_major_tiled),
-        ),
-    ];
-    functions.map(Function::variant)
+    let embed = composer!(tensor_type, row_major_embed_source);
+    [
+        embedding(names!("-row-major"), tensor_type, Layout::RowMajor, embed),
+        gemv(names!("-row-major-gemv-1"), 1, composer!(tensor_type, row_major_gemv::<1>)),
+        gemv(names!("-row-major-gemv-4"), 4, composer!(tensor_type, row_major_gemv::<4>)),
+        gemv(names!("-row-major-gemv-8"), 8, composer!(tensor_type, row_major_gemv::<8>)),
+        tiled(names!("-row-major-tiled"), tensor_type, form, composer!(tensor_type, row_major_tiled)),
+    ]
 }
 
 /// The product with f16 activations for devices without matrix units: no faster than that with f32.
-fn half_product_variant(tensor_type: TensorType) -> Variant {
-    let source = composer!(tensor_type, half_tiled);
+fn half_product_function(tensor_type: TensorType) -> Function {
     let form = (Layout::RowMajor, Activations::F16);
-    Function { min_rows: NEVER, ..tiled("opencl-tiled", tensor_type, form, source) }.variant()
+    let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
+    Function { min_rows: NEVER, ..function }
 }
 
 /// Worth its while where there are matrix units, which is for the product to say, and enough rows.
-fn widen_variant(tensor_type: TensorType) -> Variant {
+fn widen_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Widen(tensor_type),
-        name: "opencl",
+        names: names!(""),
         abi: widen::abi(tensor_type),
         grid: widen::grid,
         layout: Some(Layout::Rows16),
@@ -186,7 +178,6 @@ fn widen_variant(tensor_type: TensorType) -> Variant {
         items: WIDEN_ITEMS,
         local_bytes: 0,
     }
-    .variant()
 }
 
 /// A group of rows of weights for each work group.

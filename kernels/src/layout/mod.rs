@@ -64,11 +64,19 @@ pub enum Layout {
 
 /// The layout in which a device keeps matrices of a type: its kernels for that type all read this one.
 pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
-    let row_major = [KernelLanguage::CudaC, KernelLanguage::Ptx, KernelLanguage::HipC];
-    if tensor_type.block_values() == 1 && row_major.iter().any(|l| caps.languages.contains(l)) {
-        Layout::RowMajor
-    } else {
-        Layout::Rows16
+    let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
+    if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
+}
+
+/// The layout that kernels in a language read: rows where the hardware behind it may have matrix units.
+pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
+    match language {
+        KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC
+            if tensor_type.block_values() == 1 =>
+        {
+            Layout::RowMajor
+        }
+        _ => Layout::Rows16,
     }
 }
 

@@ -41,7 +41,8 @@ KERNEL(ITEMS) matmul_rows(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
-    LOCAL float partial[M * ITEMS];
+    BEGIN();
+    SHARED float partial[M * ITEMS];
     const uint in_group = ITEMS / SHARING, first_column = GROUP(0) * in_group;
     // Beyond the last row of weights an item computes that row, and does not write.
     const GLOBAL uchar *row = weights + (size_t)min(first_column + ITEM / SHARING, n - 1) * pitch_bytes(k);

@@ -4,6 +4,7 @@
 KERNEL(ITEMS) widen(
     const GLOBAL uchar *RESTRICT weights, GLOBAL uchar *RESTRICT out, uint n, uint k
 ) {
+    BEGIN();
     uint part = ITEM % 4, octet = ITEM / 4 % 4, block = GROUP(1) * (ITEMS / 16) + ITEM / 16, blocks = k / 32;
     uint pitch = half_row_bytes(k), column = block * 32 + octet * 8;
     if (column * 2 >= pitch) return;
