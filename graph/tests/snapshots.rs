@@ -107,6 +107,7 @@ fn programs() {
     for (name, model, activations) in [
         ("program_bitnet_int8", bitnet(), Activations::Int8),
         ("program_llama_f32", llama(), Activations::F32),
+        ("program_llama_f16", llama(), Activations::F16),
     ] {
         let stage = compile(&model, 0..14, &lowering(activations), &plain_caps()).unwrap();
         insta::assert_snapshot!(name, program_text(&stage));

@@ -157,6 +157,13 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
+/// Whether fast products of some type and number of rows take f16 activations on a device.
+pub fn has_f16_products(caps: &Caps) -> bool {
+    let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
+    let rows = (0..16).map(|bit| 1 << bit);
+    rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
+}
+
 /// The code of a module with these variants as its entries; `None` if they are in several languages.
 pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Option<ModuleSource> {
     let (mut host, mut entries) = (Vec::new(), Vec::new());

@@ -73,7 +73,12 @@ fn plan(model: &Model, lowering: &Lowering, split: &str) -> Plan {
 fn the_proof_is_what_compiled_stages_take() {
     for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
         let model = model(name);
-        for (kv, activations) in [(KvType::F16, Activations::Int8), (KvType::F32, Activations::F32)] {
+        let forms = [
+            (KvType::F16, Activations::Int8),
+            (KvType::F32, Activations::F32),
+            (KvType::F16, Activations::F16),
+        ];
+        for (kv, activations) in forms {
             let lowering =
                 Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
             for split in ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"] {

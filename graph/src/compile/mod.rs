@@ -15,7 +15,7 @@ use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
-use ragtag_kernels::{Activations, Kernel, Variant};
+use ragtag_kernels::{Activations, Kernel, Layout, TensorType, Variant, activations_for, layout_for};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use storage::Storage;
@@ -57,13 +57,16 @@ pub fn compile(
     lowering: &Lowering,
     caps: &Caps,
 ) -> Result<CompiledStage, CompileError> {
-    let graph = model.graph(lowering.activations);
-    let weights = weight_buffers(model, &graph, segments.clone())?;
+    let plain = model.graph(Activations::F32);
+    let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
+        let graph = model.lowered(|tensor_type, rows| {
+            activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
+        });
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let mut emitter =
@@ -81,7 +84,7 @@ pub fn compile(
             source: ragtag_kernels::module_source(variants.iter().copied()).ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: kv_bytes(model, &graph, &segments, lowering),
+        kv_bytes: kv_bytes(model, &plain, &segments, lowering),
         scratch_bytes,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
@@ -126,7 +129,11 @@ pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
     segments: Range<usize>,
+    kept: impl Fn(TensorType) -> Layout,
 ) -> Result<Vec<WeightBuffer>, ModelError> {
+    let matrix = |stack: &Stack| {
+        Ok::<_, ModelError>(WeightContent::Matrix(StackedMatrix::new(model.weights(), stack, &kept)?))
+    };
     let mut buffers: Vec<WeightBuffer> = Vec::new();
     let mut seen = BTreeSet::new();
     for index in graph.ordered() {
@@ -135,13 +142,8 @@ pub(crate) fn weight_buffers(
             continue;
         }
         let (name, content) = match operator {
-            Operator::Embed { table } => (
-                table.clone(),
-                WeightContent::Matrix(StackedMatrix::new(model.weights(), &Stack::of(table))?),
-            ),
-            Operator::MatMul { weights, .. } => {
-                (weights.name(), WeightContent::Matrix(StackedMatrix::new(model.weights(), weights)?))
-            }
+            Operator::Embed { table } => (table.clone(), matrix(&Stack::of(table))?),
+            Operator::MatMul { weights, .. } => (weights.name(), matrix(weights)?),
             Operator::RmsNorm { weight, .. } => {
                 let values = model.tensor(weight)?.columns();
                 (weight.clone(), WeightContent::Vector { values })
@@ -206,21 +208,21 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
 
 /// Rows and bytes of a node's output.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
-    let rows = match node.rows {
-        Rows::Tokens => params.rows,
-        Rows::Logits => params.logit_rows,
+    let (rows, form) = match node.operator {
+        Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
+        Operator::Quantize { output } | Operator::RmsNorm { output, .. } | Operator::SiluMul { output } => {
+            (capacity(node.rows, params), output)
+        }
+        _ => (capacity(node.rows, params), Activations::F32),
     };
-    u64::from(rows) * output_row_bytes(node)
+    u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-fn output_row_bytes(node: &Node) -> u64 {
-    match node.operator {
-        Operator::Quantize
-        | Operator::RmsNorm { output: Activations::Int8, .. }
-        | Operator::SiluMul { output: Activations::Int8 } => {
-            ragtag_kernels::quantize::row_bytes(node.width as usize) as u64
-        }
-        _ => u64::from(node.width) * 4,
+/// How many rows a tensor has room for.
+fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
+    match rows {
+        Rows::Tokens => params.rows,
+        Rows::Logits => params.logit_rows,
     }
 }
 

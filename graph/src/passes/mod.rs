@@ -2,6 +2,8 @@
 
 mod quantize;
 mod residual;
+mod widen;
 
 pub(crate) use quantize::quantize_activations;
 pub(crate) use residual::fuse_residuals;
+pub(crate) use widen::{WIDENED, widen_weights};
