@@ -18,6 +18,7 @@ KERNEL(ITEMS) rope_append(
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint heads, uint kv_heads, uint head_dim,
     uint cache_blocks, uint rope_dims, uint pairing
 ) {
+    BEGIN();
     uint row = GROUP(0), kv_head = GROUP(1), group = heads / kv_heads, pairs = rope_dims / 2;
     if (row >= count(params, 0, rows)) return;
     Lists at = lists(params, rows, logit_rows);

@@ -6,6 +6,7 @@ KERNEL(ITEMS) silu_mul_f32(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL float *RESTRICT out,
     uint rows, uint word, uint width
 ) {
+    BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
@@ -20,7 +21,8 @@ KERNEL(ITEMS) silu_mul_int8(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL uchar *RESTRICT out,
     uint rows, uint word, uint width
 ) {
-    LOCAL uint quantising[QUANTISE_SPACE];
+    BEGIN();
+    SHARED uint quantising[QUANTISE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
