@@ -183,7 +183,15 @@ impl Model {
 
     /// The operator graph with products in this form.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
+        self.split_graph(activations, None)
+    }
+
+    /// The same, with attention split into so many runs of positions.
+    pub(crate) fn split_graph(&self, activations: Activations, splits: Option<u32>) -> OperatorGraph {
         let mut graph = self.graph.clone();
+        if let Some(splits) = splits {
+            passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
+        }
         if activations == Activations::Int8 {
             passes::quantize_activations(&mut graph, |stack| {
                 stack

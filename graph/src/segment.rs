@@ -80,8 +80,9 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
         segment.read_bytes_per_row += cost.read_bytes_per_row;
         segment.kv_bytes_per_position += cost.kv_bytes_per_position;
     }
+    let largest = compile::Largest::new(model, lowering);
     for (index, segment) in segments.iter_mut().enumerate() {
-        segment.scratch_bytes = compile::scratch_bytes(model, &graph, index..index + 1, lowering)?;
+        segment.scratch_bytes = largest.scratch_bytes(index..index + 1)?;
         segment.tensors = compile::weight_buffers(model, &graph, index..index + 1)?
             .into_iter()
             .map(|w| SegmentTensor { resident_bytes: w.bytes(), name: w.name })

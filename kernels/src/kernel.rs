@@ -72,6 +72,10 @@ pub enum Kernel {
     RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
+    /// Causal attention over runs of the cache's positions.
+    AttentionPartial(KvType),
+    /// Runs brought together, into f32 or int8 activations.
+    AttentionMerge(Activations),
     /// SiLU(gate) · up into f32 or int8 activations.
     SiluMul(Activations),
     /// x += y.
@@ -91,11 +95,13 @@ impl Kernel {
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         for activations in [Activations::F32, Activations::Int8] {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
+            all.push(Kernel::AttentionMerge(activations));
             let takes = |t: &TensorType| crate::matmul::activations_for(*t, activations) == activations;
             all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
         }
         for kv_type in [KvType::F32, KvType::F16] {
             all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all
@@ -108,7 +114,8 @@ impl Kernel {
             | Kernel::Quantize
             | Kernel::MatMul(_, Activations::Int8)
             | Kernel::RopeAppend(KvType::F16)
-            | Kernel::SiluMul(Activations::Int8) => NumericsClass::Fast,
+            | Kernel::SiluMul(Activations::Int8)
+            | Kernel::AttentionMerge(Activations::Int8) => NumericsClass::Fast,
             _ => NumericsClass::Exact,
         }
     }
@@ -132,6 +139,8 @@ impl fmt::Display for Kernel {
             Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{}", activations(a)),
             Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
+            Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),
+            Kernel::AttentionMerge(a) => write!(f, "attention-merge/{}", activations(a)),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{}", activations(a)),
             Kernel::Add => write!(f, "add"),
             Kernel::Softmax => write!(f, "softmax"),

@@ -31,4 +31,4 @@ pub use kernel::{Activations, Kernel, KvType, NumericsClass};
 pub use layout::{LayoutError, Resident};
 pub use matmul::activations_for;
 pub use quantize::row_bytes;
-pub use table::{Code, Text, Variant, module_source, select, variants};
+pub use table::{Code, NEVER, Text, Variant, module_source, preferred, select, variants};

@@ -22,6 +22,9 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// The grid of a launch with these constants, which are as many as the ABI says.
     pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
+    /// for one that is there to be right, not fast.
+    pub min_rows: u32,
     /// Row capacities that it is made for: up to this many. It is right for any.
     pub max_rows: u32,
     /// The code.
@@ -101,6 +104,9 @@ impl Variant {
     }
 }
 
+/// More rows than any launch has.
+pub const NEVER: u32 = u32::MAX;
+
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
@@ -112,6 +118,11 @@ pub fn variants() -> &'static [Variant] {
 /// that runs there.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     variants().iter().find(|v| v.kernel == kernel && rows <= v.max_rows && v.runs_on(caps))
+}
+
+/// The same, if it is worth choosing where other kernels would do, too.
+pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
+    select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
 }
 
 /// The code of a module with these variants as its entries; `None` if they are in several languages.
@@ -135,6 +146,8 @@ pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::partial::MAX_ROWS;
+    use crate::kernel::KvType;
     use ragtag_hal::QueueLayout;
 
     fn caps(features: &[Feature]) -> Caps {
@@ -170,7 +183,12 @@ mod tests {
         };
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
+                if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
+                    assert!(select(kernel, &caps, rows).is_none(), "so many rows are not split");
+                    continue;
+                }
                 let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                assert!(preferred(kernel, &caps, rows).is_some(), "{kernel} × {rows}");
                 assert!(variant.name.starts_with("opencl"), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
@@ -188,6 +206,16 @@ mod tests {
             let start = format!(") {}(\n", text.function);
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
+    }
+
+    #[test]
+    fn attention_is_not_split_for_processors_or_many_rows() {
+        let kernel = Kernel::AttentionPartial(KvType::F16);
+        assert!(preferred(kernel, &caps(&[]), 1).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
+        let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
+        // Scratch is proved for this many.
+        assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -14,6 +14,7 @@ use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, 
 use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
+use ragtag_kernels::attention::partial;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_kernels::{Activations, Kernel, Variant};
 use std::collections::BTreeSet;
@@ -64,6 +65,7 @@ pub fn compile(
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
+        let graph = model.split_graph(lowering.activations, attention_splits(model, lowering, caps, rows));
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let mut emitter =
@@ -93,16 +95,43 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Scratch that segments take at the largest micro-batch.
-pub(crate) fn scratch_bytes(
-    model: &Model,
-    graph: &OperatorGraph,
-    segments: Range<usize>,
-    lowering: &Lowering,
-) -> Result<u64, ModelError> {
-    debug_assert!(segments.end <= model.segment_count());
-    let params = params_shape(lowering, lowering.chunk);
-    Ok(Storage::plan(graph, segments, &params)?.scratch_bytes)
+/// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
+/// not depend on the rows, so that a row's result does not, and is enough to give each of a device's units two groups.
+fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
+    let merges = [Activations::F32, lowering.activations].map(Kernel::AttentionMerge);
+    let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
+    if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
+        return None;
+    }
+    let splits = caps.parallel_units.saturating_mul(2).div_ceil(model.hyperparameters().kv_heads);
+    Some(splits.clamp(1, most_splits(lowering)))
+}
+
+/// Most runs that a program has: none is empty at the full context.
+fn most_splits(lowering: &Lowering) -> u32 {
+    partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
+}
+
+/// The programs of which one takes the most scratch, on any device: that of the largest micro-batch, and that of the
+/// largest for which attention may be split.
+pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
+
+impl Largest {
+    pub(crate) fn new(model: &Model, lowering: &Lowering) -> Self {
+        let program =
+            |splits, rows| (model.split_graph(lowering.activations, splits), params_shape(lowering, rows));
+        let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
+        Self([program(None, lowering.chunk), split])
+    }
+
+    /// Scratch that segments take at most.
+    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
+        let mut most = 0;
+        for (graph, params) in &self.0 {
+            most = most.max(Storage::plan(graph, segments.clone(), params)?.scratch_bytes);
+        }
+        Ok(most)
+    }
 }
 
 /// The buckets of rows for micro-batches of up to `chunk` rows.
@@ -217,7 +246,8 @@ fn output_row_bytes(node: &Node) -> u64 {
     match node.operator {
         Operator::Quantize
         | Operator::RmsNorm { output: Activations::Int8, .. }
-        | Operator::SiluMul { output: Activations::Int8 } => {
+        | Operator::SiluMul { output: Activations::Int8 }
+        | Operator::AttentionMerge { output: Activations::Int8, .. } => {
             ragtag_kernels::quantize::row_bytes(node.width as usize) as u64
         }
         _ => u64::from(node.width) * 4,

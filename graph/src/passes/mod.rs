@@ -2,6 +2,8 @@
 
 mod quantize;
 mod residual;
+mod split;
 
 pub(crate) use quantize::quantize_activations;
 pub(crate) use residual::fuse_residuals;
+pub(crate) use split::split_attention;

@@ -36,7 +36,9 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, wants_int8: impl F
 /// Turns a node that can write int8 activations into one that does.
 fn writes_int8(graph: &mut OperatorGraph, source: NodeIndex) -> bool {
     match &mut graph.node_mut(source).operator {
-        Operator::RmsNorm { output, .. } | Operator::SiluMul { output } => {
+        Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output }
+        | Operator::AttentionMerge { output, .. } => {
             *output = Activations::Int8;
             true
         }

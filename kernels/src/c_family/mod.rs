@@ -100,6 +100,7 @@ impl Function {
             requires: &[],
             abi: self.abi,
             grid: self.grid,
+            min_rows: 0,
             max_rows: self.max_rows,
             code: Code::Text(Text {
                 language,

@@ -20,12 +20,13 @@ mod neon;
 mod portable;
 mod rope_append;
 mod rows;
+mod split_attention;
 #[cfg(test)]
 mod tests;
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
-use crate::table::{Code, Variant};
+use crate::table::{Code, NEVER, Variant};
 use formats::{
     BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
 };
@@ -92,6 +93,10 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rope_append::RopeAppend<kv::Half>>());
     out.push(variant::<S, attention::Attention<kv::Single>>());
     out.push(variant::<S, attention::Attention<kv::Half>>());
+    out.push(variant::<S, split_attention::Partial<kv::Single>>());
+    out.push(variant::<S, split_attention::Partial<kv::Half>>());
+    out.push(variant::<S, split_attention::Merge>());
+    out.push(variant::<S, split_attention::MergeInt8>());
 }
 
 /// The kernels of a tensor type.
@@ -106,6 +111,11 @@ fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     out.push(variant::<S, matmul::Fast<W>>());
 }
 
+/// Processors have few groups to fill: attention is not split for them.
+fn min_rows(kernel: Kernel) -> u32 {
+    if matches!(kernel, Kernel::AttentionPartial(_) | Kernel::AttentionMerge(_)) { NEVER } else { 0 }
+}
+
 fn variant<S: Isa, K: HostKernel>() -> Variant {
     Variant {
         kernel: K::KERNEL,
@@ -114,6 +124,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
         requires: S::FEATURES,
         abi: K::abi(),
         grid: K::grid,
+        min_rows: min_rows(K::KERNEL),
         max_rows: u32::MAX,
         code: Code::Host(S::function::<K>()),
     }

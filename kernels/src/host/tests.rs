@@ -99,9 +99,10 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
         }
         // Closer than the class demands: what is left is rounding in f32, or the half step of a quantisation.
         let rounding = match variant.kernel {
-            Kernel::Quantize | Kernel::RmsNorm(Activations::Int8) | Kernel::SiluMul(Activations::Int8) => {
-                1.2e-2
-            }
+            Kernel::Quantize
+            | Kernel::RmsNorm(Activations::Int8)
+            | Kernel::SiluMul(Activations::Int8)
+            | Kernel::AttentionMerge(Activations::Int8) => 1.2e-2,
             Kernel::RopeAppend(_) => 5e-4,
             _ => 2e-6,
         };
