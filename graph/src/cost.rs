@@ -34,7 +34,7 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             cost.flops_per_row = 4 * width;
             cost.read_bytes = 4 * width;
         }
-        Operator::Attention { .. } => {
+        Operator::Attention { .. } | Operator::AttentionPartial { .. } => {
             cost.flops_per_row_position = 4 * u64::from(h.heads) * u64::from(h.head_dimensions);
         }
         Operator::RopeAppend { .. } => {
@@ -45,7 +45,7 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
         Operator::Quantize { .. } => cost.flops_per_row = 2 * width,
         Operator::Add => cost.flops_per_row = width,
-        Operator::Gather | Operator::Widen { .. } => {}
+        Operator::Gather | Operator::Widen { .. } | Operator::AttentionMerge { .. } => {}
     }
     Ok(cost)
 }

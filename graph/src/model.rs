@@ -185,12 +185,20 @@ impl Model {
     /// The operator graph with products of quantised weights in this form, and others with f32 activations: what devices
     /// without matrix units compute.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
-        self.lowered(|t, _| if is_quantised(t) { activations } else { Activations::F32 })
+        self.lowered(None, |t, _| basic_form(t, activations))
     }
 
-    /// The operator graph with each product in the form that is said of its weights' type and its rows.
-    pub(crate) fn lowered(&self, form: impl Fn(TensorType, Rows) -> Activations) -> OperatorGraph {
+    /// The operator graph with each product in the form that is said of its weights' type and its rows, and attention
+    /// split into so many runs of positions.
+    pub(crate) fn lowered(
+        &self,
+        splits: Option<u32>,
+        form: impl Fn(TensorType, Rows) -> Activations,
+    ) -> OperatorGraph {
         let mut graph = self.graph.clone();
+        if let Some(splits) = splits {
+            passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
+        }
         let of_type = |stack: &Stack| stack.infos(&self.weights).ok()?.first().map(|t| t.tensor_type);
         passes::quantize_activations(&mut graph, |stack, rows| {
             of_type(stack).map_or(Activations::F32, |tensor_type| form(tensor_type, rows))
@@ -244,6 +252,11 @@ impl Model {
 /// Whether products with this type may take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
     ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
+}
+
+/// The activations of a product on a device without matrix units, where `wanted` are asked for.
+pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
+    if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }
 
 /// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.

@@ -78,6 +78,20 @@ pub enum Operator {
         /// The layer.
         layer: u32,
     },
+    /// The same, of runs of positions: what each run's share of it is.
+    AttentionPartial {
+        /// The layer.
+        layer: u32,
+        /// Runs.
+        splits: u32,
+    },
+    /// Brings together what an [`Operator::AttentionPartial`] left of its runs.
+    AttentionMerge {
+        /// Runs.
+        splits: u32,
+        /// Form of the output.
+        output: Activations,
+    },
     /// SiLU of the first half of each of the input's rows times the second.
     SiluMul {
         /// Form of the output.
@@ -99,6 +113,8 @@ impl Operator {
             Operator::MatMul { .. } => "matmul",
             Operator::RopeAppend { .. } => "rope-append",
             Operator::Attention { .. } => "attention",
+            Operator::AttentionPartial { .. } => "attention-partial",
+            Operator::AttentionMerge { .. } => "attention-merge",
             Operator::SiluMul { .. } => "silu-mul",
             Operator::Add => "add",
         }

@@ -2,7 +2,7 @@
 
 use crate::compile;
 use crate::cost::node_cost;
-use crate::model::{Lowering, Model, ModelError};
+use crate::model::{Lowering, Model, ModelError, basic_form};
 use crate::program::WeightBuffer;
 use ragtag_kernels::{Activations, Layout, TensorType};
 use serde::Serialize;
@@ -85,15 +85,12 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
         segment.read_bytes_per_row += cost.read_bytes_per_row;
         segment.kv_bytes_per_position += cost.kv_bytes_per_position;
     }
-    let wide = match lowering.activations {
-        Activations::F32 => model.graph(Activations::F32),
-        _ => model.lowered(|t, _| widest(t)),
-    };
+    let basic = compile::Largest::new(model, lowering, |t| basic_form(t, lowering.activations));
+    let wide = compile::Largest::new(model, lowering, |t| wide_form(t, lowering.activations));
     for (index, segment) in segments.iter_mut().enumerate() {
         let range = index..index + 1;
-        segment.scratch_bytes = compile::scratch_bytes(model, &graph, range.clone(), lowering)?;
-        let wide = compile::scratch_bytes(model, &wide, range.clone(), lowering)?;
-        segment.wide_scratch_bytes = wide.max(segment.scratch_bytes);
+        segment.scratch_bytes = basic.scratch_bytes(range.clone())?;
+        segment.wide_scratch_bytes = wide.scratch_bytes(range.clone())?.max(segment.scratch_bytes);
         let in_layout =
             |kept: fn(TensorType) -> Layout| compile::weight_buffers(model, &graph, range.clone(), kept);
         let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
@@ -107,9 +104,9 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
 }
 
 /// The activations of a product on a device with matrix units, for the largest micro-batch.
-fn widest(tensor_type: TensorType) -> Activations {
-    match tensor_type {
-        TensorType::F32 => Activations::F32,
+fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
+    match (tensor_type, wanted) {
+        (TensorType::F32, _) | (_, Activations::F32) => Activations::F32,
         _ => Activations::F16,
     }
 }

@@ -185,6 +185,8 @@ pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::partial::MAX_ROWS;
+    use crate::kernel::KvType;
     use ragtag_hal::QueueLayout;
 
     fn caps(features: &[Feature]) -> Caps {
@@ -220,7 +222,12 @@ mod tests {
         };
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
+                if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
+                    assert!(select(kernel, &caps, rows).is_none(), "so many rows are not split");
+                    continue;
+                }
                 let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                assert!(preferred(kernel, &caps, rows).is_some(), "{kernel} × {rows}");
                 assert!(variant.name.starts_with("opencl"), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
@@ -238,6 +245,16 @@ mod tests {
             let start = format!(") {}(\n", text.function);
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
+    }
+
+    #[test]
+    fn attention_is_not_split_for_processors_or_many_rows() {
+        let kernel = Kernel::AttentionPartial(KvType::F16);
+        assert!(preferred(kernel, &caps(&[]), 1).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
+        let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
+        // Scratch is proved for this many.
+        assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -90,14 +90,25 @@ impl Emitter<'_> {
                 let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
-            Operator::Attention { layer } => {
+            Operator::Attention { layer } | Operator::AttentionPartial { layer, .. } => {
                 let scale = 1.0 / (h.head_dimensions as f32).sqrt();
                 let qkv = self.graph.inputs(index)[0];
                 let mut constants = self.cache_constants();
                 constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
+                let kernel = match node.operator {
+                    Operator::AttentionPartial { splits, .. } => {
+                        constants.push(splits);
+                        Kernel::AttentionPartial(self.lowering.kv)
+                    }
+                    _ => Kernel::Attention(self.lowering.kv),
+                };
+                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
                 let [keys, values] = cache(*layer);
-                let arguments = vec![self.columns(qkv, 0, node.width), keys, values, self.output(index)];
-                (Kernel::Attention(self.lowering.kv), arguments, constants)
+                (kernel, vec![q, keys, values, self.output(index)], constants)
+            }
+            Operator::AttentionMerge { splits, output } => {
+                let constants = vec![rows, count, h.heads, h.head_dimensions, *splits];
+                (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
             }
             Operator::SiluMul { output } => {
                 let arguments = vec![inputs[0], self.output(index)];

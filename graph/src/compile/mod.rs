@@ -14,6 +14,7 @@ use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, 
 use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
+use ragtag_kernels::attention::partial;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_kernels::{Activations, Kernel, Layout, TensorType, Variant, activations_for, layout_for};
 use std::collections::BTreeSet;
@@ -64,7 +65,8 @@ pub fn compile(
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
-        let graph = model.lowered(|tensor_type, rows| {
+        let splits = attention_splits(model, lowering, caps, rows);
+        let graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
@@ -96,16 +98,43 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Scratch that segments take at the largest micro-batch.
-pub(crate) fn scratch_bytes(
-    model: &Model,
-    graph: &OperatorGraph,
-    segments: Range<usize>,
-    lowering: &Lowering,
-) -> Result<u64, ModelError> {
-    debug_assert!(segments.end <= model.segment_count());
-    let params = params_shape(lowering, lowering.chunk);
-    Ok(Storage::plan(graph, segments, &params)?.scratch_bytes)
+/// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
+/// not depend on the rows, so that a row's result does not, and is enough to give each of a device's units two groups.
+fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
+    let merges = Activations::ALL.map(Kernel::AttentionMerge);
+    let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
+    if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
+        return None;
+    }
+    let splits = caps.parallel_units.saturating_mul(2).div_ceil(model.hyperparameters().kv_heads);
+    Some(splits.clamp(1, most_splits(lowering)))
+}
+
+/// Most runs that a program has: none is empty at the full context.
+fn most_splits(lowering: &Lowering) -> u32 {
+    partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
+}
+
+/// The programs of which one takes the most scratch, on any device: that of the largest micro-batch, and that of the
+/// largest for which attention may be split.
+pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
+
+impl Largest {
+    /// With products in the form that is said of their weights' type.
+    pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
+        let program = |splits, rows| (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows));
+        let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
+        Self([program(None, lowering.chunk), split])
+    }
+
+    /// Scratch that segments take at most.
+    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
+        let mut most = 0;
+        for (graph, params) in &self.0 {
+            most = most.max(Storage::plan(graph, segments.clone(), params)?.scratch_bytes);
+        }
+        Ok(most)
+    }
 }
 
 /// The buckets of rows for micro-batches of up to `chunk` rows.
@@ -210,9 +239,10 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
     let (rows, form) = match node.operator {
         Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
-        Operator::Quantize { output } | Operator::RmsNorm { output, .. } | Operator::SiluMul { output } => {
-            (capacity(node.rows, params), output)
-        }
+        Operator::Quantize { output }
+        | Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output }
+        | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
         _ => (capacity(node.rows, params), Activations::F32),
     };
     u64::from(rows) * form.row_bytes(node.width as usize) as u64

@@ -35,7 +35,9 @@ pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Sta
 /// Turns a node that can write activations in other forms into one that does.
 fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
-        Operator::RmsNorm { output, .. } | Operator::SiluMul { output } => {
+        Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output }
+        | Operator::AttentionMerge { output, .. } => {
             *output = form;
             true
         }
