@@ -22,6 +22,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
+    // What backends with streams have in common.
+    ("ragtag-stream", &["ragtag-hal"]),
     ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
