@@ -29,6 +29,7 @@ mod error;
 mod faults;
 mod host;
 mod ids;
+pub mod lanes;
 pub mod pool;
 mod region;
 mod timeline;
