@@ -22,6 +22,7 @@
 //! This crate must not know any operator, model or backend.
 
 mod backend;
+pub mod cache;
 mod caps;
 mod checked;
 mod command;

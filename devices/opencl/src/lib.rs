@@ -13,7 +13,7 @@
 //! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
 //! | `queue.rs` | a queue of the driver, as the lanes of `ragtag-hal` use it |
 //! | `script.rs`, `recording.rs` | commands with their names resolved, and how they are given to the driver |
-//! | `program.rs`, `cache.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, in this process and on disk |
 //! | `memory.rs`, `transfer.rs` | buffers, and how they are filled and read |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
@@ -22,7 +22,6 @@
 
 mod api;
 mod backend;
-mod cache;
 mod clock;
 mod context;
 mod device;
