@@ -33,7 +33,11 @@ pub(crate) struct Row {
 
 /// The rows in order of preference: where several backends see one physical device, the first of them is taken.
 fn rows(config: &Config) -> Vec<Row> {
-    vec![Row { name: "opencl", backend: opencl() }, Row { name: "cpu", backend: cpu(config) }]
+    vec![
+        Row { name: "cuda", backend: cuda() },
+        Row { name: "opencl", backend: opencl() },
+        Row { name: "cpu", backend: cpu(config) },
+    ]
 }
 
 #[cfg(feature = "cpu")]
@@ -57,6 +61,16 @@ fn opencl() -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "opencl"))]
 fn opencl() -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+fn cuda() -> Option<Box<dyn Backend>> {
+    Some(Box::new(ragtag_cuda::CudaBackend::new(ragtag_cuda::CudaConfig::default())))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> Option<Box<dyn Backend>> {
     None
 }
 
