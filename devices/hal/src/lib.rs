@@ -22,6 +22,7 @@
 //! This crate must not know any operator, model or backend.
 
 mod backend;
+pub mod cache;
 mod caps;
 mod checked;
 mod command;
@@ -30,6 +31,7 @@ mod exit;
 mod faults;
 mod host;
 mod ids;
+pub mod lanes;
 pub mod pool;
 mod region;
 mod timeline;

@@ -8,21 +8,21 @@
 use crate::api;
 use crate::clock::Clock;
 use crate::context::Context;
-use crate::feeder::{Feeder, Task, Wait};
-use crate::lane::{Common, Lane};
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
 use crate::program::Entry;
+use crate::queue::Queue;
 use crate::recording::recorded;
 use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
 use crate::transfer::TransferMode;
+use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
     Module, ModuleId, Point, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
     TimelineId, Timing, Waiter, Work,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// An opened OpenCL device.
 pub(crate) struct OpenClDevice {
@@ -33,7 +33,7 @@ pub(crate) struct OpenClDevice {
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
     /// Its drop waits for the driver, so it goes before what the driver uses.
-    feeder: Feeder,
+    feeder: Feeder<Queue>,
     buffers: HashMap<BufferId, Arc<Buffer>>,
     regions: HashMap<RegionId, Arc<Registered>>,
     memory: DeviceMemory,
@@ -55,12 +55,13 @@ impl OpenClDevice {
         limits: &Limits,
     ) -> Result<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, Clock::new(found.device)));
+        let common = Arc::new(Common::new(timelines));
+        let clock = Arc::new(Mutex::new(Clock::new(found.device)));
         let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
         let lane = |kind: QueueKind| {
             let name = format!("{} {}", found.adapter.label(), kind.name());
             let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Lane::new(name, api_queue()?, timeline, Arc::clone(&common))
+            Lane::new(name, Arc::new(Queue::new(api_queue()?, &clock)), timeline, Arc::clone(&common))
         };
         let [compute, upload, download] = QueueKind::ALL;
         let lanes = [lane(compute)?, lane(upload)?, lane(download)?];
@@ -165,7 +166,7 @@ impl OpenClDevice {
     fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Arc<Script>) -> bool) {
         let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
         if programs.peek().is_some()
-            && let Err(error) = self.feeder.lane(QueueKind::Compute).api().finish()
+            && let Err(error) = self.feeder.lane(QueueKind::Compute).queue().api().finish()
         {
             tracing::debug!(%error, "the queue was not finished");
         }
@@ -266,7 +267,7 @@ impl Device for OpenClDevice {
         let steps = self.steps(commands);
         let mut steps = self.noted(steps)?;
         if let Some(functions) = self.found.command_buffers {
-            steps = recorded(functions, self.feeder.lane(QueueKind::Compute).api(), steps);
+            steps = recorded(functions, self.feeder.lane(QueueKind::Compute).queue().api(), steps);
         }
         self.programs.insert(id, Arc::new(Script::new(steps)));
         Ok(())

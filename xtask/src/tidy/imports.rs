@@ -22,7 +22,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
-    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl"]),
+    // What backends with streams have in common.
+    ("ragtag-stream", &["ragtag-hal"]),
+    ("ragtag-cuda", &["ragtag-hal", "ragtag-stream"]),
+    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl", "ragtag-cuda"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
@@ -53,6 +56,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu"]),
+    ("ragtag-cuda", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu"]),
     // Programs are compiled for, and run on, that device as well.

@@ -4,7 +4,7 @@
 //! Nothing here is an error to anybody: what cannot be read is compiled, what cannot be written is not kept. This module
 //! must not know drivers.
 
-use blake3::Hash;
+use blake3::{Hash, Hasher};
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -15,36 +15,50 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Bytes of the checksum before each program.
 const CHECKSUM_BYTES: usize = 32;
 
-/// Where programs are kept unless the configuration says otherwise: `opencl` in the folder that `RAGTAG_CACHE_DIR` names,
-/// else `ragtag/opencl` in the user's folder for caches.
-pub(crate) fn default_folder() -> Option<PathBuf> {
+/// Names a program: the digest of all that its code depends on.
+pub type Key = Hash;
+
+/// The key of a program that depends on these parts: the source, the compiler's options, the device and its driver.
+pub fn key<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Key {
+    let mut hasher = Hasher::new();
+    for part in parts {
+        // Lengths keep parts apart.
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    hasher.finalize()
+}
+
+/// Where a backend keeps programs unless its configuration says otherwise: a folder of its name in the one that
+/// `RAGTAG_CACHE_DIR` names, else in `ragtag` in the user's folder for caches.
+pub fn default_folder(backend: &str) -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if let Some(folder) = variable("RAGTAG_CACHE_DIR") {
-        return Some(folder.join("opencl"));
+        return Some(folder.join(backend));
     }
     let user = variable(if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_CACHE_HOME" });
     let user = user.or_else(|| std::env::home_dir().map(|home| home.join(".cache")));
-    user.filter(|folder| folder.is_absolute()).map(|folder| folder.join("ragtag").join("opencl"))
+    user.filter(|folder| folder.is_absolute()).map(|folder| folder.join("ragtag").join(backend))
 }
 
 /// The folder.
 #[derive(Clone, Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     path: PathBuf,
     max_bytes: u64,
 }
 
 impl Folder {
-    pub(crate) fn new(path: PathBuf) -> Self {
+    /// The folder at this path, made when something is stored.
+    pub fn new(path: PathBuf) -> Self {
         Self { path, max_bytes: MAX_BYTES }
     }
 
-    fn file(&self, key: &Hash) -> PathBuf {
+    fn file(&self, key: &Key) -> PathBuf {
         self.path.join(format!("{}.bin", key.to_hex()))
     }
 
     /// What was kept under this key, if it is whole.
-    pub(crate) fn load(&self, key: &Hash) -> Option<Vec<u8>> {
+    pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.file(key);
         let content = fs::read(&path).ok()?;
         let (checksum, program) = content.split_at_checked(CHECKSUM_BYTES)?;
@@ -58,13 +72,13 @@ impl Folder {
     }
 
     /// Keeps a program under a key, in place of any other.
-    pub(crate) fn store(&self, key: &Hash, program: &[u8]) {
+    pub fn store(&self, key: &Key, program: &[u8]) {
         if let Err(error) = self.write(key, program).and_then(|()| self.prune()) {
             tracing::debug!(%error, path = %self.path.display(), "a program was not kept");
         }
     }
 
-    fn write(&self, key: &Hash, program: &[u8]) -> io::Result<()> {
+    fn write(&self, key: &Key, program: &[u8]) -> io::Result<()> {
         fs::create_dir_all(&self.path)?;
         let mut file = tempfile::NamedTempFile::new_in(&self.path)?;
         file.write_all(blake3::hash(program).as_bytes())?;
@@ -115,6 +129,14 @@ mod tests {
     }
 
     #[test]
+    fn keys_keep_parts_apart() {
+        let of = |parts: &[&'static str]| key(parts.iter().map(|part| part.as_bytes()));
+        assert_eq!(of(&["ab", "c"]), of(&["ab", "c"]));
+        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
+        assert_ne!(of(&["ab"]), of(&["ab", ""]));
+    }
+
+    #[test]
     fn what_is_stored_is_loaded() {
         let (_temporary, folder) = folder(1 << 20);
         let (a, b) = (blake3::hash(b"a"), blake3::hash(b"b"));
@@ -151,7 +173,7 @@ mod tests {
     fn the_least_recently_used_goes_when_it_is_full() {
         let (_temporary, folder) = folder(3 * (100 + CHECKSUM_BYTES as u64));
         let keys: Vec<_> = (0..4u8).map(|key| blake3::hash(&[key])).collect();
-        let age = |key: &Hash, seconds: u64| {
+        let age = |key: &Key, seconds: u64| {
             let then = SystemTime::now() - Duration::from_secs(seconds);
             fs::File::open(folder.file(key)).unwrap().set_modified(then).unwrap();
         };

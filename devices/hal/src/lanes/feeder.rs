@@ -4,28 +4,27 @@
 //! another device is held, and so is what comes behind it or waits for it; a thread of the device enqueues them as the
 //! points pass.
 //!
-//! OpenCL has user events for this: a command is enqueued at once and waits for an event that the host completes. They
-//! are not used. What has to happen when the other device fails, OpenCL leaves to the driver: Intel's processor runtime
-//! frees memory twice when a command has waited for a failed user event and another, or runs commands behind one that
-//! failed, and PoCL 3.1 aborts the process when an in-order command without an event stands behind one. And they gain
-//! nothing: NVIDIA's driver begins to launch a waiting queue when the event is completed, and then takes as long as it
-//! takes to enqueue it.
+//! No API's own means are used for that last part: what has to happen when the other device fails would be the driver's to
+//! decide, and nothing that was enqueued can be taken back. The backends say what they saw.
 //!
 //! This module must not know commands or the driver.
 
-use crate::lane::{After, Lane, Order, spawn};
-use crate::script::Script;
-use ragtag_hal::{Error, Point, QueueKind, Result, Timeline};
+use super::lane::{After, DriverQueue, Lane, Order, spawn};
+use crate::error::{Error, Result};
+use crate::ids::{Point, QueueKind};
+use crate::timeline::Timeline;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A point to wait for.
-pub(crate) struct Wait {
-    pub(crate) timeline: Arc<Timeline>,
-    pub(crate) value: u64,
+pub struct Wait {
+    /// The timeline.
+    pub timeline: Arc<Timeline>,
+    /// The value on it.
+    pub value: u64,
     /// The lane, if it is the device's own.
-    pub(crate) own: Option<QueueKind>,
+    pub own: Option<QueueKind>,
 }
 
 impl Wait {
@@ -35,21 +34,27 @@ impl Wait {
 }
 
 /// A submission whose names are resolved.
-pub(crate) struct Task {
-    pub(crate) script: Arc<Script>,
-    pub(crate) waits: Vec<Wait>,
-    pub(crate) signal: Point,
+pub struct Task<S> {
+    /// What to do.
+    pub script: Arc<S>,
+    /// What it waits for.
+    pub waits: Vec<Wait>,
+    /// What passes when it is done.
+    pub signal: Point,
 }
 
 /// Whether a task can be enqueued.
-enum Readiness {
+enum Readiness<E> {
     /// After these, which the driver has.
-    Ready(Vec<After>),
+    Ready(Vec<After<E>>),
     /// Not yet: because of this point.
     Waiting(Point),
     /// Never.
     Failed(Error),
 }
+
+/// A task with what is to become of it.
+type Fate<Q> = (Task<<Q as DriverQueue>::Script>, Readiness<<Q as DriverQueue>::Event>);
 
 /// What wakes the thread.
 #[derive(Default)]
@@ -93,19 +98,19 @@ impl Alarm {
 }
 
 /// A device's lanes, with what each of them is to get.
-struct Shared {
-    lanes: [Lane; 3],
+struct Shared<Q: DriverQueue> {
+    lanes: [Lane<Q>; 3],
     /// Tasks of each lane that are held, in order. Locked after the lane's order.
-    held: [Mutex<VecDeque<Task>>; 3],
+    held: [Mutex<VecDeque<Task<Q::Script>>>; 3],
     alarm: Arc<Alarm>,
 }
 
-impl Shared {
-    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task>> {
+impl<Q: DriverQueue> Shared<Q> {
+    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task<Q::Script>>> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, task: &Task) -> Readiness {
+    fn readiness(&self, task: &Task<Q::Script>) -> Readiness<Q::Event> {
         let mut after = Vec::new();
         for wait in &task.waits {
             // The order of the questions counts: what fails does not pass, and what has passed stays so.
@@ -147,7 +152,7 @@ impl Shared {
     }
 
     /// Takes the first task of a lane if its fate is known.
-    fn next(&self, queue: QueueKind, closing: bool) -> Option<(Task, Readiness)> {
+    fn next(&self, queue: QueueKind, closing: bool) -> Option<Fate<Q>> {
         let mut held = self.held(queue);
         let task = held.front()?;
         let mut readiness = match self.lanes[queue.index()].timeline().failure() {
@@ -165,7 +170,12 @@ impl Shared {
     }
 }
 
-fn feed_one(lane: &Lane, order: &mut Order, task: Task, readiness: Readiness) -> Result<()> {
+fn feed_one<Q: DriverQueue>(
+    lane: &Lane<Q>,
+    order: &mut Order<Q>,
+    task: Task<Q::Script>,
+    readiness: Readiness<Q::Event>,
+) -> Result<()> {
     match readiness {
         Readiness::Ready(after) => lane.start(order, task.script, after, task.signal),
         Readiness::Failed(error) => {
@@ -177,15 +187,17 @@ fn feed_one(lane: &Lane, order: &mut Order, task: Task, readiness: Readiness) ->
 }
 
 /// The device's end. Dropping it lets fail what is held, and waits for what the driver has.
-pub(crate) struct Feeder {
-    shared: Arc<Shared>,
+pub struct Feeder<Q: DriverQueue> {
+    shared: Arc<Shared<Q>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Feeder {
+impl<Q: DriverQueue> Feeder<Q> {
+    /// Starts the thread of a device with these lanes, by [`QueueKind::index`].
+    ///
     /// # Errors
     /// If the system gives no more threads.
-    pub(crate) fn new(name: String, lanes: [Lane; 3]) -> Result<Self> {
+    pub fn new(name: String, lanes: [Lane<Q>; 3]) -> Result<Self> {
         let shared = Arc::new(Shared { lanes, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
         let thread = Some(spawn(name, move || serve(&theirs))?);
@@ -195,12 +207,13 @@ impl Feeder {
         Ok(feeder)
     }
 
-    pub(crate) fn lane(&self, queue: QueueKind) -> &Lane {
+    /// The lane of a queue.
+    pub fn lane(&self, queue: QueueKind) -> &Lane<Q> {
         &self.shared.lanes[queue.index()]
     }
 
     /// Looks again whenever this timeline moves.
-    pub(crate) fn listen(&self, timeline: &Timeline) {
+    pub fn listen(&self, timeline: &Timeline) {
         // A subscription outlives the device.
         let alarm = Arc::downgrade(&self.shared.alarm);
         timeline.subscribe(move |_| {
@@ -214,7 +227,7 @@ impl Feeder {
     ///
     /// # Errors
     /// If it can be now and the driver refuses, or somebody else uses its bytes of a host region.
-    pub(crate) fn submit(&self, queue: QueueKind, task: Task) -> Result<()> {
+    pub fn submit(&self, queue: QueueKind, task: Task<Q::Script>) -> Result<()> {
         let lane = self.lane(queue);
         if lane.timeline().failure().is_some() {
             return Ok(());
@@ -238,7 +251,7 @@ impl Feeder {
     }
 }
 
-impl Drop for Feeder {
+impl<Q: DriverQueue> Drop for Feeder<Q> {
     fn drop(&mut self) {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
@@ -250,7 +263,7 @@ impl Drop for Feeder {
 }
 
 /// The body of the thread.
-fn serve(shared: &Shared) {
+fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
     loop {
         let (rings, closing) = {
             let state = shared.alarm.lock();
