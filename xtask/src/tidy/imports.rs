@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-opencl", &["ragtag-hal"]),
     // What backends with streams have in common.
     ("ragtag-stream", &["ragtag-hal"]),
+    ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
     ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
@@ -41,6 +42,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-conformance",
         ],
     ),
+    // Stand-ins for AMD's driver, for tests: they export the functions that the backend lists.
+    ("hip-shim", &["ragtag-hip"]),
+    ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
+    ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
     // Writes made-up models.
     ("xtask", &["ragtag-kernels", "ragtag-graph"]),
 ];

@@ -23,6 +23,11 @@ const UNSAFE: &[&str] = &[
     "devices/opencl/src/script.rs",
     // The calls of an API with streams, each with what it asks of its caller.
     "devices/stream/src/",
+    // HIP's calls, and what hands them memory and kernels.
+    "devices/hip/src/api/",
+    "devices/hip/src/driver.rs",
+    // Libraries that stand in for a driver in tests.
+    "tests/drivers/",
     // Benches that launch kernels by hand.
     "devices/cpu/benches/",
     "kernels/benches/",
