@@ -8,9 +8,11 @@
 //! This module must not know buffers, kernels or any API.
 
 mod claims;
+mod clock;
 mod feeder;
 mod lane;
 
 pub use claims::{Claim, Claims};
+pub use clock::Difference;
 pub use feeder::{Feeder, Task, Wait};
 pub use lane::{After, Common, DriverQueue, Ends, Lane, Order, Script, spawn};

@@ -2,8 +2,8 @@
 //!
 //! # What an implementation owes
 //! - Every method may be called from any thread: it makes its device current on that thread first.
-//! - Objects ([`Driver::Stream`] and the other associated types) own what they stand for and give it back when they are
-//!   dropped, from any thread, without waiting for the device. They are dropped before the driver is.
+//! - Objects ([`Driver::Stream`] and the other associated types) own what they stand for, keep what they need alive, and
+//!   give it back when they are dropped, from any thread, without waiting for the device.
 //! - A failure that breaks the device or its context for good is [`Error::Lost`](ragtag_hal::Error::Lost), with the call's
 //!   name and code in words. Other failures are [`Error::Api`](ragtag_hal::Error::Api), unless a method says otherwise.
 //! - Nothing panics, whatever the driver returns.
