@@ -7,9 +7,10 @@ use crate::probe::{Found, probe};
 use crate::program::Programs;
 use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
-// use ragtag_stream::StreamDevice;
+use ragtag_stream::{Pins, StreamDevice};
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The backend's name.
 const NAME: &str = "hip";
@@ -17,7 +18,7 @@ const NAME: &str = "hip";
 /// What can be said about HIP devices as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HipConfig {
-    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    /// The folder that compiled programs are kept in; without it every text is compiled anew.
     pub cache_folder: Option<PathBuf>,
     /// The program, with its arguments, that is started for each text to be compiled and calls
     /// [`compile_child`](crate::compile_child). Empty: texts are compiled in this process, and end it where the compiler
@@ -36,19 +37,20 @@ impl Default for HipConfig {
 /// The HIP backend.
 pub struct HipBackend {
     config: HipConfig,
+    pins: Arc<Pins<HipDriver>>,
 }
 
 impl HipBackend {
     /// A backend with this configuration.
     pub fn new(config: HipConfig) -> Self {
-        Self { config }
+        Self { config, pins: Arc::default() }
     }
 
     fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<Box<dyn Device>> {
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let programs = Programs::new(&found, self.config.compiler.clone(), folder);
-        let driver = HipDriver::new(&found, programs)?;
-        let _ = (id, driver, limits); Err(Error::invalid("TEMP"))
+        let driver = Arc::new(HipDriver::new(&found, programs)?);
+        Ok(Box::new(StreamDevice::open(id, found.adapter, driver, Arc::clone(&self.pins), limits)?))
     }
 }
 

@@ -141,6 +141,7 @@ macro_rules! entries {
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
             pub unsafe fn $name<E: Engine>($($argument: $type),*) -> i32 {
+                #[allow(unused_unsafe)] // some of them do nothing unsafe
                 // SAFETY: whoever calls does what HIP says about this function.
                 let result: Result<()> = unsafe { (|| $body)() };
                 result.err().unwrap_or(0)
