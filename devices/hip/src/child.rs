@@ -180,6 +180,46 @@ mod tests {
         assert_eq!(answer(b"nothing"), None);
     }
 
+    /// The body of the compiler's process, if this process was started for that.
+    #[test]
+    fn compiler() {
+        if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {
+            assert_eq!(compile_child(), ExitCode::SUCCESS);
+        }
+    }
+
+    /// AMD's own compiler of HIP 5, where it is installed: it knows RDNA 2 and aborts for RDNA 3.
+    #[cfg(unix)]
+    #[test]
+    fn the_genuine_compiler_compiles_or_ends_its_own_process_alone() {
+        let library = "libamdhip64.so.5";
+        if let Err(tried) = Compiler::first_of(&[library.into()]) {
+            println!("skipped: {} is not installed", tried.join(", "));
+            return;
+        }
+        let own = std::env::current_exe().unwrap().into_os_string();
+        let told = ["env", "RAGTAG_TEST_COMPILE=1"].map(OsString::from).into_iter().chain([own]);
+        let asked = ["--exact", "child::tests::compiler", "--nocapture"].map(OsString::from);
+        let command: Vec<_> = told.chain(asked).collect();
+        let text = "extern \"C\" __global__ void one(unsigned int *out) { out[threadIdx.x] = 1u; }";
+        let compile = |architecture: &str, text: &str| {
+            let options = [format!("--offload-arch={architecture}")];
+            super::compile(&command, &Request { library, options: &options, text })
+        };
+        for architecture in ["gfx906", "gfx90a", "gfx1030"] {
+            let code = compile(architecture, text).unwrap();
+            // A bundle of code objects, or one: an ELF file.
+            assert!(code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"), "{architecture}");
+        }
+        let mistake = compile("gfx1030", "extern \"C\" __global__ void one() { no_such_name(); }");
+        assert!(matches!(&mistake, Err(Error::Compile { log }) if log.contains("no_such_name")), "{mistake:?}");
+        match compile("gfx1100", text) {
+            Ok(_) => println!("this version knows gfx1100"),
+            Err(Error::Compile { log }) => assert!(log.contains("SIGABRT"), "{log}"),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_process_that_ends_early_is_an_error_with_its_last_words() {

@@ -83,8 +83,8 @@ impl Api {
         // SAFETY: each is given what its declaration asks for; nothing was initialised before.
         let started = unsafe {
             call!(functions, hipRuntimeGetVersion(&raw mut number))
-                .and_then(|()| call!(functions, hipInit(0)))
                 .and_then(|()| call!(functions, hipGetDeviceCount(&raw mut devices)))
+                .and_then(|()| call!(functions, hipInit(0)))
         };
         let version = Version::of(number);
         match started {
