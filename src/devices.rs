@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 
@@ -16,6 +16,9 @@ pub struct DeviceOptions {
     pub cpu_devices: u32,
     /// Threads of each CPU device; by default the cores, divided evenly.
     pub cpu_threads: Option<u32>,
+    /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
+    /// in this one.
+    pub probe_child: Option<ProbeChild>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -45,6 +48,7 @@ impl Devices {
         let backends = Backends::new(&Config {
             cpu_devices: options.cpu_devices.max(1),
             cpu_threads: options.cpu_threads,
+            child: options.probe_child.clone(),
             ..Config::default()
         });
         let report = backends.probe();
@@ -88,9 +92,14 @@ impl Devices {
         self.choice.to_string()
     }
 
-    /// Assumed rates and free memory of the selected devices, for the planner.
+    /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
+    /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
-        self.selected().iter().map(facts).collect()
+        let physical = |adapter: &Adapter| self.report.device(&adapter.label());
+        let users = |adapter: &Adapter| {
+            self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
+        };
+        self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
     /// What `--strict` has against the selection: software devices where a GPU was asked for.
@@ -125,17 +134,17 @@ impl Devices {
     }
 }
 
-fn facts(adapter: &Adapter) -> DeviceFacts {
+fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
                 MemorySource::User => FigureSource::Assumed,
-                MemorySource::Api | MemorySource::System => FigureSource::Reported,
+                MemorySource::Api | MemorySource::System | MemorySource::OtherApi => FigureSource::Reported,
             };
             (memory.free_bytes.unwrap_or(memory.total_bytes), source)
         }
         None => (0, FigureSource::Assumed),
     };
-    let usable = (bytes as f64 * USABLE_SHARE) as u64;
+    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
     DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
 }

@@ -44,6 +44,7 @@ pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
+pub use ragtag_devices::ProbeChild;
 pub use ragtag_hal::AdapterKind;
 pub use ragtag_kernels::{Activations, KvType};
 pub use ragtag_scheduler::plan::Plan;

@@ -4,9 +4,11 @@
 //! This crate names backends and opens their adapters; it must not know what runs on them, read the environment or
 //! print.
 
+mod child;
 mod identity;
 mod selection;
 mod table;
 
+pub use child::ProbeChild;
 pub use selection::{Choice, Filter, Requested, Selection, SelectionError, Source, Term};
 pub use table::{BackendReport, Backends, Check, Config, Physical, Report, Status};

@@ -20,8 +20,10 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use args::{Cli, Command, DeviceArgs};
 use clap::{CommandFactory, Parser};
+use ragtag_devices::ProbeChild;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
@@ -46,6 +48,11 @@ fn execute(command: &Command) -> Result<()> {
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Selftest(args) => selftest::run(args),
+        Command::Probe { backend } => {
+            let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
+            output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?);
+            Ok(())
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
@@ -75,7 +82,14 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         from_environment: std::env::var("RAGTAG_DEVICES").ok(),
         cpu_devices: args.cpu_devices,
         cpu_threads: args.threads,
+        probe_child: probe_child(Duration::from_secs(args.probe_limit)),
     }
+}
+
+/// This program once more, to ask a driver that may crash. `None` if the system does not say where it lies.
+fn probe_child(limit: Duration) -> Option<ProbeChild> {
+    let program = std::env::current_exe().ok()?;
+    Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
 }
 
 /// Probes and selects, and says so in one line on standard error.

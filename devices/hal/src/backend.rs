@@ -71,6 +71,8 @@ pub enum MemorySource {
     Api,
     /// The operating system.
     System,
+    /// The same physical device, seen through another API.
+    OtherApi,
     /// The user.
     User,
 }
