@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
+use std::ffi::OsString;
 
 /// What to look for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub struct DeviceOptions {
     /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
     /// in this one.
     pub probe_child: Option<ProbeChild>,
+    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
+    /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
+    pub hip_compiler: Vec<OsString>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -49,6 +53,7 @@ impl Devices {
             cpu_devices: options.cpu_devices.max(1),
             cpu_threads: options.cpu_threads,
             child: options.probe_child.clone(),
+            hip_compiler: options.hip_compiler.clone(),
             ..Config::default()
         });
         let report = backends.probe();

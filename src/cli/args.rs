@@ -48,6 +48,10 @@ pub(crate) enum Command {
         /// Its name.
         backend: String,
     },
+    /// Compile a text for HIP: read it from the process that started this one, and give it the code.
+    #[cfg(feature = "hip")]
+    #[command(hide = true)]
+    CompileForHip,
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"

@@ -4,10 +4,10 @@
 //! the answer comes from its standard output, behind whatever a library may print. This module must not know the cache.
 
 use crate::api::{Code, Compiler};
-use ragtag_hal::{Error, Result};
+use ragtag_hal::{Error, Result, exit_in_words};
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
-use std::process::{Child, Command, ExitCode, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 /// What stands before an answer.
 const MARK: &[u8] = b"\nragtag: compiled\n";
@@ -94,35 +94,19 @@ fn no_answer(output: &Output) -> String {
     let words = words.trim();
     let last = words.char_indices().rev().nth(MAX_LAST_WORDS).map_or(words, |(at, _)| &words[at..]);
     let last = if last.is_empty() { String::new() } else { format!(": {last}") };
-    format!("the compiler's process ended without an answer ({}){last}", ending(output.status))
-}
-
-/// How a process ended, in words.
-fn ending(status: ExitStatus) -> String {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        let words = match signal {
-            4 => "SIGILL, illegal instruction",
-            6 => "SIGABRT, it aborted itself",
-            7 => "SIGBUS, bad memory access",
-            8 => "SIGFPE, arithmetic error",
-            9 => "SIGKILL, somebody ended it, perhaps for want of memory",
-            11 => "SIGSEGV, segmentation fault",
-            15 => "SIGTERM, somebody ended it",
-            _ => return format!("signal {signal}"),
-        };
-        return words.into();
-    }
-    status.to_string()
+    format!("the compiler's process ended without an answer ({}){last}", exit_in_words(output.status))
 }
 
 /// The body of the process: reads a request from standard input, compiles, and answers on standard output. What a program
 /// calls that was started with the command of [`HipConfig::compiler`](crate::HipConfig::compiler), before it prints
 /// anything.
-pub fn compile_child() -> ExitCode {
+///
+/// # Errors
+/// If there is nobody to read from, or to answer.
+pub fn compile_child() -> io::Result<()> {
     let mut request = Vec::new();
-    let read = io::stdin().lock().take(MAX_REQUEST_BYTES).read_to_end(&mut request);
-    let answered = match read.ok().and_then(|_| decoded(&request)).as_deref() {
+    io::stdin().lock().take(MAX_REQUEST_BYTES).read_to_end(&mut request)?;
+    let answered = match decoded(&request).as_deref() {
         Some([library, text, options @ ..]) => {
             let made = Compiler::first_of(std::slice::from_ref(library));
             made.map_err(|tried| format!("no compiler in {}", tried.join(", ")))
@@ -136,11 +120,8 @@ pub fn compile_child() -> ExitCode {
     };
     let length = (content.len() as u64).to_le_bytes();
     let mut output = io::stdout().lock();
-    let told = [MARK, &[kind], &length, content].iter().try_for_each(|part| output.write_all(part));
-    match told.and_then(|()| output.flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
+    [MARK, &[kind], &length, content].iter().try_for_each(|part| output.write_all(part))?;
+    output.flush()
 }
 
 /// The compiler's words alone; whoever asked makes an error of them.
@@ -184,7 +165,7 @@ mod tests {
     #[test]
     fn compiler() {
         if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {
-            assert_eq!(compile_child(), ExitCode::SUCCESS);
+            compile_child().unwrap();
         }
     }
 

@@ -25,7 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // What backends with streams have in common.
     ("ragtag-stream", &["ragtag-hal"]),
     ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
-    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl"]),
+    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-hip", "ragtag-opencl"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),

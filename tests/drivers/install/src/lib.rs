@@ -36,10 +36,12 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
         return;
     }
     let folder = hip_on_opencl();
+    let cache = tempfile::tempdir().expect("a folder for compiled programs");
     let output = Command::new(env::current_exe().expect("a program knows its file"))
         .args(["--exact", test, "--nocapture"])
         .env(INSIDE, test)
         .env("LD_LIBRARY_PATH", library_path(folder))
+        .env("RAGTAG_CACHE_DIR", cache.path())
         .envs(variables.iter().copied())
         .output()
         .expect("a test starts its own binary");
