@@ -6,7 +6,7 @@ use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::{INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
 use hip_shim::{Result, Shape, Signature};
 use opencl3::command_queue::CommandQueue;
-use opencl3::device::{cl_device_id};
+use opencl3::device::{Device, cl_device_id};
 use opencl3::kernel::{self, CL_KERNEL_ARG_ADDRESS_GLOBAL, create_program_kernels};
 use opencl3::program::Program;
 use std::sync::{Arc, Mutex};
@@ -17,6 +17,13 @@ const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl"
 const END: &str = "// == end of the prelude ==";
 /// What texts are compiled with.
 const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
+
+/// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
+/// halves from private memory wrongly.
+fn options(device: &Device) -> String {
+    let half = device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
+    format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
+}
 
 /// The text in OpenCL C.
 ///
@@ -44,7 +51,7 @@ pub(crate) fn compile(
             binaries.push(Vec::new());
             continue;
         }
-        let program = Program::create_and_build_from_source(&place.context, &text, OPTIONS)?;
+        let program = Program::create_and_build_from_source(&place.context, &text, &options(&place.device))?;
         let said = |error: opencl3::error_codes::ClError| error.to_string();
         signatures = create_program_kernels(&program).map_err(said)?.iter().map(signature).collect::<Result<_>>()
             .map_err(|code| format!("the compiler does not tell the kernels' parameters ({code})"))?;
