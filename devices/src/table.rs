@@ -58,6 +58,7 @@ pub(crate) enum Probed {
 /// built for.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
+        Row { name: "cuda", backend: cuda(), probed: Probed::Here },
         Row { name: "hip", backend: hip(config), probed: Probed::Apart },
         Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
         Row { name: "cpu", backend: cpu(config), probed: Probed::Here },
@@ -97,6 +98,16 @@ fn opencl() -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "opencl"))]
 fn opencl() -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "cuda")]
+fn cuda() -> Option<Box<dyn Backend>> {
+    Some(Box::new(ragtag_cuda::CudaBackend::new(ragtag_cuda::CudaConfig::default())))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> Option<Box<dyn Backend>> {
     None
 }
 
