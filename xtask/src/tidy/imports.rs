@@ -49,8 +49,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hip-shim", &["ragtag-hip"]),
     ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
     ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
-    // Writes made-up models.
-    ("xtask", &["ragtag-kernels", "ragtag-graph"]),
+    // Writes made-up models, and kernels for devices by their features.
+    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-graph"]),
 ];
 
 /// Edges that tests may have besides.
