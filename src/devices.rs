@@ -46,16 +46,16 @@ impl Devices {
     /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
-        let backends = Backends::new(&Config {
-            cpu_devices: options.cpu_devices.max(1),
-            cpu_threads: options.cpu_threads,
-            child: options.probe_child.clone(),
-            ..Config::default()
-        });
+        let backends = backends(options);
         let report = backends.probe();
         let choice = requested.choose(&report)?;
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
         Ok(Self { backends, report, choice, limits: Limits::default(), check })
+    }
+
+    /// Probes every backend, whatever is selected.
+    pub fn survey(options: &DeviceOptions) -> Report {
+        backends(options).probe()
     }
 
     /// For tests: devices that turn out to hold less than they said.
@@ -139,6 +139,15 @@ impl Devices {
         let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
+}
+
+fn backends(options: &DeviceOptions) -> Backends {
+    Backends::new(&Config {
+        cpu_devices: options.cpu_devices.max(1),
+        cpu_threads: options.cpu_threads,
+        child: options.probe_child.clone(),
+        ..Config::default()
+    })
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
