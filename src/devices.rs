@@ -33,6 +33,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    limits: Limits,
     check: Box<Check>,
 }
 
@@ -49,16 +50,22 @@ impl Devices {
     /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
-        let backends = Backends::new(&Config {
-            cpu_devices: options.cpu_devices.max(1),
-            cpu_threads: options.cpu_threads,
-            child: options.probe_child.clone(),
-            hip_compiler: options.hip_compiler.clone(),
-            ..Config::default()
-        });
+        let backends = backends(options);
         let report = backends.probe();
         let choice = requested.choose(&report)?;
-        Ok(Self { backends, report, choice, check: Box::new(|_, device| Ok(Checked::new(device))) })
+        let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
+        Ok(Self { backends, report, choice, limits: Limits::default(), check })
+    }
+
+    /// Probes every backend, whatever is selected.
+    pub fn survey(options: &DeviceOptions) -> Report {
+        backends(options).probe()
+    }
+
+    /// For tests: devices that turn out to hold less than they said.
+    #[doc(hidden)]
+    pub fn limited_to(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
@@ -133,10 +140,19 @@ impl Devices {
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
         let as_error = |cause| Error::Device { device: labels.join(", "), cause };
-        let opened =
-            self.backends.open_with(&wanted, &Limits::default(), self.check.as_ref()).map_err(as_error)?;
+        let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
+}
+
+fn backends(options: &DeviceOptions) -> Backends {
+    Backends::new(&Config {
+        cpu_devices: options.cpu_devices.max(1),
+        cpu_threads: options.cpu_threads,
+        child: options.probe_child.clone(),
+        hip_compiler: options.hip_compiler.clone(),
+        ..Config::default()
+    })
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {

@@ -25,6 +25,7 @@
 
 pub mod cli;
 mod devices;
+pub mod doctor;
 mod engine;
 mod error;
 mod map;

@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod devices;
+mod doctor;
 mod inspect;
 mod logits;
 mod output;

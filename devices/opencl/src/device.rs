@@ -267,6 +267,10 @@ impl Device for OpenClDevice {
         self.memory.stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.memory.trim()
+    }
+
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         self.common.take_timings(timings);
     }
