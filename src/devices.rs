@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
+use std::ffi::OsString;
 
 /// What to look for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,6 +20,9 @@ pub struct DeviceOptions {
     /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
     /// in this one.
     pub probe_child: Option<ProbeChild>,
+    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
+    /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
+    pub hip_compiler: Vec<OsString>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -46,16 +50,16 @@ impl Devices {
     /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
-        let backends = Backends::new(&Config {
-            cpu_devices: options.cpu_devices.max(1),
-            cpu_threads: options.cpu_threads,
-            child: options.probe_child.clone(),
-            ..Config::default()
-        });
+        let backends = backends(options);
         let report = backends.probe();
         let choice = requested.choose(&report)?;
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
         Ok(Self { backends, report, choice, limits: Limits::default(), check })
+    }
+
+    /// Probes every backend, whatever is selected.
+    pub fn survey(options: &DeviceOptions) -> Report {
+        backends(options).probe()
     }
 
     /// For tests: devices that turn out to hold less than they said.
@@ -139,6 +143,16 @@ impl Devices {
         let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
+}
+
+fn backends(options: &DeviceOptions) -> Backends {
+    Backends::new(&Config {
+        cpu_devices: options.cpu_devices.max(1),
+        cpu_threads: options.cpu_threads,
+        child: options.probe_child.clone(),
+        hip_compiler: options.hip_compiler.clone(),
+        ..Config::default()
+    })
 }
 
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {

@@ -44,6 +44,8 @@ impl ProbeChild {
         let mut child = Command::new(&self.program)
             .args(&self.arguments)
             .arg(backend)
+            // What it says is logged here once more.
+            .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -118,7 +120,7 @@ impl Asked {
         let backend = self.backend.clone();
         let said = self.end();
         if let Ok(said) = said.recv_timeout(LAST_WORDS) {
-            said.lines().for_each(|line| tracing::debug!(backend, "its probe said: {line}"));
+            said.lines().for_each(|line| tracing::warn!(backend, "{line}"));
         }
         match answer {
             Ok(Answer::Found(adapters)) => Ok(adapters),

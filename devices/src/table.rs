@@ -6,6 +6,7 @@ use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
 use ragtag_hal::{Adapter, Backend, Checked, Device, DeviceId, Error, Features, Limits, Result, Unavailable};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fmt;
 
 /// What the user says about backends as a whole.
@@ -19,12 +20,15 @@ pub struct Config {
     pub cpu_features: Option<Features>,
     /// How to start a process in which drivers that may crash are probed. Without it they are probed in this one.
     pub child: Option<ProbeChild>,
+    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash: one that calls
+    /// `compile_for_hip`. Empty: texts are compiled in this process.
+    pub hip_compiler: Vec<OsString>,
 }
 
 impl Default for Config {
     /// One CPU device with all cores and features.
     fn default() -> Self {
-        Self { cpu_devices: 1, cpu_threads: None, cpu_features: None, child: None }
+        Self { cpu_devices: 1, cpu_threads: None, cpu_features: None, child: None, hip_compiler: Vec::new() }
     }
 }
 
@@ -55,6 +59,7 @@ pub(crate) enum Probed {
 fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(), probed: Probed::Here },
+        Row { name: "hip", backend: hip(config), probed: Probed::Apart },
         Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
         Row { name: "cpu", backend: cpu(config), probed: Probed::Here },
     ]
@@ -71,6 +76,18 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "cpu"))]
 fn cpu(_: &Config) -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "hip")]
+fn hip(config: &Config) -> Option<Box<dyn Backend>> {
+    let own = ragtag_hip::HipConfig::default();
+    let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
+    Some(Box::new(ragtag_hip::HipBackend::new(own)))
+}
+
+#[cfg(not(feature = "hip"))]
+fn hip(_: &Config) -> Option<Box<dyn Backend>> {
     None
 }
 

@@ -48,6 +48,10 @@ pub(crate) enum Command {
         /// Its name.
         backend: String,
     },
+    /// Compile a text for HIP: read it from the process that started this one, and give it the code.
+    #[cfg(feature = "hip")]
+    #[command(hide = true)]
+    CompileForHip,
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"
@@ -129,10 +133,15 @@ pub(crate) struct RecordArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ragtag devices\n  ragtag devices --cpu-devices 2 --json")]
+#[command(
+    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json"
+)]
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
+    /// Why a GPU is not found: for each API what is in this build, what the machine has, what is missing, what helps.
+    #[arg(long)]
+    pub(crate) doctor: bool,
     /// JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

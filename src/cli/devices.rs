@@ -9,6 +9,10 @@ use ragtag_hal::{Adapter, HeapKind};
 use serde_json::json;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    if args.doctor {
+        super::doctor::run(&super::device_options(&args.devices), args.json);
+        return Ok(());
+    }
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     if args.json {
         let choice = devices.choice();

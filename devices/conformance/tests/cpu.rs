@@ -90,8 +90,7 @@ fn portable_code_alone() {
 
 #[test]
 fn every_adapter_of_the_table_is_tried() {
-    let backends =
-        Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None, child: None });
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
     let summary = run_all(&backends);
     let labels: Vec<_> = summary.reports.iter().map(|report| report.adapter.label()).collect();
     assert!(labels.ends_with(&["cpu:0".into(), "cpu:1".into()]), "{labels:?}");

@@ -31,6 +31,9 @@ pub struct Faults {
     pub most_programs: Option<usize>,
     /// The submission that the device refuses, counted from 1.
     pub failing_submission: Option<u64>,
+    /// The submission at which the driver finds that the device is lost, counted from 1: it, and every call after it, says
+    /// so.
+    pub losing_submission: Option<u64>,
     /// The command at which the device is lost, counted from 1 over all submissions; a program counts its commands each
     /// time. The submission that holds it does not start.
     pub lost_at_command: Option<u64>,
@@ -79,6 +82,8 @@ pub(crate) struct Faulty {
     commands: u64,
     /// The commands of each program.
     programs: HashMap<ProgramId, u64>,
+    /// What a submission was refused with that lost the device.
+    loss: Option<Error>,
 }
 
 impl Faulty {
@@ -90,14 +95,21 @@ impl Faulty {
         let mirror = faults.touch_timelines().then(|| Mirror::new(inner.as_mut())).transpose()?;
         let (allocations, submissions, commands) = (0, 0, 0);
         let programs = HashMap::new();
-        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs })
+        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs, loss: None })
     }
 
     /// A lost device says so to every call.
     fn check_there(&self) -> Result<()> {
-        match self.mirror.as_ref().and_then(Mirror::loss) {
+        match self.loss.clone().or_else(|| self.mirror.as_ref().and_then(Mirror::loss)) {
             Some(loss) => Err(loss),
             None => Ok(()),
+        }
+    }
+
+    fn poison(&self, queue: QueueKind, error: &Error) {
+        match &self.mirror {
+            Some(mirror) => mirror.fail(queue, error),
+            None => self.inner.timeline(queue).fail(error.clone()),
         }
     }
 
@@ -210,10 +222,14 @@ impl Device for Faulty {
         self.submissions += 1;
         if self.faults.failing_submission == Some(self.submissions) {
             let error = Error::Api { call: "submit, by a fault on demand,".into(), code: -1 };
-            match &self.mirror {
-                Some(mirror) => mirror.fail(queue, &error),
-                None => self.inner.timeline(queue).fail(error.clone()),
-            }
+            self.poison(queue, &error);
+            return Err(error);
+        }
+        if self.faults.losing_submission == Some(self.submissions) {
+            let cause = format!("submission {}, by a fault on demand, failed for good", self.submissions);
+            let error = Error::Lost { cause };
+            self.loss = Some(error.clone());
+            QueueKind::ALL.iter().for_each(|&queue| self.poison(queue, &error));
             return Err(error);
         }
         let doomed = self.dooms(&submission.work);
