@@ -2,9 +2,11 @@
 //!
 //! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
 
-use ragtag_graph::{CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, compile};
+use ragtag_graph::{
+    CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent, compile,
+};
 use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
-use ragtag_kernels::{Activations, KvType};
+use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -151,9 +153,37 @@ fn a_block_takes_few_launches() {
         assert_eq!(launches(&llama, Activations::Int8, &wide_caps(), rows), *expected);
     }
     assert_eq!(launches(&llama, Activations::F32, &plain_caps(), 1).len(), 9);
+    // Where weights are widened, a launch more for each product.
+    for (caps, before) in [(plain_caps(), "quantize/f16"), (wide_caps(), "attention-merge/f16")] {
+        let launches = launches(&llama, Activations::F16, &caps, 8);
+        assert_eq!(launches.len(), 14);
+        assert_eq!(launches[5..8], [before, "widen/Q8_0", "matmul/F16/f16"]);
+    }
     // Two norms more, of which one quantises.
     assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
+}
+
+#[test]
+fn weights_lie_as_the_kernels_of_the_device_read_them() {
+    let model = bitnet();
+    let cuda = Caps { languages: [KernelLanguage::CudaC].into(), ..wide_caps() };
+    for (caps, embedding) in [(cuda, Layout::RowMajor), (wide_caps(), Layout::Rows16)] {
+        let stage = compile(&model, 0..14, &lowering(Activations::F16), &caps).unwrap();
+        let layout = |name: &str| {
+            let buffer = stage.weights.iter().find(|w| w.name.starts_with(name)).unwrap();
+            let WeightContent::Matrix(matrix) = &buffer.content else { panic!("{name} is a matrix") };
+            (matrix.resident().tensor_type(), matrix.resident().layout())
+        };
+        assert_eq!(layout("token_embd.weight"), (TensorType::F16, embedding));
+        assert_eq!(layout("blk.0.attn_q.weight"), (TensorType::TQ2_0, Layout::Rows16));
+        // The head reads the embedding, which is what it takes or is not.
+        let head = stage.programs.last().unwrap().segment_steps(13).last().unwrap();
+        let kernel = &stage.variants[head.entry as usize];
+        let form = if embedding == Layout::RowMajor { "f16" } else { "f32" };
+        assert!(kernel.starts_with(&format!("matmul/F16/{form} ")), "{kernel}");
+        assert!(stage.variants.iter().any(|v| v.starts_with("widen/TQ2_0 ")));
+    }
 }
 
 #[test]
