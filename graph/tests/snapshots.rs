@@ -144,7 +144,7 @@ fn a_block_takes_few_launches() {
         [&["rms-norm/int8", product, "rope-append/f16"][..], &attention, &[product], &half, &[product]]
             .concat()
     };
-    let whole = attention(["attention/f16", "quantize"]);
+    let whole = attention(["attention/f16", "quantize/int8"]);
     let split = attention(["attention-partial/f16", "attention-merge/int8"]);
     let llama = llama();
     for rows in [1, 8, 16] {
