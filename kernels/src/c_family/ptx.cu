@@ -62,7 +62,11 @@ FN uint as_bf16(uint word) {
 // Two f32 values as the two f16 values of a word.
 FN uint pack_f16(float low, float high) {
     uint out;
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(out) : "f"(low), "f"(high));
+#else
     asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
         : "=r"(out) : "f"(low), "f"(high));
+#endif
     return out;
 }

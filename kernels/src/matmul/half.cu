@@ -26,6 +26,24 @@ typedef struct {
     bool accumulate, whole;
 } Output;
 
+// Writes four neighbours of a row.
+FN void write_four(Output to, uint row, uint column, float4 value) {
+    GLOBAL float *at = to.y + (size_t)row * to.stride + column;
+    if (to.whole) {
+        if (column >= to.n) return;
+        if (to.accumulate) {
+            float4 before = *(const GLOBAL float4 *)at;
+            value.x += before.x; value.y += before.y; value.z += before.z; value.w += before.w;
+        }
+        *(GLOBAL float4 *)at = value;
+    } else {
+        if (column < to.n) write_one(at, value.x, to.accumulate);
+        if (column + 1 < to.n) write_one(at + 1, value.y, to.accumulate);
+        if (column + 2 < to.n) write_one(at + 2, value.z, to.accumulate);
+        if (column + 3 < to.n) write_one(at + 3, value.w, to.accumulate);
+    }
+}
+
 // Writes 16 · `PAIRS` columns of 16 rows from `row` and `column`: the fragments that a warp has, in which a thread's values
 // are two neighbours of two rows. Threads exchange them in pairs, so that each writes four neighbours.
 template <int PAIRS> FN void write_fragments(Output to, const float *d, uint row, uint column) {

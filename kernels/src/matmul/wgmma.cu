@@ -2,7 +2,8 @@
 // warpgroup fills it. A group takes one tile of y after the other, so that the next tile's copies go on while this one's
 // results are written.
 //
-// CONSUMERS warpgroups of 64 rows of x each, COLUMNS rows of weights, STAGES tiles of 64 columns in flight.
+// CONSUMERS warpgroups of 64 rows of x each, COLUMNS rows of weights, STAGES tiles of 64 columns in flight. Where SPLIT is
+// not 1, so many groups (a cluster) share the columns of one tile, and each adds up a part of it.
 
 #define ROWS (64 * CONSUMERS)
 #define X_BYTES (ROWS * TILE_ROW)
@@ -41,6 +42,21 @@ template <int N> FN void settle(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
 
+// All threads of the cluster have come here, and see what the others wrote before.
+FN void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Four values of the local memory of group `group` of the cluster.
+FN float4 read_of_group(uint address, uint group) {
+    float4 out;
+    asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %4, %5; "
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [at]; }"
+        : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w) : "r"(address), "r"(group) : "memory");
+    return out;
+}
+
 // A tile's descriptor: its address, 1024 bytes from eight rows to the next, pieces exchanged in 128 bytes.
 FN ulong descriptor(uint address) {
     return (ulong)((address & 0x3ffff) >> 4) | (ulong)1 << 16 | (ulong)64 << 32 | (ulong)1 << 62;
@@ -54,7 +70,27 @@ FN void tile_at(uint tile, uint tiles_m, uint tiles_n, uint *m, uint *n) {
     *n = rest / height;
 }
 
-KERNEL_ALONE(128 * (CONSUMERS + 1)) matmul_wgmma(
+#if SPLIT > 1
+// Bytes from one row of a tile of partial sums to the next.
+#define SUM_ROW (COLUMNS * 4 + 32)
+
+// Adds up the parts of a tile at `parts` of every group, the rows of group `rank`, and writes them.
+FN void write_sums(Output to, uint parts, uint rank, uint m0, uint n0) {
+    for (uint i = threadIdx.x % (128 * CONSUMERS); i < ROWS / SPLIT * COLUMNS / 4; i += 128 * CONSUMERS) {
+        uint row = i / (COLUMNS / 4) + rank * (ROWS / SPLIT), column = i % (COLUMNS / 4) * 4;
+        float4 sum = read_of_group(parts + row * SUM_ROW + column * 4, 0);
+        #pragma unroll
+        for (uint group = 1; group < SPLIT; group++) {
+            float4 more = read_of_group(parts + row * SUM_ROW + column * 4, group);
+            sum.x += more.x; sum.y += more.y; sum.z += more.z; sum.w += more.w;
+        }
+        if (m0 + row >= to.rows) continue;
+        write_four(to, m0 + row, n0 + column, sum);
+    }
+}
+#endif
+
+KERNEL_ALONE(128 * (CONSUMERS + 1)) CLUSTER matmul_wgmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL ushort *RESTRICT weights, const GLOBAL ushort *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
@@ -70,34 +106,43 @@ KERNEL_ALONE(128 * (CONSUMERS + 1)) matmul_wgmma(
     }
     __syncthreads();
     after_earlier_launches();
-    uint groups;
+#if SPLIT > 1
+    uint rank = blockIdx.x % SPLIT, group = blockIdx.x / SPLIT, groups = gridDim.x / SPLIT;
+#else
+    uint group = blockIdx.x, groups;
     asm("mov.u32 %0, %%nsmid;" : "=r"(groups));
     groups = min(groups, gridDim.x);
+#endif
     uint used = count(params, word, rows);
     uint tiles_m = (used + ROWS - 1) / ROWS, tiles_n = (n + COLUMNS - 1) / COLUMNS;
-    uint tiles = blockIdx.x < groups ? tiles_m * tiles_n : 0;
-    uint pitch = pitch_of(k), steps = pitch / TILE_K;
+    uint tiles = group < groups ? tiles_m * tiles_n : 0;
+    uint pitch = pitch_of(k), first_step = 0, end_step = pitch / TILE_K;
+#if SPLIT > 1
+    if (group >= tiles) return;
+    first_step = end_step * rank / SPLIT;
+    end_step = end_step * (rank + 1) / SPLIT;
+#endif
     uint warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup == CONSUMERS) {
+#if CONSUMERS > 1
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
+#endif
         uint first = thread / 8, piece = thread % 8, to = base + piece_of(first, piece);
         uint stage = 0, phase = 1;
-#if SIGNAL != 0
-        uint turn = 0;
-#endif
-        for (uint tile = blockIdx.x; tile < tiles; tile += groups) {
+        for (uint tile = group; tile < tiles; tile += groups) {
             uint m, c;
             tile_at(tile, tiles_m, tiles_n, &m, &c);
             uint last_row = used - 1 - m * ROWS, last_column = n - 1 - c * COLUMNS;
-            const GLOBAL ushort *from_x = x + (size_t)m * ROWS * pitch + piece * 8;
-            const GLOBAL ushort *from_w = weights + (size_t)c * COLUMNS * pitch + piece * 8;
+            const GLOBAL ushort *from_x = x + (size_t)m * ROWS * pitch + first_step * TILE_K + piece * 8;
+            const GLOBAL ushort *from_w = weights + (size_t)c * COLUMNS * pitch + first_step * TILE_K + piece * 8;
             #pragma unroll 1
-            for (uint step = 0; step < steps; step++) {
+            for (uint step = first_step; step < end_step; step++) {
                 uint at = to + stage * STAGE_BYTES;
                 await(empty + stage * 8, phase);
                 #pragma unroll
                 for (uint i = 0; i < ROWS / 16; i++) {
-                    copy16(at + i * 16 * TILE_ROW, from_x + min(first + i * 16, last_row) * pitch, 16);
+                    uint row = first + i * 16;
+                    copy16(at + i * 16 * TILE_ROW, from_x + min(row, last_row) * pitch, row <= last_row ? 16 : 0);
                 }
                 #pragma unroll
                 for (uint i = 0; i < COLUMNS / 16; i++) {
@@ -105,48 +150,41 @@ KERNEL_ALONE(128 * (CONSUMERS + 1)) matmul_wgmma(
                 }
                 from_x += TILE_K;
                 from_w += TILE_K;
-#if SIGNAL == 0
                 arrive_after_copies(full + stage * 8);
-#else
-                end_copies();
-                await_copies<LAG>();
-                show_to_matrix_units();
-                if (turn++ >= LAG) arrive(full + (stage < LAG ? stage + STAGES - LAG : stage - LAG) * 8);
-#endif
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 phase ^= stage == 0;
             }
         }
-#if SIGNAL != 0
-        await_copies<0>();
-        show_to_matrix_units();
-        for (uint i = turn < LAG ? 0 : turn - LAG; i < turn; i++) arrive(full + i % STAGES * 8);
+#if SPLIT > 1
+        cluster_barrier();
+        cluster_barrier();
 #endif
     } else {
+#if CONSUMERS > 1
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));
+#endif
         Output out = {y, used, n, stride, accumulate != 0, has_whole_pieces(y, n, stride)};
         uint stage = 0, phase = 0;
-        for (uint tile = blockIdx.x; tile < tiles; tile += groups) {
+        for (uint tile = group; tile < tiles; tile += groups) {
             float d[COLUMNS / 2];
             #pragma unroll
             for (uint i = 0; i < COLUMNS / 2; i++) d[i] = 0.0f;
             uint before = 0;
             #pragma unroll 1
-            for (uint step = 0; step < steps; step++) {
+            for (uint step = first_step; step < end_step; step++) {
                 uint at = base + stage * STAGE_BYTES;
                 await(full + stage * 8, phase);
-#if SIGNAL == 0
                 show_to_matrix_units();
-#endif
-#if WEIGHTS_BF16
-                // The products read x from registers: as bf16, as the weights are.
+#if X_IN_REGISTERS
                 uint a[4][4];
                 uint row = warpgroup * 64 + thread / 32 * 16 + thread % 16;
                 #pragma unroll
                 for (uint i = 0; i < 4; i++) {
                     load_matrices(a[i], at + piece_of(row, i * 2 + thread % 32 / 16));
+#if WEIGHTS_BF16
                     #pragma unroll
                     for (uint j = 0; j < 4; j++) a[i][j] = as_bf16(a[i][j]);
+#endif
                 }
                 ulong right = descriptor(at + X_BYTES);
                 begin_products();
@@ -163,20 +201,34 @@ KERNEL_ALONE(128 * (CONSUMERS + 1)) matmul_wgmma(
                 for (uint i = 0; i < 4; i++) warpgroup_product(d, left + i * 2, right + i * 2);
                 end_products();
                 await_products<1>();
-                if (step > 0 && thread % 32 == 0) arrive(empty + before * 8);
+                if (step > first_step && thread % 32 == 0) arrive(empty + before * 8);
                 before = stage;
 #endif
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 phase ^= stage == 0;
             }
-#if !WEIGHTS_BF16
+#if !X_IN_REGISTERS
             await_products<0>();
             settle(d);
-            if (thread % 32 == 0) arrive(empty + before * 8);
+            if (end_step > first_step && thread % 32 == 0) arrive(empty + before * 8);
 #endif
             uint m, c;
             tile_at(tile, tiles_m, tiles_n, &m, &c);
-            write_fragments<COLUMNS / 16>(out, d, m * ROWS + warpgroup * 64 + thread / 32 * 16, c * COLUMNS);
+            uint row = warpgroup * 64 + thread / 32 * 16;
+#if SPLIT > 1
+            asm volatile("bar.sync 1, %0;" :: "n"(128 * CONSUMERS) : "memory");
+            uint to = base + (row + thread % 32 / 4) * SUM_ROW + thread % 4 * 8;
+            #pragma unroll
+            for (uint i = 0; i < COLUMNS / 4; i++) {
+                asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                    :: "r"(to + i % 2 * 8 * SUM_ROW + i / 2 * 32), "f"(d[i * 2]), "f"(d[i * 2 + 1]) : "memory");
+            }
+            cluster_barrier();
+            write_sums(out, base, rank, m * ROWS, c * COLUMNS);
+            cluster_barrier();
+#else
+            write_fragments<COLUMNS / 16>(out, d, m * ROWS + row, c * COLUMNS);
+#endif
         }
     }
 }
