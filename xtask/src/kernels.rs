@@ -71,13 +71,18 @@ fn write(args: &Args) -> Result<Vec<PathBuf>, String> {
     for variant in variants() {
         if let Code::Text(text) = variant.code {
             let name = format!("{}-{}", variant.kernel, variant.name).replace('/', "-");
-            programs.entry(text.text()).or_insert(name);
+            let ext = match text.language {
+                ragtag_hal::KernelLanguage::CudaC => "cu",
+                ragtag_hal::KernelLanguage::HipC => "hip",
+                _ => "cl",
+            };
+            programs.entry(text.text()).or_insert(format!("{name}.{ext}"));
         }
     }
     fs::create_dir_all(&args.out).map_err(|e| format!("{}: {e}", args.out.display()))?;
     let mut written = Vec::new();
     for (text, name) in programs.iter().filter(|(_, name)| name.contains(&args.only)) {
-        let path = args.out.join(format!("{name}.cl"));
+        let path = args.out.join(name);
         fs::write(&path, &**text).map_err(|e| format!("{}: {e}", path.display()))?;
         written.push(path);
     }

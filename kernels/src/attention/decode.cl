@@ -8,11 +8,12 @@ KERNEL(ITEMS) attention_decode(
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
 ) {
-    LOCAL float query[DIMS];
-    LOCAL float weights[ITEMS];
-    LOCAL float merged[SLICES * DIMS];
-    LOCAL float scratch[REDUCE_SPACE];
-    LOCAL uint shared;
+    BEGIN();
+    SHARED float query[DIMS];
+    SHARED float weights[ITEMS];
+    SHARED float merged[SLICES * DIMS];
+    SHARED float scratch[REDUCE_SPACE];
+    SHARED uint shared;
     uint head = GROUP(0), row = GROUP(1);
     if (row >= count(params, 0, rows)) return;
     uint kv_head = head / (heads / kv_heads);

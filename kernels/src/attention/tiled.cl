@@ -32,11 +32,12 @@ KERNEL(ITEMS) attention_tiled(
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
     uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
 ) {
-    LOCAL float query[DIMS * QUERIES] ALIGNED;
-    LOCAL float weights[POSITIONS * WEIGHTS] ALIGNED;
-    LOCAL float partial[QUERIES * 17];
-    LOCAL float corrections[QUERIES];
-    LOCAL uint shared;
+    BEGIN();
+    SHARED float query[DIMS * QUERIES] ALIGNED;
+    SHARED float weights[POSITIONS * WEIGHTS] ALIGNED;
+    SHARED float partial[QUERIES * 17];
+    SHARED float corrections[QUERIES];
+    SHARED uint shared;
     uint group = heads / kv_heads, tile = TILE_ROWS(group), kv_head = GROUP(1);
     uint end = min(count(params, 0, rows), (GROUP(0) + 1) * tile);
     Lists at = lists(params, rows, logit_rows);

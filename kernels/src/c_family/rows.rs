@@ -1,6 +1,6 @@
 //! The kernels that have no weights in blocks: row by row, and the two of the cache.
 
-use super::{Function, Items, program};
+use super::{Function, Items, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
@@ -22,36 +22,36 @@ const ROPE_HEADS: u32 = 4;
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
-    let row = |kernel, abi, function| variant(kernel, abi, add::grid, function);
-    let part = |kernel, abi, function| variant(kernel, abi, part_grid, function);
+    let row = |kernel, abi, name| function(kernel, abi, add::grid, name);
+    let part = |kernel, abi, name| function(kernel, abi, part_grid, name);
     let mut out = vec![
-        variant(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
+        function(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
         part(Kernel::Quantize, &quantize::ABI, "quantize"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
-        variant(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
+        function(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
     for kv_type in [KvType::F32, KvType::F16] {
-        out.extend(cache_variants(kv_type));
+        out.extend(cache_functions(kv_type));
     }
-    out
+    out.into_iter().flat_map(Function::variants).collect()
 }
 
-fn variant(
+fn function(
     kernel: Kernel,
     abi: &'static EntryAbi,
     grid: fn(&[u32]) -> [u32; 3],
     function: &'static str,
-) -> Variant {
+) -> Function {
     Function {
         kernel,
-        name: "opencl",
+        names: names!(""),
         abi,
         grid,
         max_rows: u32::MAX,
@@ -60,7 +60,6 @@ fn variant(
         items: ITEMS,
         local_bytes: ROW_BYTES,
     }
-    .variant()
 }
 
 /// One program for all of them: they are short, and a model needs most.
@@ -80,14 +79,14 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
     program(language, ITEMS, &parts)
 }
 
-fn cache_variants(kv_type: KvType) -> [Variant; 3] {
+fn cache_functions(kv_type: KvType) -> [Function; 3] {
     let (source, append, abi): (fn(KernelLanguage) -> Arc<str>, _, _) = match kv_type {
         KvType::F32 => (|l| cache_source(l, "0"), &kv_append::ABI_F32, &attention::ABI_F32),
         KvType::F16 => (|l| cache_source(l, "1"), &kv_append::ABI_F16, &attention::ABI_F16),
     };
     let append = Function {
         kernel: Kernel::KvAppend(kv_type),
-        name: "opencl",
+        names: names!(""),
         abi: append,
         grid: append_grid,
         max_rows: u32::MAX,
@@ -98,7 +97,7 @@ fn cache_variants(kv_type: KvType) -> [Variant; 3] {
     };
     let decode = Function {
         kernel: Kernel::Attention(kv_type),
-        name: "opencl-decode",
+        names: names!("-decode"),
         abi,
         grid: decode_grid,
         max_rows: 8,
@@ -108,7 +107,7 @@ fn cache_variants(kv_type: KvType) -> [Variant; 3] {
     };
     let tiled = Function {
         kernel: Kernel::Attention(kv_type),
-        name: "opencl-tiled",
+        names: names!("-tiled"),
         abi,
         grid: tiled_grid,
         max_rows: u32::MAX,
@@ -116,7 +115,7 @@ fn cache_variants(kv_type: KvType) -> [Variant; 3] {
         local_bytes: 24 << 10,
         ..append
     };
-    [append, decode, tiled].map(Function::variant)
+    [append, decode, tiled]
 }
 
 fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {

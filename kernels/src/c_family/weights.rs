@@ -1,6 +1,6 @@
 //! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
 
-use super::{Function, Items, program};
+use super::{Function, Items, names, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::GROUP_ROWS;
@@ -36,18 +36,18 @@ macro_rules! composer {
 }
 
 pub(super) fn variants() -> Vec<Variant> {
-    let mut out: Vec<Variant> = TensorType::ALL.into_iter().map(embed_variant).collect();
+    let mut out: Vec<Function> = TensorType::ALL.into_iter().map(embed_function).collect();
     for activations in [Activations::F32, Activations::Int8] {
         let takes = |t: &TensorType| matmul::activations_for(*t, activations) == activations;
-        out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_variants(t, activations)));
+        out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_functions(t, activations)));
     }
-    out
+    out.into_iter().flat_map(Function::variants).collect()
 }
 
-fn embed_variant(tensor_type: TensorType) -> Variant {
+fn embed_function(tensor_type: TensorType) -> Function {
     Function {
         kernel: Kernel::Embed(tensor_type),
-        name: "opencl",
+        names: names!(""),
         abi: embed::abi(tensor_type),
         grid: add::grid,
         max_rows: u32::MAX,
@@ -56,14 +56,13 @@ fn embed_variant(tensor_type: TensorType) -> Variant {
         items: EMBED_ITEMS,
         local_bytes: 0,
     }
-    .variant()
 }
 
 /// The products: for one row of x, for a few, and for many.
-fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Variant; 4] {
-    let gemv = |name, max_rows, source| Function {
+fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Function; 4] {
+    let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
-        name,
+        names,
         abi: matmul::abi(tensor_type, activations),
         grid: gemv_grid,
         max_rows,
@@ -75,30 +74,29 @@ fn matmul_variants(tensor_type: TensorType, activations: Activations) -> [Varian
     let single = |source| Function {
         items: gemv_items(tensor_type, 1),
         local_bytes: if tensor_type.block_values() == 1 { 36 << 10 } else { 12 << 10 },
-        ..gemv("opencl-gemv-1", 1, source)
+        ..gemv(names!("-gemv-1"), 1, source)
     };
     let tiled = |source| Function {
         grid: tiled_grid,
         function: "matmul_tiled",
         items: TILED_ITEMS,
         local_bytes: 20 << 10,
-        ..gemv("opencl-tiled", u32::MAX, source)
+        ..gemv(names!("-tiled"), u32::MAX, source)
     };
-    let functions = match activations {
+    match activations {
         Activations::F32 => [
             single(composer!(tensor_type, exact_gemv::<1>)),
-            gemv("opencl-gemv-4", 4, composer!(tensor_type, exact_gemv::<4>)),
-            gemv("opencl-gemv-8", 8, composer!(tensor_type, exact_gemv::<8>)),
+            gemv(names!("-gemv-4"), 4, composer!(tensor_type, exact_gemv::<4>)),
+            gemv(names!("-gemv-8"), 8, composer!(tensor_type, exact_gemv::<8>)),
             tiled(composer!(tensor_type, exact_tiled)),
         ],
         Activations::Int8 => [
             single(composer!(tensor_type, fast_gemv::<1>)),
-            gemv("opencl-gemv-4", 4, composer!(tensor_type, fast_gemv::<4>)),
-            gemv("opencl-gemv-8", 8, composer!(tensor_type, fast_gemv::<8>)),
+            gemv(names!("-gemv-4"), 4, composer!(tensor_type, fast_gemv::<4>)),
+            gemv(names!("-gemv-8"), 8, composer!(tensor_type, fast_gemv::<8>)),
             tiled(composer!(tensor_type, fast_tiled)),
         ],
-    };
-    functions.map(Function::variant)
+    }
 }
 
 /// A group of rows of weights for each work group.

@@ -10,6 +10,7 @@ KERNEL(ITEMS) kv_append(
     GLOBAL KV *RESTRICT keys, GLOBAL KV *RESTRICT values,
     uint rows, uint sequences, uint table_blocks, uint logit_rows, uint kv_heads, uint head_dim, uint cache_blocks
 ) {
+    BEGIN();
     uint head = GROUP(0), dim = GROUP(1) * SLICE + ITEM / LINES;
     if (dim >= head_dim) return;
     Lists at = lists(params, rows, logit_rows);

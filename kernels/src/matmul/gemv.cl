@@ -11,8 +11,9 @@ KERNEL(ITEMS) matmul_gemv(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL INPUT *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
 ) {
-    LOCAL float partial[PASS * 16 * STRIDE];
-    LOCAL float slices[PASS * 16 * 17];
+    BEGIN();
+    SHARED float partial[PASS * 16 * STRIDE];
+    SHARED float slices[PASS * 16 * 17];
     const GLOBAL uchar *group = weights + (size_t)GROUP(0) * group_bytes(k);
     uint used = count(params, word, rows);
     // With room for one row only, nothing waits for the count: it matters when the row is written.

@@ -8,8 +8,9 @@ KERNEL(ITEMS) matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
 ) {
-    LOCAL float w_tile[32 * COLUMN] ALIGNED;
-    LOCAL float x_tile[32 * COLUMN] ALIGNED;
+    BEGIN();
+    SHARED float w_tile[32 * COLUMN] ALIGNED;
+    SHARED float x_tile[32 * COLUMN] ALIGNED;
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
     if (first_row >= used) return;
     // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`.

@@ -8,11 +8,12 @@ KERNEL(ITEMS) matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uchar *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
 ) {
-    LOCAL uint w_tile[16 * QUAD] ALIGNED;
-    LOCAL uint x_tile[16 * QUAD] ALIGNED;
-    LOCAL float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
-    LOCAL float x_scales[2 * 64];
-    LOCAL int x_sums[2 * 2 * 64];
+    BEGIN();
+    SHARED uint w_tile[16 * QUAD] ALIGNED;
+    SHARED uint x_tile[16 * QUAD] ALIGNED;
+    SHARED float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
+    SHARED float x_scales[2 * 64];
+    SHARED int x_sums[2 * 2 * 64];
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
     if (first_row >= used) return;
     // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`.

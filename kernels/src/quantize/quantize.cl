@@ -37,7 +37,8 @@ KERNEL(ITEMS) quantize(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL uchar *RESTRICT out,
     uint rows, uint word, uint width
 ) {
-    LOCAL uint scratch[QUANTISE_SPACE];
+    BEGIN();
+    SHARED uint scratch[QUANTISE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);

@@ -21,7 +21,8 @@ KERNEL(ITEMS) rms_norm_f32(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT weight,
     GLOBAL float *RESTRICT out, uint rows, uint word, uint width, uint epsilon
 ) {
-    LOCAL float scratch[REDUCE_SPACE];
+    BEGIN();
+    SHARED float scratch[REDUCE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;
@@ -37,8 +38,9 @@ KERNEL(ITEMS) rms_norm_int8(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT weight,
     GLOBAL uchar *RESTRICT out, uint rows, uint word, uint width, uint epsilon
 ) {
-    LOCAL float scratch[REDUCE_SPACE];
-    LOCAL uint quantising[QUANTISE_SPACE];
+    BEGIN();
+    SHARED float scratch[REDUCE_SPACE];
+    SHARED uint quantising[QUANTISE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);

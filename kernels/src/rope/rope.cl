@@ -17,6 +17,7 @@ KERNEL(ITEMS) rope(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT frequencies, GLOBAL float *RESTRICT x,
     uint rows, uint heads, uint head_dim, uint rope_dims, uint pairing
 ) {
+    BEGIN();
     uint row = GROUP(0), pairs = rope_dims / 2;
     if (row >= count(params, 0, rows) || pairs == 0) return;
     uint position = params[4 + (size_t)rows + row];

@@ -6,6 +6,7 @@ KERNEL(ITEMS) silu_mul_f32(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate, const GLOBAL float *RESTRICT up,
     GLOBAL float *RESTRICT out, uint rows, uint word, uint width
 ) {
+    BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
     size_t row = (size_t)GROUP(0) * width;
     #pragma unroll
@@ -19,7 +20,8 @@ KERNEL(ITEMS) silu_mul_int8(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate, const GLOBAL float *RESTRICT up,
     GLOBAL uchar *RESTRICT out, uint rows, uint word, uint width
 ) {
-    LOCAL uint quantising[QUANTISE_SPACE];
+    BEGIN();
+    SHARED uint quantising[QUANTISE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     size_t row = (size_t)GROUP(0) * width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
