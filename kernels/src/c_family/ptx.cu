@@ -4,14 +4,6 @@
 // Local memory as instructions name it.
 FN uint local_address(const void *pointer) { return (uint)__cvta_generic_to_shared(pointer); }
 
-// The launches that this one follows are complete, and what they wrote can be read.
-FN void after_earlier_launches() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 #if __CUDA_ARCH__ >= 800
 // Starts a copy of 16 aligned bytes; of those beyond `bytes` there are zeros instead.
 FN void copy16(uint to, const GLOBAL void *from, uint bytes) {

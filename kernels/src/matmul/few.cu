@@ -14,7 +14,7 @@ KERNEL(32 * WARPS) matmul_few(
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     extern __shared__ float sums[]; // [warps][tokens][weight rows]
-    after_earlier_launches();
+    BEGIN();
     uint used = count(params, word, rows), n0 = blockIdx.x * WEIGHT_ROWS, m0 = blockIdx.y * TOKENS;
     if (m0 >= used) return;
     uint lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -21,7 +21,7 @@ KERNEL(256) matmul_mma(
 ) {
     extern __shared__ uchar dynamic[];
     uint base = (local_address(dynamic) + 127) & ~127u;
-    after_earlier_launches();
+    BEGIN();
     uint used = count(params, word, rows), m0 = blockIdx.x * ROWS, n0 = blockIdx.y * COLUMNS;
     if (m0 >= used) return;
     uint pitch = pitch_of(k), steps = pitch / TILE_K;

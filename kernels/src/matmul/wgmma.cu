@@ -5,42 +5,22 @@
 // CONSUMERS warpgroups of 64 rows of x each, COLUMNS rows of weights, STAGES tiles of 64 columns in flight. Where SPLIT is
 // not 1, so many groups (a cluster) share the columns of one tile, and each adds up a part of it.
 
+// A single consumer leaves room for two groups on a multiprocessor.
+#if SPLIT > 1
+#define IN_CLUSTER __cluster_dims__(SPLIT, 1, 1)
+#else
+#define IN_CLUSTER
+#endif
+#define KERNEL_OF_WARPGROUPS(count) \
+    extern "C" __global__ void __launch_bounds__(128 * (count), CONSUMERS == 1 ? 2 : 1) IN_CLUSTER
+
 #define ROWS (64 * CONSUMERS)
 #define X_BYTES (ROWS * TILE_ROW)
 #define STAGE_BYTES ((ROWS + COLUMNS) * TILE_ROW)
 // Tiles of rows of x that are taken for the same weights before the next weights.
+#ifndef BAND
 #define BAND 16
-
-FN void start_barrier(uint barrier, uint count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(barrier), "r"(count) : "memory");
-}
-
-FN void arrive(uint barrier) {
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" :: "r"(barrier) : "memory");
-}
-
-// Arrives when the copies that this thread has started are there.
-FN void arrive_after_copies(uint barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(barrier) : "memory");
-}
-
-FN void await(uint barrier, uint phase) {
-    asm volatile("{ .reg .pred done;\nAGAIN: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra AGAIN; }"
-        :: "r"(barrier), "r"(phase) : "memory");
-}
-
-// What was written to local memory before can be read by `wgmma` after.
-FN void show_to_matrix_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-FN void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-FN void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> FN void await_products() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
-
-// Values that products write: whoever reads them does so after this, and whoever has written them did so before.
-template <int N> FN void settle(float (&d)[N]) {
-    #pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i]) :: "memory");
-}
+#endif
 
 // All threads of the cluster have come here, and see what the others wrote before.
 FN void cluster_barrier() {
@@ -55,11 +35,6 @@ FN float4 read_of_group(uint address, uint group) {
         "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [at]; }"
         : "=f"(out.x), "=f"(out.y), "=f"(out.z), "=f"(out.w) : "r"(address), "r"(group) : "memory");
     return out;
-}
-
-// A tile's descriptor: its address, 1024 bytes from eight rows to the next, pieces exchanged in 128 bytes.
-FN ulong descriptor(uint address) {
-    return (ulong)((address & 0x3ffff) >> 4) | (ulong)1 << 16 | (ulong)64 << 32 | (ulong)1 << 62;
 }
 
 // Which tile of y: bands of rows, in them column after column.
@@ -90,7 +65,7 @@ FN void write_sums(Output to, uint parts, uint rank, uint m0, uint n0) {
 }
 #endif
 
-KERNEL_ALONE(128 * (CONSUMERS + 1)) CLUSTER matmul_wgmma(
+KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL ushort *RESTRICT weights, const GLOBAL ushort *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
@@ -105,7 +80,7 @@ KERNEL_ALONE(128 * (CONSUMERS + 1)) CLUSTER matmul_wgmma(
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    after_earlier_launches();
+    BEGIN();
 #if SPLIT > 1
     uint rank = blockIdx.x % SPLIT, group = blockIdx.x / SPLIT, groups = gridDim.x / SPLIT;
 #else
@@ -186,19 +161,19 @@ KERNEL_ALONE(128 * (CONSUMERS + 1)) CLUSTER matmul_wgmma(
                     for (uint j = 0; j < 4; j++) a[i][j] = as_bf16(a[i][j]);
 #endif
                 }
-                ulong right = descriptor(at + X_BYTES);
+                ulong right = matrix_at(at + X_BYTES, 16, 8 * TILE_ROW);
                 begin_products();
                 #pragma unroll
-                for (uint i = 0; i < 4; i++) warpgroup_product(d, a[i], right + i * 2);
+                for (uint i = 0; i < 4; i++) PRODUCT(d, a[i], right + i * 2);
                 end_products();
                 await_products<0>();
                 if (thread % 32 == 0) arrive(empty + stage * 8);
 #else
-                ulong left = descriptor(at + warpgroup * 64 * TILE_ROW), right = descriptor(at + X_BYTES);
+                ulong left = matrix_at(at + warpgroup * 64 * TILE_ROW, 16, 8 * TILE_ROW), right = matrix_at(at + X_BYTES, 16, 8 * TILE_ROW);
                 settle(d);
                 begin_products();
                 #pragma unroll
-                for (uint i = 0; i < 4; i++) warpgroup_product(d, left + i * 2, right + i * 2);
+                for (uint i = 0; i < 4; i++) PRODUCT(d, left + i * 2, right + i * 2);
                 end_products();
                 await_products<1>();
                 if (step > first_step && thread % 32 == 0) arrive(empty + before * 8);

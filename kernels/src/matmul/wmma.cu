@@ -40,10 +40,10 @@ KERNEL(128) matmul_wmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL ushort *RESTRICT weights, const GLOBAL ushort *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
-    __shared__ __align__(16) ushort tile_x[SIDE * PITCH];
-    __shared__ __align__(16) ushort tile_w[SIDE * PITCH];
-    __shared__ __align__(16) float tile_y[SIDE * SIDE];
-    after_earlier_launches();
+    SHARED ushort tile_x[SIDE * PITCH] ALIGNED;
+    SHARED ushort tile_w[SIDE * PITCH] ALIGNED;
+    SHARED float tile_y[SIDE * SIDE] ALIGNED;
+    BEGIN();
     uint used = count(params, word, rows), m0 = blockIdx.x * SIDE, n0 = blockIdx.y * SIDE;
     if (m0 >= used) return;
     uint pitch = pitch_of(k), warp = threadIdx.x / 32, row = warp / 2 * 32, column = warp % 2 * 32;
