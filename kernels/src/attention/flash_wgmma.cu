@@ -3,15 +3,21 @@
 
 #define CONSUMERS 2
 #define THREADS (128 * (CONSUMERS + 1))
-#define STAGES 5
+#define STAGES 4
 // Of a step: keys `[128 dimensions][64 positions]`, values `[64 positions][128 dimensions]` as two halves of 64.
 #define STEP_BYTES (128 * 64 * 2)
 #define STAGE_BYTES (2 * STEP_BYTES)
+// Of the queries of a warpgroup: `[64 queries][64 dimensions]` for each half of the dimensions, and for each part.
+#define HALF_BYTES (64 * 128)
+#define QUERY_BYTES (2 * PARTS * HALF_BYTES)
 
 // Steps in local memory: where they are, the barriers of each stage, and which one is next.
 typedef struct {
     uint memory, full, empty, stage, phase;
 } Stages;
+
+// The threads of this warpgroup, of the first ones, meet.
+FN void meet_warpgroup() { asm volatile("bar.sync %0, 128;" :: "r"(2 + threadIdx.x / 128) : "memory"); }
 
 FN void next_stage(Stages &stages) {
     stages.stage = stages.stage + 1 == STAGES ? 0 : stages.stage + 1;
@@ -55,13 +61,33 @@ template <int D> FN void copy_steps(const Launch &launch, const Run &run, uint k
     }
 }
 
+// Writes this thread's part of the queries to local memory, as `wgmma` reads it.
+template <int D> FN void share_queries(uint to, const Launch &launch, const Queries &mine) {
+    uint factors[D / 16][4 * PARTS];
+    load_queries<D>(factors, launch, mine, 0);
+    uint row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    meet_warpgroup(); // all have read the queries before these
+    #pragma unroll
+    for (uint i = 0; i < D / 16; i++) {
+        #pragma unroll
+        for (uint j = 0; j < 4 * PARTS; j++) {
+            // Of 16 dimensions the first or last eight, of 16 queries the first or last eight.
+            uint piece = i % 4 * 2 + j / 2 % 2, at = row + j % 2 * 8;
+            uint place = to + (j / 4 * 2 + i / 4) * HALF_BYTES + at * 128 + ((piece ^ (at & 7)) << 4) + threadIdx.x % 4 * 4;
+            asm volatile("st.shared.u32 [%0], %1;" :: "r"(place), "r"(factors[i][j]) : "memory");
+        }
+    }
+    show_to_matrix_units();
+    meet_warpgroup();
+}
+
 // This warpgroup's queries of those of a run from `first_query`.
 template <int D> FN void attend_steps(
     const Launch &launch, const Run &run, uint kv_head, uint first_query, Stages &stages
 ) {
     Queries mine = queries_at(launch, run, kv_head, first_query);
-    uint factors[D / 16][4 * PARTS];
-    load_queries<D>(factors, launch, mine, 0);
+    uint queries = stages.memory + STAGES * STAGE_BYTES + threadIdx.x / 128 * QUERY_BYTES;
+    share_queries<D>(queries, launch, mine);
     float sums[D / 2], largest[2] = {-INFINITE, -INFINITE}, total[2] = {0.0f, 0.0f};
     #pragma unroll
     for (uint i = 0; i < D / 2; i++) sums[i] = 0.0f;
@@ -72,10 +98,15 @@ template <int D> FN void attend_steps(
         show_to_matrix_units();
         float scores[32];
         begin_products();
-        first_product_64(scores, factors[0], matrix_at(keys, 16, 8 * 128));
         #pragma unroll
-        for (uint i = 1; i < D / 16 * PARTS; i++) {
-            product_64(scores, factors[i / PARTS] + i % PARTS * 4, matrix_at(keys + i / PARTS * 16 * 128, 16, 8 * 128));
+        for (uint i = 0; i < D / 16; i++) {
+            #pragma unroll
+            for (uint part = 0; part < PARTS; part++) {
+                ulong left = matrix_at(queries + (part * 2 + i / 4) * HALF_BYTES + i % 4 * 32, 16, 8 * 128);
+                ulong right = matrix_at(keys + i * 16 * 128, 16, 8 * 128);
+                if (i == 0 && part == 0) first_product(scores, left, right);
+                else product_of_keys(scores, left, right);
+            }
         }
         end_products();
         await_products<0>();
@@ -121,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_wgmma(
     SHARED uint found[4];
     Stages stages;
     stages.memory = (local_address(dynamic) + 1023) & ~1023u;
-    stages.full = stages.memory + STAGES * STAGE_BYTES;
+    stages.full = stages.memory + STAGES * STAGE_BYTES + CONSUMERS * QUERY_BYTES;
     stages.empty = stages.full + STAGES * 8;
     stages.stage = stages.phase = 0;
     if (threadIdx.x == 0) {
