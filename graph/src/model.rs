@@ -185,8 +185,10 @@ impl Model {
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
         let mut graph = self.graph.clone();
         if activations == Activations::Int8 {
-            passes::quantize_activations(&mut graph, |weight| {
-                self.weights.tensor(weight).is_some_and(|t| is_quantised(t.tensor_type))
+            passes::quantize_activations(&mut graph, |stack| {
+                stack
+                    .infos(&self.weights)
+                    .is_ok_and(|tensors| tensors.iter().all(|t| is_quantised(t.tensor_type)))
             });
         }
         graph
@@ -232,7 +234,7 @@ impl Model {
 
 /// Whether products with this type may take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
-    ragtag_kernels::activations_for(tensor_type, Activations::Int8) == Activations::Int8
+    ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
 }
 
 /// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
@@ -240,16 +242,15 @@ fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelEr
     for node in graph.ordered() {
         let node = graph.node(node);
         let matrix = matches!(node.operator, Operator::MatMul { .. } | Operator::Embed { .. });
-        let Some(tensor) = node.operator.tensor().filter(|_| matrix).and_then(|name| weights.tensor(name))
-        else {
-            continue;
-        };
-        if !tensor.shape[0].is_multiple_of(32) {
-            let what = format!(
-                "tensor {} with rows of {} values (a multiple of 32 is needed)",
-                tensor.name, tensor.shape[0]
-            );
-            return Err(ModelError::Unsupported { what });
+        let tensors = node.operator.tensors().iter().filter(|_| matrix);
+        for tensor in tensors.filter_map(|name| weights.tensor(name)) {
+            if !tensor.shape[0].is_multiple_of(32) {
+                let what = format!(
+                    "tensor {} with rows of {} values (a multiple of 32 is needed)",
+                    tensor.name, tensor.shape[0]
+                );
+                return Err(ModelError::Unsupported { what });
+            }
         }
         debug_assert!(node.rows == Rows::Tokens || node.segment > 0);
     }

@@ -24,7 +24,7 @@ pub struct Segment {
     pub kind: SegmentKind,
     /// `embedding`, `block 0` …, `head`.
     pub name: String,
-    /// Names of the tensors that it needs. Two segments may share one (tied embeddings); on one device it is kept once.
+    /// The weights that it needs, stacks of tensors as one. Two segments may share one (tied embeddings); on one device it is kept once.
     pub tensors: Vec<SegmentTensor>,
     /// Floating-point operations for each row. For the head: for each logit row.
     pub flops_per_row: u64,
@@ -41,10 +41,10 @@ pub struct Segment {
     pub scratch_bytes: u64,
 }
 
-/// A tensor that a segment keeps on its device.
+/// Weights that a segment keeps on its device in one piece: a tensor, or a stack of some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentTensor {
-    /// Its name.
+    /// Its name: those of its tensors.
     pub name: String,
     /// Its bytes in the resident layout.
     pub resident_bytes: u64,

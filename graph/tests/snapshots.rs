@@ -113,6 +113,21 @@ fn programs() {
     }
 }
 
+/// Launches of one block for one row.
+fn launches(model: &Model, activations: Activations) -> usize {
+    let stage = compile(model, 1..2, &lowering(activations), &plain_caps()).unwrap();
+    stage.programs[0].segment_steps(1).count()
+}
+
+#[test]
+fn a_block_takes_few_launches() {
+    // Norm, queries with keys and values, turn and append, attention, quantise, output; norm, gate and up, SiLU, down.
+    assert_eq!(launches(&llama(), Activations::Int8), 10);
+    assert_eq!(launches(&llama(), Activations::F32), 9);
+    // Two norms more.
+    assert_eq!(launches(&bitnet(), Activations::Int8), 11);
+}
+
 #[test]
 fn a_stage_has_the_tied_embedding_once() {
     let model = llama();

@@ -1,8 +1,10 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
+use crate::blocks::TensorType;
 use crate::c_family;
 use crate::host;
-use crate::kernel::{Kernel, NumericsClass};
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::{Layout, layout_for};
 use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -22,6 +24,11 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// The grid of a launch with these constants, which are as many as the ABI says.
     pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// The layout of the weights that it reads; none if it reads no weights in blocks or matrices.
+    pub layout: Option<Layout>,
+    /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
+    /// for one that is there to be right, not fast.
+    pub min_rows: u32,
     /// Row capacities that it is made for: up to this many. It is right for any.
     pub max_rows: u32,
     /// The code.
@@ -101,6 +108,9 @@ impl Variant {
     }
 }
 
+/// More rows than any launch has.
+pub const NEVER: u32 = u32::MAX;
+
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
@@ -108,10 +118,43 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many and
-/// that runs there.
+/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many, that
+/// reads weights as they are kept there, and that runs there.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
-    variants().iter().find(|v| v.kernel == kernel && rows <= v.max_rows && v.runs_on(caps))
+    let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
+    let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
+    variants().iter().find(|v| fits(v) && v.runs_on(caps))
+}
+
+/// The same, if it is worth choosing where other kernels would do, too.
+pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
+    select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
+}
+
+/// The activations that a product of up to `rows` rows takes on a device, with weights of this type.
+///
+/// Where f32 are wanted, it takes them. Where int8 are wanted, which is to say fast ones, it takes what the device's table
+/// prefers: f16 if there are matrix units for that many rows, else int8 if the weights have integer quanta, else f32. Where
+/// f16 are wanted, any variant will do. With f16 and weights of integer quanta, the weights are widened first.
+pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
+    let quantised = tensor_type.block_values() > 1;
+    let offers = |kernel| match wanted {
+        Activations::F32 => false,
+        Activations::Int8 => preferred(kernel, caps, rows).is_some(),
+        Activations::F16 => select(kernel, caps, rows).is_some(),
+    };
+    let f16 = if quantised {
+        offers(Kernel::Widen(tensor_type)) && offers(Kernel::MatMul(TensorType::F16, Activations::F16))
+    } else {
+        layout_for(tensor_type, caps) == Layout::RowMajor
+            && offers(Kernel::MatMul(tensor_type, Activations::F16))
+    };
+    match wanted {
+        Activations::F32 => Activations::F32,
+        _ if f16 => Activations::F16,
+        _ if quantised => Activations::Int8,
+        _ => Activations::F32,
+    }
 }
 
 /// The code of a module with these variants as its entries; `None` if they are in several languages.

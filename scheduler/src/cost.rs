@@ -124,7 +124,7 @@ impl DeviceFacts {
     fn flops_per_s(&self, activations: Activations) -> f64 {
         match activations {
             Activations::F32 => self.exact_flops_per_s.value,
-            Activations::Int8 => self.fast_flops_per_s.value,
+            Activations::Int8 | Activations::F16 => self.fast_flops_per_s.value,
         }
     }
 }

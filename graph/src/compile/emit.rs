@@ -4,10 +4,11 @@ use super::{CompileError, ROPE_FREQUENCIES, kv_layers, output_bytes, storage::St
 use crate::model::{Lowering, Model};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
 use crate::program::{Place, Slice, Step, WeightBuffer};
+use crate::stack::StackedMatrix;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Variant};
+use ragtag_kernels::{Activations, Kernel, Variant};
 use std::ops::Range;
 
 /// A binding before its access is known: place, first byte, number of bytes.
@@ -59,43 +60,38 @@ impl Emitter<'_> {
                 let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
                 (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
             }
-            Operator::Quantize => {
-                (Kernel::Quantize, vec![inputs[0], self.output(index)], vec![rows, count, node.width])
+            Operator::Quantize => (
+                Kernel::Quantize(Activations::Int8),
+                vec![inputs[0], self.output(index)],
+                vec![rows, count, node.width],
+            ),
+            Operator::MatMul { weights, activations, column, accumulate } => {
+                let matrix = *StackedMatrix::new(self.model.weights(), weights)?.resident();
+                let (n, k) = (matrix.rows() as u32, matrix.columns() as u32);
+                let constants = vec![rows, count, n, k, u32::from(*accumulate), node.width];
+                let y = self.columns(index, *column, n);
+                let arguments = vec![self.weight(&weights.name()), inputs[0], y];
+                (Kernel::MatMul(matrix.tensor_type(), *activations), arguments, constants)
             }
-            Operator::MatMul { weight, activations } => {
-                let tensor = self.model.tensor(weight)?;
-                let accumulate = u32::from(inputs.len() == 2);
-                let constants = vec![rows, count, node.width, tensor.columns() as u32, accumulate];
-                let arguments = vec![self.weight(weight), inputs[0], self.output(index)];
-                (Kernel::MatMul(tensor.tensor_type, *activations), arguments, constants)
-            }
-            Operator::Rope { heads, pairing } => {
+            Operator::RopeAppend { layer, pairing } => {
                 let halves = u32::from(*pairing == RopePairing::Halves);
-                let constants = vec![rows, *heads, h.head_dimensions, h.rope_dimensions, halves];
-                (Kernel::Rope, vec![self.weight(ROPE_FREQUENCIES), self.output(index)], constants)
-            }
-            Operator::KvAppend { layer } => {
                 let mut constants = self.cache_constants();
-                constants.extend([h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
-                let arguments = [inputs[0], inputs[1]].into_iter().chain(cache(*layer)).collect();
-                (Kernel::KvAppend(self.lowering.kv), arguments, constants)
+                constants.extend([h.rope_dimensions, halves]);
+                let [keys, values] = cache(*layer);
+                let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
+                (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
             }
             Operator::Attention { layer } => {
                 let scale = 1.0 / (h.head_dimensions as f32).sqrt();
+                let qkv = self.graph.inputs(index)[0];
                 let mut constants = self.cache_constants();
-                constants.extend([
-                    h.heads,
-                    h.kv_heads,
-                    h.head_dimensions,
-                    self.lowering.cache_blocks(),
-                    scale.to_bits(),
-                ]);
+                constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
                 let [keys, values] = cache(*layer);
-                let arguments = vec![inputs[0], keys, values, self.output(index)];
+                let arguments = vec![self.columns(qkv, 0, node.width), keys, values, self.output(index)];
                 (Kernel::Attention(self.lowering.kv), arguments, constants)
             }
             Operator::SiluMul { output } => {
-                let arguments = vec![inputs[0], inputs[1], self.output(index)];
+                let arguments = vec![inputs[0], self.output(index)];
                 (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width])
             }
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
@@ -139,18 +135,24 @@ impl Emitter<'_> {
         }
     }
 
+    /// What kernels that know the cache start with: the parameters' capacities, heads, blocks.
     fn cache_constants(&self) -> Vec<u32> {
-        let p = self.params;
-        vec![p.rows, p.sequences, p.table_blocks, p.logit_rows]
+        let (p, h) = (self.params, self.model.hyperparameters());
+        let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
+        constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
+        constants
     }
 
     fn output(&self, node: NodeIndex) -> Argument {
-        if self.graph.node(node).width == 0 {
-            // The cache as an input only orders; its buffers are named by layer.
-            return (Place::Params, 0, 0);
-        }
         let (place, offset) = self.storage.of(node);
         (place, offset, output_bytes(self.graph.node(node), &self.params))
+    }
+
+    /// Columns of a node's output: from the first row's to the last row's.
+    fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
+        let (place, offset, bytes) = self.output(node);
+        let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
+        (place, offset + u64::from(first) * 4, bytes.saturating_sub(left_out))
     }
 
     fn weight(&self, name: &str) -> Argument {

@@ -11,6 +11,7 @@ mod storage;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
+use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
@@ -134,14 +135,18 @@ pub(crate) fn weight_buffers(
             continue;
         }
         let (name, content) = match operator {
-            Operator::Embed { table: name } | Operator::MatMul { weight: name, .. } => {
-                (name.clone(), WeightContent::matrix(model, name)?)
+            Operator::Embed { table } => (
+                table.clone(),
+                WeightContent::Matrix(StackedMatrix::new(model.weights(), &Stack::of(table))?),
+            ),
+            Operator::MatMul { weights, .. } => {
+                (weights.name(), WeightContent::Matrix(StackedMatrix::new(model.weights(), weights)?))
             }
             Operator::RmsNorm { weight, .. } => {
                 let values = model.tensor(weight)?.columns();
                 (weight.clone(), WeightContent::Vector { values })
             }
-            Operator::Rope { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
+            Operator::RopeAppend { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
             _ => continue,
         };
         if seen.insert(name.clone()) {
@@ -181,7 +186,7 @@ fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lower
 /// The layers whose caches the segments hold, in order.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
     let layer = |node: &Node| match node.operator {
-        Operator::KvAppend { layer } if segments.contains(&node.segment) => Some(layer),
+        Operator::RopeAppend { layer, .. } if segments.contains(&node.segment) => Some(layer),
         _ => None,
     };
     graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()

@@ -51,7 +51,6 @@ impl Storage {
                 }
                 None if matches!(graph.node(node).operator, Operator::Embed { .. }) => (Place::Activation, 0),
                 None if graph.consumers(node).is_empty() => (Place::Logits, 0),
-                None if graph.node(node).width == 0 => continue,
                 None => {
                     live.retain(|l| l.until >= now);
                     let bytes = output_bytes(graph.node(node), params).next_multiple_of(ALIGNMENT_BYTES);
@@ -76,7 +75,7 @@ impl Storage {
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
     let inputs = graph.inputs(node);
     match graph.node(node).operator {
-        Operator::Add | Operator::Rope { .. } => inputs.first().copied(),
+        Operator::Add | Operator::RopeAppend { .. } => inputs.first().copied(),
         Operator::MatMul { .. } => inputs.get(1).copied(),
         _ => None,
     }
@@ -141,7 +140,7 @@ mod tests {
         // Each byte range of scratch and the node whose value is in it.
         let mut owners: Vec<(Range<u64>, NodeIndex)> = Vec::new();
         for node in graph.ordered().into_iter().filter(|&n| segments.contains(&graph.node(n).segment)) {
-            for input in graph.inputs(node).into_iter().filter(|&i| graph.node(i).width > 0) {
+            for input in graph.inputs(node) {
                 let (place, offset) = storage.of(input);
                 if place == Place::Scratch {
                     let range = offset..offset + output_bytes(graph.node(input), &params);
@@ -149,9 +148,6 @@ mod tests {
                         owners.iter().find(|(held, _)| held.start < range.end && range.start < held.end);
                     assert_eq!(owner, Some(&(range, input)), "{:?} reads lost bytes", graph.node(node));
                 }
-            }
-            if graph.node(node).width == 0 {
-                continue;
             }
             let (place, offset) = storage.of(node);
             if place == Place::Scratch {

@@ -2,18 +2,19 @@
 //! nobody needs its floats, else a quantise node stands between, shared by all who want it.
 
 use crate::op::{Node, Operator, OperatorGraph};
+use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
 
-/// Gives int8 activations to every product for which `wants_int8` says so of its weight.
-pub(crate) fn quantize_activations(graph: &mut OperatorGraph, wants_int8: impl Fn(&str) -> bool) {
+/// Gives int8 activations to every product for which `wants_int8` says so of its weights.
+pub(crate) fn quantize_activations(graph: &mut OperatorGraph, wants_int8: impl Fn(&Stack) -> bool) {
     for source in graph.ordered() {
         let readers: Vec<NodeIndex> = graph
             .consumers(source)
             .into_iter()
             .filter(|&(consumer, input)| {
                 input == 0
-                    && matches!(&graph.node(consumer).operator, Operator::MatMul { weight, .. } if wants_int8(weight))
+                    && matches!(&graph.node(consumer).operator, Operator::MatMul { weights, .. } if wants_int8(weights))
             })
             .map(|(consumer, _)| consumer)
             .collect();

@@ -6,7 +6,7 @@
 KERNEL(ITEMS) attention_decode(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride
 ) {
     BEGIN();
     SHARED float query[DIMS];
@@ -19,7 +19,7 @@ KERNEL(ITEMS) attention_decode(
     uint kv_head = head / (heads / kv_heads);
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
-    const GLOBAL float *from = q + ((size_t)row * heads + head) * head_dim;
+    const GLOBAL float *from = q + (size_t)row * stride + (size_t)head * head_dim;
     GLOBAL float *to = out + ((size_t)row * heads + head) * head_dim;
     bool exists = sequence < sequences && position / 16 < table_blocks;
     const GLOBAL uint *table = at.tables + (exists ? (size_t)sequence * table_blocks : 0);

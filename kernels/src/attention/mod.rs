@@ -3,13 +3,13 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | q: f32 `[rows, heads · head dimension]` |
-//! | 2 | key cache, as [`kv_append`](crate::kv_append) writes it |
+//! | 1 | q: f32, the first heads · head dimension values of rows that lie `stride` values apart |
+//! | 2 | key cache, as [`rope_append`](crate::rope_append) writes it |
 //! | 3 | value cache |
 //! | 4 | out: f32 `[rows, heads · head dimension]`, written |
 //!
 //! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, scale (the bits
-//! of an f32). Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h.
+//! of an f32), stride (at least heads · head dimension). Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h.
 //!
 //! A row at position p sees positions 0 … p of its sequence: out = Σ softmax(scale · q·k) v. Softmax streams over steps
 //! of [`STEP_TOKENS`] positions, so that no row of scores is ever whole, and a row's result does not depend on the other
@@ -18,11 +18,11 @@
 //!
 //! Groups: [`TILE_ROWS`] rows × one kv head; neighbouring rows of one sequence read keys and values once.
 
-use crate::abi::{IMPOSSIBLE, params, words};
+use crate::abi::{IMPOSSIBLE, params, strided, words};
 use crate::cases::{Build, Case, Params, Random};
 use crate::kernel::{Kernel, KvType};
-use crate::kv_append::cache_bytes;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
+use crate::rope_append::cache_bytes;
 use half::f16;
 use ragtag_hal::{Access, EntryAbi};
 
@@ -38,7 +38,7 @@ const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_f32",
     bindings: BINDINGS,
-    constants: 9,
+    constants: 10,
     extents: |constants, out| extents(KvType::F32, constants, out),
 };
 
@@ -46,18 +46,21 @@ pub static ABI_F32: EntryAbi = EntryAbi {
 pub static ABI_F16: EntryAbi = EntryAbi {
     name: "attention_f16",
     bindings: BINDINGS,
-    constants: 9,
+    constants: 10,
     extents: |constants, out| extents(KvType::F16, constants, out),
 };
 
 fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
-    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _] = *constants
+    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _, stride] =
+        *constants
     else {
         return;
     };
-    let q = if kv_heads > 0 && heads % kv_heads == 0 { words(&[rows, heads, head_dim]) } else { IMPOSSIBLE };
+    let width = heads.checked_mul(head_dim).filter(|_| kv_heads > 0 && heads.is_multiple_of(kv_heads));
+    let q = width.map_or(IMPOSSIBLE, |width| strided(rows, stride, width));
+    let out_bytes = words(&[rows, heads, head_dim]);
     let cache = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
-    out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, cache, cache, q]);
+    out.copy_from_slice(&[params(rows, sequences, table_blocks, logit_rows), q, cache, cache, out_bytes]);
 }
 
 /// Tiles of rows × kv heads.
@@ -134,7 +137,10 @@ fn case(
         table_blocks: table_blocks as u32,
     };
     let scale = 1.0 / (head_dim as f32).sqrt();
-    let q = random.floats(capacity * heads * head_dim, 2.0);
+    // Between the queries of two rows there is what is not theirs.
+    let (width, stride) = (heads * head_dim, heads * head_dim + capacity % 3 * kv_heads * head_dim);
+    let mut q = vec![f32::NAN; (capacity - 1) * stride + width];
+    q.chunks_mut(stride).for_each(|row| row[..width].copy_from_slice(&random.floats(width, 2.0)));
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
     let (mut keys, mut cached) = (Cache::new(kv_type, values), Cache::new(kv_type, values));
     let mut params = Params::new(shape);
@@ -158,9 +164,7 @@ fn case(
         for position in *start..start + count {
             let row = params.positions.len();
             let seen = ..position as usize + 1;
-            for (head, q) in
-                q[row * heads * head_dim..][..heads * head_dim].chunks_exact(head_dim).enumerate()
-            {
+            for (head, q) in q[row * stride..][..width].chunks_exact(head_dim).enumerate() {
                 let (k, v) = &kv[head * kv_heads / heads];
                 expected.extend(reference(q, &k[seen], &v[seen], scale).into_iter().map(Some));
             }
@@ -174,15 +178,17 @@ fn case(
         if params.positions.len() < capacity {
             params.positions.push(position);
             params.row_sequences.push(sequence);
-            expected.extend(vec![Some(0.0); heads * head_dim]);
+            expected.extend(vec![Some(0.0); width]);
         }
     }
-    expected.resize(capacity * heads * head_dim, None);
-    let label = format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}");
+    expected.resize(capacity * width, None);
+    let label =
+        format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
     let sequences = starts.len() + 1;
     let scale = scale.to_bits() as usize;
-    let constants = [capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks, scale];
+    let mut constants = vec![capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks];
+    constants.extend([scale, stride]);
     let build = Build::new(Kernel::Attention(kv_type), label, &constants).words(&params.words()).floats(&q);
-    let build = build.bytes(keys.bytes()).bytes(cached.bytes()).poison(q.len() * 4);
+    let build = build.bytes(keys.bytes()).bytes(cached.bytes()).poison(capacity * width * 4);
     build.expect_f32(4, expected)
 }

@@ -8,6 +8,7 @@ mod rows;
 mod weights;
 
 use crate::kernel::Kernel;
+use crate::layout::{Layout, layout_in};
 use crate::table::{Code, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
@@ -75,6 +76,8 @@ struct Function {
     names: Names,
     abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
+    layout: Option<Layout>,
+    min_rows: u32,
     max_rows: u32,
     source: fn(KernelLanguage) -> Arc<str>,
     function: &'static str,
@@ -83,9 +86,12 @@ struct Function {
 }
 
 impl Function {
-    /// The variants of it: one in each language.
-    fn variants(self) -> [Variant; 3] {
-        LANGUAGES.map(|language| self.variant(language))
+    /// The variants of it: one in each language. Devices that take OpenCL C keep weights in `Rows16`, and yet have the
+    /// sources for the other layout, which are so tried where drivers are; the others have what reads their own layout.
+    fn variants(self) -> impl Iterator<Item = Variant> {
+        let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
+        let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));
+        languages.map(move |language| self.variant(language))
     }
 
     fn variant(self, language: KernelLanguage) -> Variant {
@@ -100,6 +106,8 @@ impl Function {
             requires: &[],
             abi: self.abi,
             grid: self.grid,
+            layout: self.layout,
+            min_rows: self.min_rows,
             max_rows: self.max_rows,
             code: Code::Text(Text {
                 language,

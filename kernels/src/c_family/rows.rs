@@ -3,7 +3,7 @@
 use super::{Function, Items, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
-use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
+use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
@@ -11,12 +11,6 @@ const ITEMS: Items = Items(256);
 
 /// Most local memory of the kernels that work row by row.
 const ROW_BYTES: u64 = 4 << 10;
-
-/// Dimensions that a group of the append takes: `SLICE` in its source.
-const APPEND_SLICE: u32 = 16;
-
-/// Heads that a group of the rotary embedding takes: `HEADS` in its source.
-const ROPE_HEADS: u32 = 4;
 
 /// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
@@ -27,12 +21,14 @@ pub(super) fn variants() -> Vec<Variant> {
     let mut out = vec![
         function(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
-        part(Kernel::Quantize, &quantize::ABI, "quantize"),
+        part(Kernel::Quantize(Activations::Int8), &quantize::ABI_INT8, "quantize"),
+        part(Kernel::Quantize(Activations::F16), &quantize::ABI_F16, "quantize_f16"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
+        row(Kernel::RmsNorm(Activations::F16), &rms_norm::ABI_F16, "rms_norm_f16"),
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
-        function(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
+        part(Kernel::SiluMul(Activations::F16), &silu_mul::ABI_F16, "silu_mul_f16"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
@@ -54,6 +50,8 @@ fn function(
         names: names!(""),
         abi,
         grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source: row_source,
         function,
@@ -65,12 +63,12 @@ fn function(
 /// One program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
+        include_str!("../half_rows/half_rows.cl"),
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
         include_str!("../quantize/quantize.cl"),
         include_str!("../rms_norm/rms_norm.cl"),
         include_str!("../silu_mul/silu_mul.cl"),
-        include_str!("../rope/rope.cl"),
         include_str!("../softmax/softmax.cl"),
         include_str!("order.cl"),
         include_str!("../arg_max/arg_max.cl"),
@@ -81,17 +79,19 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {
     let (source, append, abi): (fn(KernelLanguage) -> Arc<str>, _, _) = match kv_type {
-        KvType::F32 => (|l| cache_source(l, "0"), &kv_append::ABI_F32, &attention::ABI_F32),
-        KvType::F16 => (|l| cache_source(l, "1"), &kv_append::ABI_F16, &attention::ABI_F16),
+        KvType::F32 => (|l| cache_source(l, "0"), &rope_append::ABI_F32, &attention::ABI_F32),
+        KvType::F16 => (|l| cache_source(l, "1"), &rope_append::ABI_F16, &attention::ABI_F16),
     };
     let append = Function {
-        kernel: Kernel::KvAppend(kv_type),
+        kernel: Kernel::RopeAppend(kv_type),
         names: names!(""),
         abi: append,
         grid: append_grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source,
-        function: "kv_append",
+        function: "rope_append",
         items: ITEMS,
         local_bytes: 0,
     };
@@ -122,7 +122,7 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     let parts = [
         &format!("#define KV_F16 {is_f16}\n"),
         include_str!("kv.cl"),
-        include_str!("../kv_append/kv_append.cl"),
+        include_str!("../rope_append/rope_append.cl"),
         include_str!("../attention/attention.cl"),
         include_str!("../attention/decode.cl"),
         include_str!("../attention/tiled.cl"),
@@ -135,14 +135,9 @@ fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
 
-/// Rows × sets of heads.
-fn rope_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[0], constants[1].div_ceil(ROPE_HEADS), 1]
-}
-
-/// kv heads × slices of a head's dimensions.
+/// Rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
-    if constants[0] == 0 { [0; 3] } else { [constants[4], constants[5].div_ceil(APPEND_SLICE), 1] }
+    [constants[0], constants[5], 1]
 }
 
 /// Heads × rows.
