@@ -6,6 +6,7 @@
 mod abi;
 pub mod add;
 pub mod arg_max;
+pub mod artefacts;
 pub mod attention;
 pub mod blocks;
 mod c_family;

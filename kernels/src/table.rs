@@ -1,5 +1,6 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
+use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
 use crate::c_family;
 use crate::host;
@@ -77,7 +78,7 @@ impl Text {
 }
 
 impl Variant {
-    /// The language a device must take.
+    /// The language that its code is in.
     pub fn language(&self) -> KernelLanguage {
         match self.code {
             Code::Host(_) => KernelLanguage::Host,
@@ -85,9 +86,27 @@ impl Variant {
         }
     }
 
+    /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it.
+    pub fn is_taken_by(&self, caps: &Caps) -> bool {
+        caps.languages.contains(&self.language()) || self.ptx(caps).is_some()
+    }
+
+    /// The best PTX for a device, if there is any and the device takes PTX.
+    fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
+        match self.code {
+            Code::Text(text)
+                if text.language == KernelLanguage::CudaC
+                    && caps.languages.contains(&KernelLanguage::Ptx) =>
+            {
+                artefacts::find(&text.text(), &caps.features)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether a device has what it takes.
     pub fn runs_on(&self, caps: &Caps) -> bool {
-        caps.languages.contains(&self.language())
+        self.is_taken_by(caps)
             && self.requires.iter().all(|feature| caps.features.contains(feature))
             && self.work_group_items() <= caps.max_work_group_items
             && self.local_bytes() <= caps.local_memory_bytes
@@ -157,20 +176,33 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
-/// The code of a module with these variants as its entries; `None` if they are in several languages.
-pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Option<ModuleSource> {
-    let (mut host, mut entries) = (Vec::new(), Vec::new());
+/// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
+/// languages. CUDA C++ goes as PTX, if all of it was built ahead of time.
+pub fn module_source<'a>(
+    variants: impl IntoIterator<Item = &'a Variant>,
+    caps: &Caps,
+) -> Option<ModuleSource> {
+    let (mut host, mut entries, mut built) = (Vec::new(), Vec::new(), Vec::new());
     let mut languages = BTreeSet::new();
     for variant in variants {
         languages.insert(variant.language());
         match variant.code {
             Code::Host(function) => host.push(function),
-            Code::Text(text) => entries.push(TextEntry { text: text.text(), function: text.function() }),
+            Code::Text(text) => {
+                let ptx = variant.ptx(caps).and_then(Artefact::ptx);
+                built.extend(
+                    ptx.map(|text_in_ptx| TextEntry { text: text_in_ptx, function: text.function() }),
+                );
+                entries.push(TextEntry { text: text.text(), function: text.function() });
+            }
         }
     }
     match languages.first() {
         _ if languages.len() > 1 => None,
         None | Some(KernelLanguage::Host) => Some(ModuleSource::Host(host)),
+        Some(_) if built.len() == entries.len() => {
+            Some(ModuleSource::Text { language: KernelLanguage::Ptx, entries: built })
+        }
         Some(&language) => Some(ModuleSource::Text { language, entries }),
     }
 }
@@ -203,25 +235,75 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_kernel_runs_on_any_opencl_device() {
-        let caps = Caps {
-            languages: [KernelLanguage::OpenClC].into(),
-            max_work_group_items: 256,
-            local_memory_bytes: 32 << 10,
-            ..caps(&[])
-        };
+    /// A device with the least that kernels of this language are written for.
+    fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
+        Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
+    }
+
+    #[track_caller]
+    fn runs_every_kernel(caps: &Caps, api: &str) {
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
-                let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
-                assert!(variant.name.starts_with("opencl"), "{kernel} × {rows}: {}", variant.name);
+                let variant = select(kernel, caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                assert!(variant.name.starts_with(api), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
             let small = Caps { max_work_group_items: 64, ..caps.clone() };
             assert!(select(kernel, &small, 1).is_none(), "{kernel}: groups are larger than that");
         }
-        let little = Caps { local_memory_bytes: 1 << 10, ..caps };
+        let little = Caps { local_memory_bytes: 1 << 10, ..caps.clone() };
         assert!(select(Kernel::Softmax, &little, 1).is_none());
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_opencl_device() {
+        runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_cuda_device() {
+        // With the driver alone, and with NVRTC alone.
+        runs_every_kernel(&gpu(KernelLanguage::Ptx, 1024, 48 << 10), "cuda");
+        runs_every_kernel(&gpu(KernelLanguage::CudaC, 1024, 48 << 10), "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_hip_device() {
+        runs_every_kernel(&gpu(KernelLanguage::HipC, 1024, 64 << 10), "hip");
+    }
+
+    #[test]
+    fn cuda_devices_get_the_best_ptx_that_they_take() {
+        let source = |languages: &[KernelLanguage], features: &[Feature]| {
+            let caps = Caps {
+                languages: languages.iter().copied().collect(),
+                features: features.iter().copied().collect(),
+                ..gpu(KernelLanguage::Ptx, 1024, 48 << 10)
+            };
+            let variants = [Kernel::Add, Kernel::Softmax].map(|kernel| select(kernel, &caps, 1).unwrap());
+            match module_source(variants, &caps) {
+                Some(ModuleSource::Text { language, entries }) => (language, entries),
+                other => panic!("{other:?}"),
+            }
+        };
+        use KernelLanguage::{CudaC, Ptx};
+        for (features, target) in [
+            (&[][..], ".target sm_61"),
+            (&[Feature::Sm70, Feature::Sm75, Feature::Sm80], ".target sm_61"),
+            (&[Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90], ".target sm_90"),
+        ] {
+            for languages in [&[Ptx][..], &[Ptx, CudaC]] {
+                let (language, entries) = source(languages, features);
+                assert_eq!((language, entries.len()), (Ptx, 2));
+                assert_eq!(entries[0].text, entries[1].text);
+                assert_eq!(&*entries[1].function.name, "softmax");
+                assert!(entries[1].text.contains(target), "{features:?}");
+                assert!(entries[1].text.contains(".entry softmax("));
+            }
+        }
+        let (language, entries) = source(&[CudaC], &[Feature::Sm90]);
+        assert_eq!(language, CudaC);
+        assert!(entries[0].text.contains("KERNEL(ITEMS) add("));
     }
 
     #[test]

@@ -78,7 +78,8 @@ pub fn compile(
         module: Module {
             name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
             entries: variants.iter().map(|v| v.abi).collect(),
-            source: ragtag_kernels::module_source(variants.iter().copied()).ok_or(CompileError::Languages)?,
+            source: ragtag_kernels::module_source(variants.iter().copied(), caps)
+                .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
         kv_bytes: kv_bytes(model, &graph, &segments, lowering),
