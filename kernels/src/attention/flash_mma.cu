@@ -1,6 +1,4 @@
-// Attention for many rows with the matrix units of compute capability 8.0 (`mma`), and for heads of any length.
-
-#define ITEMS 256
+// Attention for many rows with the matrix units of compute capability 8.0 (`mma`): 256 threads.
 
 // A block has as many 16-byte pieces of D dimensions of keys as of values. Of each STRIDE blocks, a thread copies a piece
 // of one.

@@ -1,5 +1,6 @@
 // Attention for many rows with the matrix units of compute capability 9.0a (`wgmma`): two warpgroups have 64 queries each,
-// one more copies steps of keys and values to local memory.
+// one more copies steps of keys and values to local memory. Heads that are longer than 128, or not whole 16-byte pieces, are
+// left to the form with `mma`.
 
 #define CONSUMERS 2
 #define THREADS (128 * (CONSUMERS + 1))
@@ -104,7 +105,7 @@ template <int D> FN void attend_steps(
             for (uint part = 0; part < PARTS; part++) {
                 ulong left = matrix_at(queries + (part * 2 + i / 4) * HALF_BYTES + i % 4 * 32, 16, 8 * 128);
                 ulong right = matrix_at(keys + i * 16 * 128, 16, 8 * 128);
-                if (i == 0 && part == 0) first_product(scores, left, right);
+                if (i == 0 && part == 0) first_product_of_keys(scores, left, right);
                 else product_of_keys(scores, left, right);
             }
         }

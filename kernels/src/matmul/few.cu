@@ -2,6 +2,7 @@
 // weights and up to TOKENS rows of x; its warps share the columns. Nothing goes through local memory: threads read 16 bytes
 // of a row at once, and as both factors' columns are taken in the same order, any order is right.
 
+#define TOKENS 32
 #define WARPS 8
 #define WEIGHT_ROWS 32
 // Floats from one row of partial sums to the next.
@@ -31,7 +32,7 @@ KERNEL(32 * WARPS) matmul_few(
     float d[2][TOKENS / 8][4];
     #pragma unroll
     for (uint i = 0; i < 2 * TOKENS / 8 * 4; i++) d[0][0][i] = 0.0f;
-    #pragma unroll AHEAD
+    #pragma unroll 4
     for (uint step = warp; step < steps; step += WARPS) {
         uint4 w[4];
         #pragma unroll

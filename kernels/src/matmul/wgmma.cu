@@ -5,22 +5,24 @@
 // CONSUMERS warpgroups of 64 rows of x each, COLUMNS rows of weights, STAGES tiles of 64 columns in flight. Where SPLIT is
 // not 1, so many groups (a cluster) share the columns of one tile, and each adds up a part of it.
 
-// A single consumer leaves room for two groups on a multiprocessor.
+#define THREADS (128 * (CONSUMERS + 1))
+// What a single consumer needs is there twice.
+#if CONSUMERS == 1
+#define GROUPS_AT_ONCE 2
+#else
+#define GROUPS_AT_ONCE 1
+#endif
 #if SPLIT > 1
-#define IN_CLUSTER __cluster_dims__(SPLIT, 1, 1)
+#define IN_CLUSTER __attribute__((cluster_dims(SPLIT, 1, 1)))
 #else
 #define IN_CLUSTER
 #endif
-#define KERNEL_OF_WARPGROUPS(count) \
-    extern "C" __global__ void __launch_bounds__(128 * (count), CONSUMERS == 1 ? 2 : 1) IN_CLUSTER
 
 #define ROWS (64 * CONSUMERS)
 #define X_BYTES (ROWS * TILE_ROW)
 #define STAGE_BYTES ((ROWS + COLUMNS) * TILE_ROW)
 // Tiles of rows of x that are taken for the same weights before the next weights.
-#ifndef BAND
 #define BAND 16
-#endif
 
 // All threads of the cluster have come here, and see what the others wrote before.
 FN void cluster_barrier() {
@@ -65,7 +67,7 @@ FN void write_sums(Output to, uint parts, uint rank, uint m0, uint n0) {
 }
 #endif
 
-KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
+extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, GROUPS_AT_ONCE) matmul_wgmma(
     const GLOBAL uint *RESTRICT params, const GLOBAL ushort *RESTRICT weights, const GLOBAL ushort *RESTRICT x,
     GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
@@ -100,7 +102,7 @@ KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
     uint warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128;
     if (warpgroup == CONSUMERS) {
 #if CONSUMERS > 1
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
 #endif
         uint first = thread / 8, piece = thread % 8, to = base + piece_of(first, piece);
         uint stage = 0, phase = 1;
@@ -136,7 +138,7 @@ KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
 #endif
     } else {
 #if CONSUMERS > 1
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
 #endif
         Output out = {y, used, n, stride, accumulate != 0, has_whole_pieces(y, n, stride)};
         uint stage = 0, phase = 0;
@@ -150,21 +152,20 @@ KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
                 uint at = base + stage * STAGE_BYTES;
                 await(full + stage * 8, phase);
                 show_to_matrix_units();
-#if X_IN_REGISTERS
+#if WEIGHTS_BF16
+                // This product reads x from registers: as bf16, as the weights are.
                 uint a[4][4];
                 uint row = warpgroup * 64 + thread / 32 * 16 + thread % 16;
                 #pragma unroll
                 for (uint i = 0; i < 4; i++) {
                     load_matrices(a[i], at + piece_of(row, i * 2 + thread % 32 / 16));
-#if WEIGHTS_BF16
                     #pragma unroll
                     for (uint j = 0; j < 4; j++) a[i][j] = as_bf16(a[i][j]);
-#endif
                 }
                 ulong right = matrix_at(at + X_BYTES, 16, 8 * TILE_ROW);
                 begin_products();
                 #pragma unroll
-                for (uint i = 0; i < 4; i++) PRODUCT(d, a[i], right + i * 2);
+                for (uint i = 0; i < 4; i++) tile_product(d, a[i], right + i * 2);
                 end_products();
                 await_products<0>();
                 if (thread % 32 == 0) arrive(empty + stage * 8);
@@ -173,7 +174,7 @@ KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
                 settle(d);
                 begin_products();
                 #pragma unroll
-                for (uint i = 0; i < 4; i++) PRODUCT(d, left + i * 2, right + i * 2);
+                for (uint i = 0; i < 4; i++) tile_product(d, left + i * 2, right + i * 2);
                 end_products();
                 await_products<1>();
                 if (step > first_step && thread % 32 == 0) arrive(empty + before * 8);
@@ -182,7 +183,7 @@ KERNEL_OF_WARPGROUPS(CONSUMERS + 1) matmul_wgmma(
                 stage = stage + 1 == STAGES ? 0 : stage + 1;
                 phase ^= stage == 0;
             }
-#if !X_IN_REGISTERS
+#if !WEIGHTS_BF16
             await_products<0>();
             settle(d);
             if (end_step > first_step && thread % 32 == 0) arrive(empty + before * 8);
