@@ -5,7 +5,7 @@
 use ragtag_graph::{
     CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent, compile,
 };
-use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
+use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::fmt::Write;
 use std::sync::Arc;
@@ -164,11 +164,39 @@ fn a_block_takes_few_launches() {
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }
 
+/// A device with matrix units.
+fn cuda_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::CudaC].into(),
+        features: [Feature::Sm70, Feature::Sm75, Feature::Sm80].into(),
+        local_memory_bytes: 163 << 10,
+        ..wide_caps()
+    }
+}
+
+#[test]
+fn a_device_with_matrix_units_widens_weights_for_wide_buckets_alone() {
+    let lowering = Lowering { chunk: 64, ..lowering(Activations::Int8) };
+    let stage = compile(&llama(), 1..2, &lowering, &cuda_caps()).unwrap();
+    for program in &stage.programs {
+        let kernels: Vec<_> = program.steps.iter().map(|step| &stage.variants[step.entry as usize]).collect();
+        let count = |name: &str| kernels.iter().filter(|kernel| kernel.starts_with(name)).count();
+        let wide = program.params.rows >= 32;
+        let expected = if wide { [4, 4, 0, 1] } else { [0, 0, 4, 0] };
+        let names = ["widen/Q8_0 ", "matmul/F16/f16 ", "matmul/Q8_0/int8 ", "silu-mul/f16 "];
+        assert_eq!(names.map(count), expected, "{} rows: {kernels:?}", program.params.rows);
+    }
+    // Its scratch has the largest of the matrices, and is what is promised for such devices.
+    let widest = 2 * 1536 * 256;
+    let segments = llama().segments(&lowering).unwrap();
+    assert!(stage.scratch_bytes > widest && stage.scratch_bytes <= segments[1].wide_scratch_bytes);
+    assert!(segments[1].scratch_bytes < widest);
+}
+
 #[test]
 fn weights_lie_as_the_kernels_of_the_device_read_them() {
     let model = bitnet();
-    let cuda = Caps { languages: [KernelLanguage::CudaC].into(), ..wide_caps() };
-    for (caps, embedding) in [(cuda, Layout::RowMajor), (wide_caps(), Layout::Rows16)] {
+    for (caps, embedding) in [(cuda_caps(), Layout::RowMajor), (wide_caps(), Layout::Rows16)] {
         let stage = compile(&model, 0..14, &lowering(Activations::F16), &caps).unwrap();
         let layout = |name: &str| {
             let buffer = stage.weights.iter().find(|w| w.name.starts_with(name)).unwrap();

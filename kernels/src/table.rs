@@ -354,6 +354,30 @@ mod tests {
     }
 
     #[test]
+    fn wide_products_take_f16_where_there_are_matrix_units() {
+        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
+            let features = [feature].into();
+            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+            assert!(has_f16_products(&caps));
+            for tensor_type in TensorType::ALL {
+                let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
+                let (few, wide) = match tensor_type {
+                    TensorType::F32 => (Activations::F32, Activations::F32),
+                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    _ => (Activations::Int8, Activations::F16),
+                };
+                for rows in [1, 2, 8] {
+                    assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
+                }
+                for rows in [32, 64, 2048] {
+                    assert_eq!(form(Activations::Int8, rows), wide, "{tensor_type} × {rows}");
+                    assert_eq!(form(Activations::F32, rows), Activations::F32);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn sources_hold_their_functions() {
         for variant in variants() {
             let Code::Text(text) = variant.code else { continue };
