@@ -31,7 +31,7 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
-    /// Write the kernels' OpenCL C to files, and compile it for GPUs that are not here.
+    /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
     Kernels(kernels::Args),
     /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
     SupportTable {
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
-        Task::Kernels(args) => kernels::run(&args),
+        Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
         Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
     };

@@ -1,14 +1,15 @@
 //! Writes the dispatches of a program: for each node its kernel's arguments and constants, as the kernel's ABI has them.
 
-use super::{CompileError, ROPE_FREQUENCIES, kv_layers, output_bytes, storage::Storage};
+use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
 use crate::model::{Lowering, Model};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::passes::WIDENED;
 use crate::program::{Place, Slice, Step, WeightBuffer};
-use crate::stack::StackedMatrix;
+use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Variant};
+use ragtag_kernels::{Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
 /// A binding before its access is known: place, first byte, number of bytes.
@@ -60,16 +61,26 @@ impl Emitter<'_> {
                 let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
                 (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
             }
-            Operator::Quantize => {
-                (Kernel::Quantize, vec![inputs[0], self.output(index)], vec![rows, count, node.width])
+            Operator::Quantize { output } => (
+                Kernel::Quantize(*output),
+                vec![inputs[0], self.output(index)],
+                vec![rows, count, node.width],
+            ),
+            Operator::Widen { weights, rows: n } => {
+                let tensor_type = self.matrix(weights)?.tensor_type();
+                let arguments = vec![self.weight(&weights.name()), self.output(index)];
+                (Kernel::Widen(tensor_type), arguments, vec![*n, node.width])
             }
             Operator::MatMul { weights, activations, column, accumulate } => {
-                let matrix = *StackedMatrix::new(self.model.weights(), weights)?.resident();
+                let matrix = self.matrix(weights)?;
                 let (n, k) = (matrix.rows() as u32, matrix.columns() as u32);
                 let constants = vec![rows, count, n, k, u32::from(*accumulate), node.width];
                 let y = self.columns(index, *column, n);
-                let arguments = vec![self.weight(&weights.name()), inputs[0], y];
-                (Kernel::MatMul(matrix.tensor_type(), *activations), arguments, constants)
+                let (tensor_type, matrix) = match self.graph.input(index, WIDENED) {
+                    Some(widened) => (TensorType::F16, self.output(widened)),
+                    None => (matrix.tensor_type(), self.weight(&weights.name())),
+                };
+                (Kernel::MatMul(tensor_type, *activations), vec![matrix, inputs[0], y], constants)
             }
             Operator::RopeAppend { layer, pairing } => {
                 let halves = u32::from(*pairing == RopePairing::Halves);
@@ -126,8 +137,10 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        let params = (Place::Params, 0, self.params.bytes());
-        let slices = std::iter::once(params)
+        // Only the widening of weights knows nothing of the micro-batch.
+        let params = (!matches!(kernel, Kernel::Widen(_))).then_some((Place::Params, 0, self.params.bytes()));
+        let slices = params
+            .into_iter()
             .chain(arguments)
             .zip(variant.abi.bindings)
             .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
@@ -138,10 +151,11 @@ impl Emitter<'_> {
 
     /// Capacity of a node's rows, and the parameter word that counts them.
     fn rows(&self, node: &Node) -> (u32, u32) {
-        match node.rows {
-            Rows::Tokens => (self.params.rows, ROWS),
-            Rows::Logits => (self.params.logit_rows, LOGIT_ROWS),
-        }
+        let count = match node.rows {
+            Rows::Tokens => ROWS,
+            Rows::Logits => LOGIT_ROWS,
+        };
+        (capacity(node.rows, &self.params), count)
     }
 
     /// What kernels that know the cache start with: the parameters' capacities, heads, blocks.
@@ -162,6 +176,11 @@ impl Emitter<'_> {
         let (place, offset, bytes) = self.output(node);
         let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
         (place, offset + u64::from(first) * 4, bytes.saturating_sub(left_out))
+    }
+
+    /// Type and shape of a product's weights.
+    fn matrix(&self, weights: &Stack) -> Result<Resident, CompileError> {
+        Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
     }
 
     fn weight(&self, name: &str) -> Argument {

@@ -73,10 +73,9 @@ impl Storage {
 
 /// The input whose bytes the node's output takes over.
 fn overwritten_input(graph: &OperatorGraph, node: NodeIndex) -> Option<NodeIndex> {
-    let inputs = graph.inputs(node);
     match graph.node(node).operator {
-        Operator::Add | Operator::RopeAppend { .. } => inputs.first().copied(),
-        Operator::MatMul { .. } => inputs.get(1).copied(),
+        Operator::Add | Operator::RopeAppend { .. } => graph.input(node, 0),
+        Operator::MatMul { .. } => graph.input(node, 1),
         _ => None,
     }
 }
@@ -134,7 +133,7 @@ mod tests {
         segments: Range<usize>,
         rows: u32,
     ) -> u64 {
-        let graph = model.split_graph(activations, splits);
+        let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
         let params = ParamsShape { rows, logit_rows: rows, sequences: rows, table_blocks: 4 };
         let storage = Storage::plan(&graph, segments.clone(), &params).unwrap();
         // Each byte range of scratch and the node whose value is in it.
@@ -163,7 +162,7 @@ mod tests {
     #[test]
     fn live_tensors_never_share_bytes() {
         for model in [test_models::bitnet(), test_models::llama()] {
-            for form in [Activations::F32, Activations::Int8].map(|a| [(a, None), (a, Some(7))]).concat() {
+            for form in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
                 for rows in [1, 3, 64] {
                     let all = check_owners(&model, form, 0..14, rows);
                     let largest = (0..14).map(|s| check_owners(&model, form, s..s + 1, rows)).max().unwrap();

@@ -92,3 +92,16 @@ KERNEL(ITEMS) attention_merge_int8(
     uint own = ITEM < QUADS ? column : width;
     quantise(quantising, values, own, width, out + (size_t)GROUP(0) * row_bytes(width));
 }
+
+KERNEL(ITEMS) attention_merge_f16(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT partials, GLOBAL uchar *RESTRICT out,
+    uint rows, uint word, uint heads, uint head_dim, uint splits
+) {
+    BEGIN();
+    SHARED float scratch[MERGE_SPACE];
+    if (GROUP(0) >= count(params, word, rows)) return;
+    uint width = heads * head_dim, column = GROUP(1) * 4 * QUADS + ITEM % QUADS * 4;
+    float values[4];
+    merge(scratch, partials, rows, heads, head_dim, splits, column, values);
+    if (ITEM < QUADS) put_halves(values, column, width, out + (size_t)GROUP(0) * half_row_bytes(width));
+}

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | partials |
-//! | 2 | out: f32 `[rows, heads · head dimension]` or [int8 activations](crate::quantize), written |
+//! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
 //! Constants: rows, count word, heads, head dimension, splits.
 //!
@@ -13,38 +13,37 @@
 //! Runs with s = 0 are left out; a row without others becomes zero.
 
 use super::partial::partials_bytes;
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, untouched_after};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
+use crate::cases::{Build, Case, ROW_SHAPES, Random};
 use crate::kernel::{Activations, Kernel};
-use crate::quantize::{row_bytes, rows_extent};
 use ragtag_hal::{Access, EntryAbi};
-
-const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Write];
 
 /// The binary interface with f32 out.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "attention_merge_f32",
-    bindings: BINDINGS,
+    bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 5,
-    extents: |constants, out| {
-        let [rows, _, heads, head_dim, splits] = *constants else { return };
-        let partials = partials_bytes(rows, heads, head_dim, splits);
-        out.copy_from_slice(&[HEADER_BYTES, partials, words(&[rows, heads, head_dim])]);
-    },
+    extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
 /// The binary interface with int8 activations out.
 pub static ABI_INT8: EntryAbi = EntryAbi {
     name: "attention_merge_int8",
-    bindings: BINDINGS,
-    constants: 5,
-    extents: |constants, out| {
-        let [rows, _, heads, head_dim, splits] = *constants else { return };
-        let partials = partials_bytes(rows, heads, head_dim, splits);
-        let bytes = heads.checked_mul(head_dim).map_or(IMPOSSIBLE, |width| rows_extent(rows, width));
-        out.copy_from_slice(&[HEADER_BYTES, partials, bytes]);
-    },
+    extents: |c, out| extents(Activations::Int8, c, out),
+    ..ABI_F32
 };
+
+/// The binary interface with f16 activations out.
+pub static ABI_F16: EntryAbi =
+    EntryAbi { name: "attention_merge_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
+
+fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, heads, head_dim, splits] = *constants else { return };
+    let partials = partials_bytes(rows, heads, head_dim, splits);
+    let width = heads.checked_mul(head_dim);
+    let written = width.map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
+    out.copy_from_slice(&[HEADER_BYTES, partials, written]);
+}
 
 /// One head.
 fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
@@ -92,14 +91,7 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
         let label = format!("{}, {heads} heads, {splits} splits", shape.label(width));
         let case = Build::new(Kernel::AttentionMerge(activations), label, &constants);
         let case = case.words(&shape.header()).floats(&[&means[..], sums.as_flattened()].concat());
-        out.push(match activations {
-            Activations::F32 => {
-                case.poison(expected.len() * 4).expect_f32(2, untouched_after(expected, shape.rows * width))
-            }
-            Activations::Int8 => {
-                case.poison(shape.capacity * row_bytes(width)).expect_int8(2, width, &expected, shape.rows)
-            }
-        });
+        out.push(case.expect_rows(2, activations, &expected, shape, width));
     }
     out
 }

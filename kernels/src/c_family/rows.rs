@@ -1,6 +1,6 @@
 //! The kernels that have no weights in blocks: row by row, and the two of the cache.
 
-use super::{Function, Items, names, program};
+use super::{Function, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
@@ -26,21 +26,28 @@ pub(super) fn variants() -> Vec<Variant> {
     let mut out = vec![
         function(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
-        part(Kernel::Quantize, &quantize::ABI, "quantize"),
+        part(Kernel::Quantize(Activations::Int8), &quantize::ABI_INT8, "quantize"),
+        part(Kernel::Quantize(Activations::F16), &quantize::ABI_F16, "quantize_f16"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
+        row(Kernel::RmsNorm(Activations::F16), &rms_norm::ABI_F16, "rms_norm_f16"),
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
+        part(Kernel::SiluMul(Activations::F16), &silu_mul::ABI_F16, "silu_mul_f16"),
         merge(Kernel::AttentionMerge(Activations::F32), &attention::merge::ABI_F32, "attention_merge_f32"),
         merge(Kernel::AttentionMerge(Activations::Int8), &attention::merge::ABI_INT8, "attention_merge_int8"),
+        merge(Kernel::AttentionMerge(Activations::F16), &attention::merge::ABI_F16, "attention_merge_f16"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
-    for kv_type in [KvType::F32, KvType::F16] {
-        out.extend(cache_functions(kv_type));
-    }
-    out.into_iter().flat_map(Function::variants).collect()
+    let [[append, decode, tiled], [append_f16, decode_f16, tiled_f16]] =
+        [KvType::F32, KvType::F16].map(cache_functions);
+    out.extend([append, append_f16, decode, decode_f16]);
+    let mut out: Vec<Variant> = out.into_iter().flat_map(Function::variants).collect();
+    out.extend(matrix_units::attention());
+    out.extend([tiled, tiled_f16].into_iter().flat_map(Function::variants));
+    out
 }
 
 fn function(
@@ -54,6 +61,8 @@ fn function(
         names: names!(""),
         abi,
         grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source: row_source,
         function,
@@ -65,6 +74,7 @@ fn function(
 /// One program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
+        include_str!("../half_rows/half_rows.cl"),
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
         include_str!("../quantize/quantize.cl"),
@@ -95,6 +105,8 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
         names: names!(""),
         abi: append,
         grid: append_grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source,
         function: "rope_append",

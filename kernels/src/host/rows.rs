@@ -5,7 +5,7 @@ use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::{Lists, count, row_mut};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
 use crate::{add, embed, gather, quantize, rms_norm, silu_mul};
 use ragtag_hal::{EntryAbi, HostCall};
@@ -18,7 +18,7 @@ impl<W: Format> HostKernel for Embed<W> {
     const KERNEL: Kernel = Kernel::Embed(W::TYPE);
 
     fn abi() -> &'static EntryAbi {
-        embed::abi(W::TYPE)
+        embed::abi(W::TYPE, Layout::Rows16)
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
@@ -161,10 +161,10 @@ pub(super) fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
 pub(crate) struct Quantize;
 
 impl HostKernel for Quantize {
-    const KERNEL: Kernel = Kernel::Quantize;
+    const KERNEL: Kernel = Kernel::Quantize(Activations::Int8);
 
     fn abi() -> &'static EntryAbi {
-        &quantize::ABI
+        &quantize::ABI_INT8
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
@@ -190,7 +190,7 @@ impl HostKernel for Quantize {
 
 /// One over the root mean square of a row.
 #[inline(always)]
-fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
+pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
     let mut sums = [s.zero(); 4];
     for quad in quads {
@@ -268,14 +268,14 @@ impl HostKernel for RmsNormInt8 {
 
 /// SiLU(gate) · up in 16 lanes.
 #[inline(always)]
-fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
+pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
     let e = s.exp(s.sub(s.zero(), gate));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 
 /// The two halves of a joint row.
 #[inline(always)]
-fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
+pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
     rows[row * 2 * width..][..2 * width].split_at(width)
 }
 

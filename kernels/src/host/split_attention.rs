@@ -2,6 +2,7 @@
 //! there to be compared with.
 
 use super::HostKernel;
+use super::halves::write_row;
 use super::isa::Isa;
 use super::kv::Stored;
 use super::launch::{Lists, count, row_mut};
@@ -168,6 +169,34 @@ impl HostKernel for Merge {
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
             // SAFETY: each group writes its own row.
             runs.merge(row, unsafe { row_mut(call, 2, row, runs.heads * runs.head_dim) });
+        }
+    }
+}
+
+/// Brings runs together into f16 activations.
+pub(crate) struct MergeF16;
+
+impl HostKernel for MergeF16 {
+    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F16);
+
+    fn abi() -> &'static EntryAbi {
+        &merge::ABI_F16
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        crate::add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
+        let rows = count(params, word, rows);
+        let mut values = vec![0.0; runs.heads * runs.head_dim];
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            runs.merge(row, &mut values);
+            // SAFETY: each group writes its own row.
+            unsafe { write_row(s, call, 2, row, values.len(), |b| block(s, &values, b)) };
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use crate::cases::{Case, cases};
 use crate::kernel::{Activations, Kernel};
-use crate::quantize::row_bytes;
 use crate::table::{Code, Variant, variants};
 use ragtag_hal::{Feature, HostBinding, HostCall};
 
@@ -85,7 +84,7 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
     let mut launches = 0;
     for variant in runnable() {
         let mut worst: f64 = 0.0;
-        for case in cases(variant.kernel, 11) {
+        for case in cases(variant.kernel, variant.layout, 11) {
             let whole = launch(variant, &case, 1);
             let error = case.check(&whole).unwrap_or_else(|e| panic!("{} {e}", variant.name));
             worst = worst.max(error);
@@ -99,10 +98,15 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
         }
         // Closer than the class demands: what is left is rounding in f32, or the half step of a quantisation.
         let rounding = match variant.kernel {
-            Kernel::Quantize
+            Kernel::Quantize(Activations::Int8)
             | Kernel::RmsNorm(Activations::Int8)
             | Kernel::SiluMul(Activations::Int8)
             | Kernel::AttentionMerge(Activations::Int8) => 1.2e-2,
+            Kernel::Quantize(_)
+            | Kernel::RmsNorm(Activations::F16)
+            | Kernel::SiluMul(Activations::F16)
+            | Kernel::AttentionMerge(Activations::F16)
+            | Kernel::Widen(_) => 5e-4,
             Kernel::RopeAppend(_) => 5e-4,
             _ => 2e-6,
         };
@@ -114,7 +118,7 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
 #[test]
 fn every_kernel_has_cases_and_they_can_fail() {
     for kernel in Kernel::all() {
-        let cases = cases(kernel, 3);
+        let cases = cases(kernel, None, 3);
         assert!(cases.len() >= 3, "{kernel}");
         let untouched = cases.iter().filter(|case| case.check(&case.bindings).is_ok()).count();
         assert!(untouched <= 1, "{kernel}: {untouched} cases pass without a launch"); // the one without rows
@@ -142,15 +146,12 @@ fn rows_of(case: &Case, memory: &[Vec<u8>], Rows { binding, width, stride }: Row
 #[test]
 fn a_row_does_not_depend_on_the_rows_beside_it() {
     for variant in runnable() {
-        for case in cases(variant.kernel, 5) {
+        for case in cases(variant.kernel, variant.layout, 5) {
             let constant = |i: usize| case.constants[i] as usize;
             let (input, output) = match variant.kernel {
                 Kernel::MatMul(_, _) if constant(1) != 0 => continue, // counts logit rows
                 Kernel::MatMul(_, activations) => {
-                    let words = match activations {
-                        Activations::F32 => constant(3),
-                        Activations::Int8 => row_bytes(constant(3)) / 4,
-                    };
+                    let words = activations.row_bytes(constant(3)) / 4;
                     (rows(2, words, words), rows(3, constant(2), constant(5)))
                 }
                 Kernel::Attention(_) => {

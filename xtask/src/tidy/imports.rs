@@ -39,8 +39,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-conformance",
         ],
     ),
-    // Writes made-up models.
-    ("xtask", &["ragtag-kernels", "ragtag-graph"]),
+    // Writes made-up models, and kernels for devices by their features.
+    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-graph"]),
 ];
 
 /// Edges that tests may have besides.

@@ -28,6 +28,8 @@ const UNSAFE: &[&str] = &[
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/host/",
+    // NVRTC's calls.
+    "xtask/src/kernels/nvrtc.rs",
     // The map of model files.
     "src/map.rs",
 ];
