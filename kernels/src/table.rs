@@ -331,6 +331,53 @@ mod tests {
     }
 
     #[test]
+    fn products_take_what_is_wanted_as_far_as_there_is_a_kernel() {
+        let opencl = gpu(KernelLanguage::OpenClC, 1024, 48 << 10);
+        let cuda = gpu(KernelLanguage::CudaC, 1024, 48 << 10);
+        for tensor_type in TensorType::ALL {
+            let quantised = tensor_type.block_values() > 1;
+            let form = |wanted, caps: &Caps, rows| activations_for(tensor_type, wanted, caps, rows);
+            for rows in [1, 8, 31, 512] {
+                for caps in [&caps(&[]), &opencl, &cuda] {
+                    assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
+                    // None of them has matrix units.
+                    let fast = if quantised { Activations::Int8 } else { Activations::F32 };
+                    assert_eq!(form(Activations::Int8, caps, rows), fast);
+                    assert!(!has_f16_products(caps));
+                }
+                let halves = |caps: &Caps| form(Activations::F16, caps, rows) == Activations::F16;
+                assert_eq!(halves(&caps(&[])), quantised, "{tensor_type}");
+                assert_eq!(halves(&opencl), quantised, "{tensor_type}");
+                assert_eq!(halves(&cuda), tensor_type != TensorType::F32, "{tensor_type}");
+            }
+        }
+    }
+
+    #[test]
+    fn wide_products_take_f16_where_there_are_matrix_units() {
+        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
+            let features = [feature].into();
+            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+            assert!(has_f16_products(&caps));
+            for tensor_type in TensorType::ALL {
+                let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
+                let (few, wide) = match tensor_type {
+                    TensorType::F32 => (Activations::F32, Activations::F32),
+                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    _ => (Activations::Int8, Activations::F16),
+                };
+                for rows in [1, 2, 8] {
+                    assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
+                }
+                for rows in [32, 64, 2048] {
+                    assert_eq!(form(Activations::Int8, rows), wide, "{tensor_type} × {rows}");
+                    assert_eq!(form(Activations::F32, rows), Activations::F32);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn sources_hold_their_functions() {
         for variant in variants() {
             let Code::Text(text) = variant.code else { continue };

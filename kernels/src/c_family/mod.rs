@@ -4,6 +4,7 @@
 //! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is a language's
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
+mod matrix_units;
 mod rows;
 mod weights;
 
@@ -19,6 +20,7 @@ const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage:
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = rows::variants();
+    out.extend(matrix_units::products());
     out.extend(weights::variants());
     out
 }
