@@ -272,6 +272,35 @@ mod tests {
     }
 
     #[test]
+    fn matrix_units_are_used_where_there_are_any() {
+        let product = Kernel::MatMul(TensorType::BF16, Activations::F16);
+        let attention = Kernel::Attention(KvType::F16);
+        let hopper = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90, Feature::Sm90a];
+        for (features, kernel, names) in [
+            (
+                &hopper[..],
+                product,
+                ["wgmma-64", "wgmma-128-split", "wgmma-128", "wgmma-256"].map(|n| format!("sm90a-{n}")),
+            ),
+            (&hopper[..3], product, ["mma-few", "mma", "mma", "mma"].map(|n| format!("sm80-{n}"))),
+            (&hopper[..1], product, ["sm70-wmma"; 4].map(String::from)),
+            (&hopper[..0], product, ["tiled"; 4].map(String::from)),
+            (&hopper[..], attention, ["sm90a-wgmma"; 4].map(String::from)),
+            (&hopper[..4], attention, ["sm80-mma"; 4].map(String::from)),
+            (&hopper[..2], attention, ["tiled"; 4].map(String::from)),
+        ] {
+            let caps = gpu(KernelLanguage::CudaC, 1024, 227 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            for (rows, name) in [16, 200, 512, 2048].into_iter().zip(names) {
+                let found = select(kernel, &caps, rows).map(|v| v.name.to_owned());
+                assert_eq!(found, Some(format!("cuda-{name}")), "{kernel} × {rows}");
+            }
+            let is_preferred = |rows| preferred(product, &caps, rows).is_some();
+            assert_eq!([8, 16].map(is_preferred), [false, !features.is_empty()]);
+        }
+    }
+
+    #[test]
     fn every_kernel_runs_on_any_opencl_device() {
         runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
     }
