@@ -10,8 +10,7 @@
 //! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
 //! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
 //!
-//! One group for each [`TASK_ROWS`] rows of weights, which loops
-//! over the tokens, so that weights are read from memory once.
+//! One group for each [`TASK_ROWS`] rows of weights, which loops over the tokens, so that weights are read from memory once.
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
 //! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
