@@ -137,5 +137,7 @@ fn facts(adapter: &Adapter) -> DeviceFacts {
         None => (0, FigureSource::Assumed),
     };
     let usable = (bytes as f64 * USABLE_SHARE) as u64;
-    DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
+    let (label, caps) = (adapter.label(), &adapter.caps);
+    let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
+    DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
 }

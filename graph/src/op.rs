@@ -40,10 +40,21 @@ pub enum Operator {
         /// Form of the output.
         output: Activations,
     },
-    /// The input as int8 activations.
-    Quantize,
+    /// The input as int8 or f16 activations.
+    Quantize {
+        /// Form of the output.
+        output: Activations,
+    },
+    /// Quantised weights as an f16 matrix, for one product. No input; its rows are the matrix's, whatever the micro-batch.
+    Widen {
+        /// The weights.
+        weights: Stack,
+        /// Rows of the matrix.
+        rows: u32,
+    },
     /// The first input times weights, into columns of the output. A second input, if there is one, is what the output's
-    /// bytes held before: other columns of a joint tensor, or what the product is added to.
+    /// bytes held before: other columns of a joint tensor, or what the product is added to. A third stands for the weights
+    /// where they are widened.
     MatMul {
         /// The weights.
         weights: Stack,
@@ -67,6 +78,20 @@ pub enum Operator {
         /// The layer.
         layer: u32,
     },
+    /// The same, of runs of positions: what each run's share of it is.
+    AttentionPartial {
+        /// The layer.
+        layer: u32,
+        /// Runs.
+        splits: u32,
+    },
+    /// Brings together what an [`Operator::AttentionPartial`] left of its runs.
+    AttentionMerge {
+        /// Runs.
+        splits: u32,
+        /// Form of the output.
+        output: Activations,
+    },
     /// SiLU of the first half of each of the input's rows times the second.
     SiluMul {
         /// Form of the output.
@@ -83,10 +108,13 @@ impl Operator {
             Operator::Embed { .. } => "embed",
             Operator::Gather => "gather",
             Operator::RmsNorm { .. } => "rms-norm",
-            Operator::Quantize => "quantize",
+            Operator::Quantize { .. } => "quantize",
+            Operator::Widen { .. } => "widen",
             Operator::MatMul { .. } => "matmul",
             Operator::RopeAppend { .. } => "rope-append",
             Operator::Attention { .. } => "attention",
+            Operator::AttentionPartial { .. } => "attention-partial",
+            Operator::AttentionMerge { .. } => "attention-merge",
             Operator::SiluMul { .. } => "silu-mul",
             Operator::Add => "add",
         }
@@ -98,7 +126,7 @@ impl Operator {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
                 std::slice::from_ref(name)
             }
-            Operator::MatMul { weights, .. } => &weights.tensors,
+            Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
             _ => &[],
         }
     }
@@ -185,6 +213,12 @@ impl OperatorGraph {
             .collect();
         inputs.sort_unstable();
         inputs.into_iter().map(|(_, source)| source).collect()
+    }
+
+    /// The input of a node that has this number, if there is one.
+    pub fn input(&self, index: NodeIndex, number: u8) -> Option<NodeIndex> {
+        let mut edges = self.graph.edges_directed(index, Direction::Incoming);
+        edges.find(|e| e.weight().0 == number).map(|e| e.source())
     }
 
     /// Who reads the output of a node, and as which input; in program order.

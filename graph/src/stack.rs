@@ -5,6 +5,7 @@
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
+use ragtag_kernels::TensorType;
 use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
 use serde::Serialize;
 use std::ops::Range;
@@ -46,8 +47,12 @@ pub struct StackedMatrix {
 }
 
 impl StackedMatrix {
-    /// The matrix of these tensors.
-    pub(crate) fn new(weights: &Weights, stack: &Stack) -> Result<Self, ModelError> {
+    /// The matrix of these tensors, in the layout that is kept for their type.
+    pub(crate) fn new(
+        weights: &Weights,
+        stack: &Stack,
+        kept: impl FnOnce(TensorType) -> Layout,
+    ) -> Result<Self, ModelError> {
         let infos = stack.infos(weights)?;
         let first = infos.first().ok_or_else(|| unsupported("a product without weights".into()))?;
         let same = |t: &&TensorInfo| (t.tensor_type, t.columns()) == (first.tensor_type, first.columns());
@@ -55,7 +60,7 @@ impl StackedMatrix {
             return Err(unsupported(format!("{}: types and columns differ", stack.name())));
         }
         let rows = infos.iter().fold(u64::from(stack.zero_rows), |sum, t| sum.saturating_add(t.rows()));
-        let resident = Resident::new(first.tensor_type, Layout::Rows16, rows, first.columns())
+        let resident = Resident::new(first.tensor_type, kept(first.tensor_type), rows, first.columns())
             .map_err(|e| unsupported(format!("tensor {}: {e}", stack.name())))?;
         Ok(Self { stack: stack.clone(), resident })
     }
@@ -151,7 +156,6 @@ fn unsupported(what: String) -> ModelError {
 mod tests {
     use super::*;
     use crate::source::MemorySource;
-    use ragtag_kernels::TensorType;
     use std::sync::Arc;
 
     /// Tensors a, b, c … of `rows` rows of 64 columns, and their bytes one after the other.
@@ -172,7 +176,12 @@ mod tests {
 
     #[test]
     fn a_stack_is_packed_like_one_tensor_however_it_is_cut() {
-        for tensor_type in [TensorType::F16, TensorType::Q4_0, TensorType::Q5_1] {
+        for (tensor_type, kept) in [
+            (TensorType::F16, Layout::Rows16),
+            (TensorType::F16, Layout::RowMajor),
+            (TensorType::Q4_0, Layout::Rows16),
+            (TensorType::Q5_1, Layout::Rows16),
+        ] {
             for (zero_rows, rows) in [
                 (0, vec![40]),
                 (0, vec![32, 16, 16]),
@@ -182,7 +191,7 @@ mod tests {
             ] {
                 let (weights, file) = weights(tensor_type, &rows);
                 let tensors = weights.tensors().iter().map(|t| t.name.clone()).collect();
-                let matrix = StackedMatrix::new(&weights, &Stack { zero_rows, tensors }).unwrap();
+                let matrix = StackedMatrix::new(&weights, &Stack { zero_rows, tensors }, |_| kept).unwrap();
                 let layout = matrix.resident();
                 assert_eq!(layout.rows(), zero_rows as usize + rows.iter().sum::<usize>());
                 let zeros = vec![0; zero_rows as usize * layout.file_row_bytes()];
@@ -198,7 +207,7 @@ mod tests {
                     }
                     assert!(
                         packed == expected,
-                        "{tensor_type} {zero_rows} + {rows:?}, {step} groups at a time"
+                        "{tensor_type} {kept:?} {zero_rows} + {rows:?}, {step} groups at a time"
                     );
                 }
             }
@@ -210,7 +219,8 @@ mod tests {
         let (weights, _) = weights(TensorType::F16, &[16]);
         let new = |tensors: &[&str]| {
             let tensors = tensors.iter().map(|t| t.to_string()).collect();
-            StackedMatrix::new(&weights, &Stack { zero_rows: 0, tensors }).map_err(|e| e.to_string())
+            let stack = Stack { zero_rows: 0, tensors };
+            StackedMatrix::new(&weights, &stack, |_| Layout::Rows16).map_err(|e| e.to_string())
         };
         assert!(new(&["a"]).is_ok());
         assert_eq!(new(&["a", "b"]), Err("tensor b is missing".into()));

@@ -107,25 +107,53 @@ fn programs() {
     for (name, model, activations) in [
         ("program_bitnet_int8", bitnet(), Activations::Int8),
         ("program_llama_f32", llama(), Activations::F32),
+        ("program_llama_f16", llama(), Activations::F16),
     ] {
         let stage = compile(&model, 0..14, &lowering(activations), &plain_caps()).unwrap();
         insta::assert_snapshot!(name, program_text(&stage));
     }
 }
 
-/// Launches of one block for one row.
-fn launches(model: &Model, activations: Activations) -> usize {
-    let stage = compile(model, 1..2, &lowering(activations), &plain_caps()).unwrap();
-    stage.programs[0].segment_steps(1).count()
+/// A device for which attention is split.
+fn wide_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::OpenClC].into(),
+        parallel_units: 132,
+        max_work_group_items: 1024,
+        local_memory_bytes: 48 << 10,
+        ..plain_caps()
+    }
+}
+
+/// The kernels of one block, in the bucket of so many rows.
+fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
+    let lowering = Lowering { chunk: 16, ..lowering(activations) };
+    let stage = compile(model, 1..2, &lowering, caps).unwrap();
+    let kernel = |step: &ragtag_graph::Step| {
+        stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
+    };
+    stage.programs[stage.program_for(rows).unwrap()].segment_steps(1).map(kernel).collect()
 }
 
 #[test]
 fn a_block_takes_few_launches() {
-    // Norm, queries with keys and values, turn and append, attention, quantise, output; norm, gate and up, SiLU, down.
-    assert_eq!(launches(&llama(), Activations::Int8), 10);
-    assert_eq!(launches(&llama(), Activations::F32), 9);
-    // Two norms more.
-    assert_eq!(launches(&bitnet(), Activations::Int8), 11);
+    let (product, half) = ("matmul/Q8_0/int8", ["rms-norm/int8", "matmul/Q8_0/int8", "silu-mul/int8"]);
+    let attention = |attention: [&'static str; 2]| {
+        [&["rms-norm/int8", product, "rope-append/f16"][..], &attention, &[product], &half, &[product]]
+            .concat()
+    };
+    let whole = attention(["attention/f16", "quantize"]);
+    let split = attention(["attention-partial/f16", "attention-merge/int8"]);
+    let llama = llama();
+    for rows in [1, 8, 16] {
+        assert_eq!(launches(&llama, Activations::Int8, &plain_caps(), rows), whole);
+        let expected = if rows > 8 { &whole } else { &split };
+        assert_eq!(launches(&llama, Activations::Int8, &wide_caps(), rows), *expected);
+    }
+    assert_eq!(launches(&llama, Activations::F32, &plain_caps(), 1).len(), 9);
+    // Two norms more, of which one quantises.
+    assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
+    assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }
 
 #[test]

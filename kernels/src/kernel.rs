@@ -111,6 +111,10 @@ pub enum Kernel {
     RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
+    /// Causal attention over runs of the cache's positions.
+    AttentionPartial(KvType),
+    /// Runs brought together, into activations of this form.
+    AttentionMerge(Activations),
     /// SiLU(gate) · up into activations of this form.
     SiluMul(Activations),
     /// x += y.
@@ -132,12 +136,14 @@ impl Kernel {
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
+            all.push(Kernel::AttentionMerge(activations));
             let takes = |t: &TensorType| crate::matmul::takes(*t, activations);
             all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
         }
         all.extend(TensorType::ALL.into_iter().filter(|t| t.block_values() > 1).map(Kernel::Widen));
         for kv_type in [KvType::F32, KvType::F16] {
             all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all
@@ -149,6 +155,7 @@ impl Kernel {
             Kernel::RmsNorm(activations)
             | Kernel::SiluMul(activations)
             | Kernel::Quantize(activations)
+            | Kernel::AttentionMerge(activations)
             | Kernel::MatMul(_, activations)
                 if activations != Activations::F32 =>
             {
@@ -186,6 +193,8 @@ impl fmt::Display for Kernel {
             Kernel::Widen(t) => write!(f, "widen/{t}"),
             Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
+            Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),
+            Kernel::AttentionMerge(a) => write!(f, "attention-merge/{a}"),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{a}"),
             Kernel::Add => write!(f, "add"),
             Kernel::Softmax => write!(f, "softmax"),

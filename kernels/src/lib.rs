@@ -33,4 +33,6 @@ pub use cases::{Case, cases};
 pub use kernel::{Activations, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
-pub use table::{Code, NEVER, Text, Variant, activations_for, module_source, preferred, select, variants};
+pub use table::{
+    Code, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select, variants,
+};

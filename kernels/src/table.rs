@@ -176,6 +176,13 @@ pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps
     }
 }
 
+/// Whether fast products of some type and number of rows take f16 activations on a device.
+pub fn has_f16_products(caps: &Caps) -> bool {
+    let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
+    let rows = (0..16).map(|bit| 1 << bit);
+    rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
+}
+
 /// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
 /// languages. CUDA C++ goes as PTX, if all of it was built ahead of time.
 pub fn module_source<'a>(
@@ -210,6 +217,8 @@ pub fn module_source<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::partial::MAX_ROWS;
+    use crate::kernel::KvType;
     use ragtag_hal::QueueLayout;
 
     fn caps(features: &[Feature]) -> Caps {
@@ -244,7 +253,14 @@ mod tests {
     fn runs_every_kernel(caps: &Caps, api: &str) {
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
+                if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
+                    assert!(select(kernel, caps, rows).is_none(), "so many rows are not split");
+                    continue;
+                }
                 let variant = select(kernel, caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                if !matches!(kernel, Kernel::Widen(_) | Kernel::MatMul(_, Activations::F16)) {
+                    assert!(preferred(kernel, caps, rows).is_some(), "{kernel} × {rows}");
+                }
                 assert!(variant.name.starts_with(api), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
@@ -262,9 +278,17 @@ mod tests {
 
     #[test]
     fn every_kernel_runs_on_any_cuda_device() {
-        // With the driver alone, and with NVRTC alone.
-        runs_every_kernel(&gpu(KernelLanguage::Ptx, 1024, 48 << 10), "cuda");
         runs_every_kernel(&gpu(KernelLanguage::CudaC, 1024, 48 << 10), "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_cuda_device_without_a_compiler() {
+        let caps = gpu(KernelLanguage::Ptx, 1024, 48 << 10);
+        let is_cuda = |v: &&Variant| v.language() == KernelLanguage::CudaC && v.requires.is_empty();
+        let stale = variants().iter().filter(is_cuda).find(|v| !v.is_taken_by(&caps));
+        let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
+        assert_eq!(stale, None, "its PTX was built from another text: `cargo xtask kernels --nvrtc DIR`");
+        runs_every_kernel(&caps, "cuda");
     }
 
     #[test]
@@ -313,6 +337,16 @@ mod tests {
             let start = format!(") {}(\n", text.function);
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
+    }
+
+    #[test]
+    fn attention_is_not_split_for_processors_or_many_rows() {
+        let kernel = Kernel::AttentionPartial(KvType::F16);
+        assert!(preferred(kernel, &caps(&[]), 1).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
+        let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
+        // Scratch is proved for this many.
+        assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -69,11 +69,44 @@ fn plan(model: &Model, lowering: &Lowering, split: &str) -> Plan {
     .expect("fits")
 }
 
+/// A device that is given other kernels, with other scratch.
+fn gpu_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::OpenClC].into(),
+        parallel_units: 132,
+        max_work_group_items: 1024,
+        local_memory_bytes: 48 << 10,
+        ..caps()
+    }
+}
+
+#[test]
+fn scratch_is_proved_whatever_kernels_a_device_has() {
+    let model = model("tales-q8_0.gguf");
+    for chunk in [1, 5, 8, 100] {
+        let (kv, activations) = (KvType::F16, Activations::Int8);
+        let lowering = Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows: 1 };
+        let plan = plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1");
+        for stage in &plan.stages {
+            for caps in [caps(), gpu_caps()] {
+                let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps);
+                let taken = class_bytes(compiled.expect("compiles").scratch_bytes);
+                assert!(stage.memory_bytes.scratch >= taken, "{taken}, {:?}", stage.memory_bytes);
+            }
+        }
+    }
+}
+
 #[test]
 fn the_proof_is_what_compiled_stages_take() {
     for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
         let model = model(name);
-        for (kv, activations) in [(KvType::F16, Activations::Int8), (KvType::F32, Activations::F32)] {
+        let forms = [
+            (KvType::F16, Activations::Int8),
+            (KvType::F32, Activations::F32),
+            (KvType::F16, Activations::F16),
+        ];
+        for (kv, activations) in forms {
             let lowering =
                 Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
             for split in ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"] {

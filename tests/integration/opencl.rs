@@ -65,6 +65,12 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     within(600, || check_logits(Activations::Int8, NumericsClass::Fast));
 }
 
+/// As devices with matrix units compute, of which OpenCL shows none.
+#[test]
+fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
+    within(600, || check_logits(Activations::F16, NumericsClass::Fast));
+}
+
 /// The tokens after the first golden prompt are the golden ones wherever the margin is large enough. Returns how many
 /// were compared.
 fn check_tokens(model: &Model, setup: &Setup<'_>, what: &str) -> usize {

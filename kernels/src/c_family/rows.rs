@@ -12,12 +12,17 @@ const ITEMS: Items = Items(256);
 /// Most local memory of the kernels that work row by row.
 const ROW_BYTES: u64 = 4 << 10;
 
+/// Columns that a group of the second part of split attention takes: `4 * QUADS` in its source.
+const MERGE_COLUMNS: u32 = 256;
+
 /// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
 
 pub(super) fn variants() -> Vec<Variant> {
     let row = |kernel, abi, name| function(kernel, abi, add::grid, name);
     let part = |kernel, abi, name| function(kernel, abi, part_grid, name);
+    let merge =
+        |kernel, abi, name| Function { local_bytes: 8 << 10, ..function(kernel, abi, merge_grid, name) };
     let mut out = vec![
         function(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
@@ -29,6 +34,9 @@ pub(super) fn variants() -> Vec<Variant> {
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
         part(Kernel::SiluMul(Activations::F16), &silu_mul::ABI_F16, "silu_mul_f16"),
+        merge(Kernel::AttentionMerge(Activations::F32), &attention::merge::ABI_F32, "attention_merge_f32"),
+        merge(Kernel::AttentionMerge(Activations::Int8), &attention::merge::ABI_INT8, "attention_merge_int8"),
+        merge(Kernel::AttentionMerge(Activations::F16), &attention::merge::ABI_F16, "attention_merge_f16"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
@@ -69,6 +77,7 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
         include_str!("../quantize/quantize.cl"),
         include_str!("../rms_norm/rms_norm.cl"),
         include_str!("../silu_mul/silu_mul.cl"),
+        include_str!("../attention/merge.cl"),
         include_str!("../softmax/softmax.cl"),
         include_str!("order.cl"),
         include_str!("../arg_max/arg_max.cl"),
@@ -78,9 +87,15 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {
-    let (source, append, abi): (fn(KernelLanguage) -> Arc<str>, _, _) = match kv_type {
-        KvType::F32 => (|l| cache_source(l, "0"), &rope_append::ABI_F32, &attention::ABI_F32),
-        KvType::F16 => (|l| cache_source(l, "1"), &rope_append::ABI_F16, &attention::ABI_F16),
+    let (source, [append, partial_abi, abi]): (fn(KernelLanguage) -> Arc<str>, _) = match kv_type {
+        KvType::F32 => (
+            |l| cache_source(l, "0"),
+            [&rope_append::ABI_F32, &attention::partial::ABI_F32, &attention::ABI_F32],
+        ),
+        KvType::F16 => (
+            |l| cache_source(l, "1"),
+            [&rope_append::ABI_F16, &attention::partial::ABI_F16, &attention::ABI_F16],
+        ),
     };
     let append = Function {
         kernel: Kernel::RopeAppend(kv_type),
@@ -95,14 +110,13 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
         items: ITEMS,
         local_bytes: 0,
     };
-    let decode = Function {
-        kernel: Kernel::Attention(kv_type),
-        names: names!("-decode"),
-        abi,
-        grid: decode_grid,
-        max_rows: 8,
-        function: "attention_decode",
-        local_bytes: 8 << 10,
+    let partial = Function {
+        kernel: Kernel::AttentionPartial(kv_type),
+        abi: partial_abi,
+        grid: attention::partial::grid,
+        max_rows: attention::partial::MAX_ROWS,
+        function: "attention_partial",
+        local_bytes: 20 << 10,
         ..append
     };
     let tiled = Function {
@@ -115,7 +129,7 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
         local_bytes: 24 << 10,
         ..append
     };
-    [append, decode, tiled]
+    [append, partial, tiled]
 }
 
 fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
@@ -124,7 +138,7 @@ fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
         include_str!("kv.cl"),
         include_str!("../rope_append/rope_append.cl"),
         include_str!("../attention/attention.cl"),
-        include_str!("../attention/decode.cl"),
+        include_str!("../attention/partial.cl"),
         include_str!("../attention/tiled.cl"),
     ];
     program(language, ITEMS, &parts)
@@ -140,9 +154,9 @@ fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[5], 1]
 }
 
-/// Heads × rows.
-fn decode_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[4], constants[0], 1]
+/// Rows × parts of a row.
+fn merge_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }
 
 /// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.

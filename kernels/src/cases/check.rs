@@ -10,6 +10,8 @@ use half::f16;
 pub enum Content {
     /// f32 values.
     F32(Vec<Option<f64>>),
+    /// f32 values, of which those that are `None` may become anything.
+    SomeF32(Vec<Option<f64>>),
     /// f16 values.
     F16(Vec<Option<f64>>),
     /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
@@ -88,6 +90,17 @@ impl Content {
         match self {
             Content::F32(values) => {
                 error_of_values(values, before, after, |b: [u8; 4]| f64::from(f32::from_le_bytes(b)))
+            }
+            Content::SomeF32(values) => {
+                let after = after.as_chunks::<4>().0;
+                if after.len() != values.len() {
+                    return Err(format!("{} values where {} are expected", after.len(), values.len()));
+                }
+                let mut distance = Distance::default();
+                for (expected, bytes) in values.iter().zip(after) {
+                    expected.iter().for_each(|e| distance.add(*e, f64::from(f32::from_le_bytes(*bytes))));
+                }
+                Ok(distance.relative())
             }
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
@@ -294,6 +307,15 @@ mod tests {
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
+    }
+
+    #[test]
+    fn what_may_be_anything_is_not_judged() {
+        let content = || Content::SomeF32(vec![Some(2.0), None, Some(0.0)]);
+        let (two, nan) = (2_f32.to_bits(), f32::NAN.to_bits());
+        assert!(passes(content(), [two, 7, 0]) && passes(content(), [two, nan, 0]));
+        assert!(!passes(content(), [two, 7, two]) && !passes(content(), [nan, 7, 0]));
+        assert!(!passes(Content::SomeF32(vec![None; 2]), [0; 3]));
     }
 
     #[test]

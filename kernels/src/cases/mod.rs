@@ -29,6 +29,8 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
         Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
+        Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
+        Kernel::AttentionMerge(activations) => crate::attention::merge::cases(activations, seed),
         Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
         Kernel::Add => crate::add::cases(seed),
         Kernel::Softmax => crate::softmax::cases(seed),

@@ -29,7 +29,7 @@ fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
 /// # Safety
 /// As for [`HostCall::write`]: the caller owns the row.
 #[inline(always)]
-unsafe fn write_row<S: Isa>(
+pub(super) unsafe fn write_row<S: Isa>(
     s: S,
     call: &HostCall<'_>,
     binding: usize,

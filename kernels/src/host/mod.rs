@@ -21,6 +21,7 @@ mod neon;
 mod portable;
 mod rope_append;
 mod rows;
+mod split_attention;
 #[cfg(test)]
 mod tests;
 
@@ -99,6 +100,11 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rope_append::RopeAppend<kv::Half>>());
     out.push(variant::<S, attention::Attention<kv::Single>>());
     out.push(variant::<S, attention::Attention<kv::Half>>());
+    out.push(variant::<S, split_attention::Partial<kv::Single>>());
+    out.push(variant::<S, split_attention::Partial<kv::Half>>());
+    out.push(variant::<S, split_attention::Merge>());
+    out.push(variant::<S, split_attention::MergeInt8>());
+    out.push(variant::<S, split_attention::MergeF16>());
 }
 
 /// The kernels of a tensor type.
@@ -114,9 +120,15 @@ fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     out.push(variant::<S, halves::Widen<W>>());
 }
 
-/// Processors have no matrix units to widen weights for.
+/// Processors have no matrix units to widen weights for, and few groups to fill: attention is not split for them.
 fn min_rows(kernel: Kernel) -> u32 {
-    if matches!(kernel, Kernel::Widen(_) | Kernel::MatMul(_, Activations::F16)) { NEVER } else { 0 }
+    match kernel {
+        Kernel::Widen(_)
+        | Kernel::MatMul(_, Activations::F16)
+        | Kernel::AttentionPartial(_)
+        | Kernel::AttentionMerge(_) => NEVER,
+        _ => 0,
+    }
 }
 
 fn variant<S: Isa, K: HostKernel>() -> Variant {

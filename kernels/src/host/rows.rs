@@ -110,7 +110,7 @@ impl HostKernel for Add {
 }
 
 /// The parts of a row of int8 activations.
-struct Int8Row<'a> {
+pub(super) struct Int8Row<'a> {
     quanta: &'a mut [[[i8; 16]; 2]],
     scales: &'a mut [f32],
     sums: &'a mut [[i32; 2]],
@@ -122,7 +122,7 @@ impl<'a> Int8Row<'a> {
     /// # Safety
     /// As for [`HostCall::write`].
     #[inline(always)]
-    unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
+    pub unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
         let start = row * row_bytes(width);
         let (scales, sums) = ((start + scales_offset(width)) / 4, (start + sums_offset(width)) / 4);
         let blocks = width / BLOCK;
@@ -139,7 +139,7 @@ impl<'a> Int8Row<'a> {
 
     /// Quantises a block of 32 values.
     #[inline(always)]
-    fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
+    pub fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
         let largest = s.largest_abs(first, last);
         let inverse = s.splat(if largest == 0.0 { 0.0 } else { 127.0 / largest });
         let quanta = &mut self.quanta[block];

@@ -100,10 +100,12 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
         let rounding = match variant.kernel {
             Kernel::Quantize(Activations::Int8)
             | Kernel::RmsNorm(Activations::Int8)
-            | Kernel::SiluMul(Activations::Int8) => 1.2e-2,
+            | Kernel::SiluMul(Activations::Int8)
+            | Kernel::AttentionMerge(Activations::Int8) => 1.2e-2,
             Kernel::Quantize(_)
             | Kernel::RmsNorm(Activations::F16)
             | Kernel::SiluMul(Activations::F16)
+            | Kernel::AttentionMerge(Activations::F16)
             | Kernel::Widen(_) => 5e-4,
             Kernel::RopeAppend(_) => 5e-4,
             _ => 2e-6,

@@ -39,12 +39,15 @@ macro_rules! abis {
 }
 abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
+/// Bytes of what is written for `n` rows of `k` columns; impossible if that is no matrix.
+pub fn out_bytes(n: u32, k: u32) -> u64 {
+    Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
+}
+
 fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
     let [n, k] = *constants else { return };
-    let bytes = |tensor_type, layout| {
-        Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
-    };
-    out.copy_from_slice(&[bytes(tensor_type, Layout::Rows16), bytes(TensorType::F16, Layout::RowMajor)]);
+    let weights = Resident::new(tensor_type, Layout::Rows16, n.into(), k.into());
+    out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
 }
 
 /// Groups of 16 rows × parts of their columns.
