@@ -272,6 +272,37 @@ mod tests {
     }
 
     #[test]
+    fn matrix_units_are_used_where_there_are_any() {
+        let product = Kernel::MatMul(TensorType::BF16, Activations::F16);
+        let attention = Kernel::Attention(KvType::F16);
+        let hopper = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90, Feature::Sm90a];
+        for (features, kernel, names) in [
+            (
+                &hopper[..],
+                product,
+                ["wgmma-64", "wgmma-128-split", "wgmma-128", "wgmma-256"].map(|n| format!("sm90a-{n}")),
+            ),
+            (&hopper[..3], product, ["mma-few", "mma", "mma", "mma"].map(|n| format!("sm80-{n}"))),
+            (&hopper[..1], product, ["sm70-wmma"; 4].map(String::from)),
+            (&hopper[..0], product, ["tiled"; 4].map(String::from)),
+            (&hopper[..], attention, ["sm90a-wgmma"; 4].map(String::from)),
+            (&hopper[..4], attention, ["sm80-mma"; 4].map(String::from)),
+            (&hopper[..2], attention, ["tiled"; 4].map(String::from)),
+        ] {
+            let caps = gpu(KernelLanguage::CudaC, 1024, 227 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            for (rows, name) in [16, 200, 512, 2048].into_iter().zip(names) {
+                let found = select(kernel, &caps, rows).map(|v| v.name.to_owned());
+                assert_eq!(found, Some(format!("cuda-{name}")), "{kernel} × {rows}");
+            }
+            let decode = select(kernel, &caps, 8).filter(|_| kernel == attention);
+            assert!(decode.is_none_or(|v| v.name == "cuda-decode"), "{decode:?}");
+            let is_preferred = |rows| preferred(product, &caps, rows).is_some();
+            assert_eq!([8, 16].map(is_preferred), [false, !features.is_empty()]);
+        }
+    }
+
+    #[test]
     fn every_kernel_runs_on_any_opencl_device() {
         runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
     }
@@ -328,6 +359,53 @@ mod tests {
         let (language, entries) = source(&[CudaC], &[Feature::Sm90]);
         assert_eq!(language, CudaC);
         assert!(entries[0].text.contains("KERNEL(ITEMS) add("));
+    }
+
+    #[test]
+    fn products_take_what_is_wanted_as_far_as_there_is_a_kernel() {
+        let opencl = gpu(KernelLanguage::OpenClC, 1024, 48 << 10);
+        let cuda = gpu(KernelLanguage::CudaC, 1024, 48 << 10);
+        for tensor_type in TensorType::ALL {
+            let quantised = tensor_type.block_values() > 1;
+            let form = |wanted, caps: &Caps, rows| activations_for(tensor_type, wanted, caps, rows);
+            for rows in [1, 8, 31, 512] {
+                for caps in [&caps(&[]), &opencl, &cuda] {
+                    assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
+                    // None of them has matrix units.
+                    let fast = if quantised { Activations::Int8 } else { Activations::F32 };
+                    assert_eq!(form(Activations::Int8, caps, rows), fast);
+                    assert!(!has_f16_products(caps));
+                }
+                let halves = |caps: &Caps| form(Activations::F16, caps, rows) == Activations::F16;
+                assert_eq!(halves(&caps(&[])), quantised, "{tensor_type}");
+                assert_eq!(halves(&opencl), quantised, "{tensor_type}");
+                assert_eq!(halves(&cuda), tensor_type != TensorType::F32, "{tensor_type}");
+            }
+        }
+    }
+
+    #[test]
+    fn wide_products_take_f16_where_there_are_matrix_units() {
+        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
+            let features = [feature].into();
+            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+            assert!(has_f16_products(&caps));
+            for tensor_type in TensorType::ALL {
+                let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
+                let (few, wide) = match tensor_type {
+                    TensorType::F32 => (Activations::F32, Activations::F32),
+                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    _ => (Activations::Int8, Activations::F16),
+                };
+                for rows in [1, 2, 8] {
+                    assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
+                }
+                for rows in [32, 64, 2048] {
+                    assert_eq!(form(Activations::Int8, rows), wide, "{tensor_type} × {rows}");
+                    assert_eq!(form(Activations::F32, rows), Activations::F32);
+                }
+            }
+        }
     }
 
     #[test]

@@ -6,8 +6,10 @@
 mod bad_input;
 mod checkpoint;
 mod command;
+mod drivers;
 mod faults;
 mod golden;
+mod memory;
 mod opencl;
 mod pipelines;
 mod support;

@@ -2,12 +2,12 @@
 //!
 //! This module must not know how a device works.
 
-use crate::cache::{Folder, default_folder};
 use crate::context::Context;
 use crate::device::OpenClDevice;
 use crate::probe::{Found, PlatformId, probe};
 use crate::program::{CacheCounters, Counters, Programs};
 use crate::transfer::{TransferMode, transfer_mode};
+use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -30,7 +30,7 @@ impl Default for OpenClConfig {
     /// Programs are kept in `opencl` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/opencl` in the user's
     /// folder for caches.
     fn default() -> Self {
-        Self { cache_folder: default_folder(), transfer: None, command_buffers: true }
+        Self { cache_folder: default_folder(NAME), transfer: None, command_buffers: true }
     }
 }
 

@@ -8,21 +8,21 @@
 use crate::api;
 use crate::clock::Clock;
 use crate::context::Context;
-use crate::feeder::{Feeder, Task, Wait};
-use crate::lane::{Common, Lane};
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
 use crate::program::Entry;
+use crate::queue::Queue;
 use crate::recording::recorded;
 use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
 use crate::transfer::TransferMode;
+use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
     Module, ModuleId, Point, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
     TimelineId, Timing, Waiter, Work,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// An opened OpenCL device.
 pub(crate) struct OpenClDevice {
@@ -33,7 +33,7 @@ pub(crate) struct OpenClDevice {
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
     /// Its drop waits for the driver, so it goes before what the driver uses.
-    feeder: Feeder,
+    feeder: Feeder<Queue>,
     buffers: HashMap<BufferId, Arc<Buffer>>,
     regions: HashMap<RegionId, Arc<Registered>>,
     memory: DeviceMemory,
@@ -55,12 +55,13 @@ impl OpenClDevice {
         limits: &Limits,
     ) -> Result<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, Clock::new(found.device)));
+        let common = Arc::new(Common::new(timelines));
+        let clock = Arc::new(Mutex::new(Clock::new(found.device)));
         let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
         let lane = |kind: QueueKind| {
             let name = format!("{} {}", found.adapter.label(), kind.name());
             let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Lane::new(name, api_queue()?, timeline, Arc::clone(&common))
+            Lane::new(name, Arc::new(Queue::new(api_queue()?, &clock)), timeline, Arc::clone(&common))
         };
         let [compute, upload, download] = QueueKind::ALL;
         let lanes = [lane(compute)?, lane(upload)?, lane(download)?];
@@ -157,6 +158,21 @@ impl OpenClDevice {
         self.common.note(&error);
     }
 
+    /// Forgets programs, after the driver has.
+    ///
+    /// An event says that a command has ended, not that the driver is done with what it used: NVIDIA's sometimes crashes
+    /// in `clReleaseMemObject` a moment after the last event. Nothing of these programs is outstanding, so that this
+    /// waits no longer than for what else is in the queue.
+    fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Arc<Script>) -> bool) {
+        let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
+        if programs.peek().is_some()
+            && let Err(error) = self.feeder.lane(QueueKind::Compute).queue().api().finish()
+        {
+            tracing::debug!(%error, "the queue was not finished");
+        }
+        programs.for_each(drop);
+    }
+
     /// Passes an error on, and ends all queues if it is a loss.
     fn noted<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.common.note(error))
@@ -165,6 +181,12 @@ impl OpenClDevice {
 
 fn unknown(what: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{what} is unknown to the device"))
+}
+
+impl Drop for OpenClDevice {
+    fn drop(&mut self) {
+        self.forget_programs(|_, _| true);
+    }
 }
 
 impl Device for OpenClDevice {
@@ -207,7 +229,7 @@ impl Device for OpenClDevice {
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
         // A program that names it is not submitted again, and would keep the memory.
-        self.programs.retain(|_, script| !script.uses_buffer(&buffer));
+        self.forget_programs(|_, script| script.uses_buffer(&buffer));
         self.memory.release(buffer);
         Ok(())
     }
@@ -235,17 +257,17 @@ impl Device for OpenClDevice {
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {
         let registered = self.regions.remove(&id).ok_or_else(|| unknown(id))?;
-        self.programs.retain(|_, script| !script.uses_region(&registered.region));
+        self.forget_programs(|_, script| script.uses_region(&registered.region));
         Ok(())
     }
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.common.check()?;
-        self.programs.remove(&id);
+        self.forget_programs(|known, _| *known == id);
         let steps = self.steps(commands);
         let mut steps = self.noted(steps)?;
         if let Some(functions) = self.found.command_buffers {
-            steps = recorded(functions, self.feeder.lane(QueueKind::Compute).api(), steps);
+            steps = recorded(functions, self.feeder.lane(QueueKind::Compute).queue().api(), steps);
         }
         self.programs.insert(id, Arc::new(Script::new(steps)));
         Ok(())
@@ -253,7 +275,7 @@ impl Device for OpenClDevice {
 
     /// A program that went away with a buffer or region of its own is forgotten already.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
-        self.programs.remove(&id);
+        self.forget_programs(|known, _| *known == id);
         Ok(())
     }
 
@@ -264,6 +286,10 @@ impl Device for OpenClDevice {
 
     fn pool_stats(&self) -> PoolStats {
         self.memory.stats()
+    }
+
+    fn trim_pool(&mut self) -> u64 {
+        self.memory.trim()
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

@@ -11,10 +11,9 @@
 //! | `probe.rs` | platforms and devices, and what they say of themselves |
 //! | `context.rs` | what devices of one platform share |
 //! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
-//! | `lane.rs` | a queue: order, events, the thread that watches them |
-//! | `feeder.rs` | submissions that wait for other devices, failures, closing |
+//! | `queue.rs` | a queue of the driver, as the lanes of `ragtag-hal` use it |
 //! | `script.rs`, `recording.rs` | commands with their names resolved, and how they are given to the driver |
-//! | `program.rs`, `cache.rs` | compiled programs, in this process and on disk |
+//! | `program.rs` | compiled programs, in this process and on disk |
 //! | `memory.rs`, `transfer.rs` | buffers, and how they are filled and read |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
@@ -23,16 +22,14 @@
 
 mod api;
 mod backend;
-mod cache;
 mod clock;
 mod context;
 mod device;
 mod error;
-mod feeder;
-mod lane;
 mod memory;
 mod probe;
 mod program;
+mod queue;
 mod recording;
 mod script;
 #[cfg(test)]

@@ -3,10 +3,9 @@
 //! This module must not know kernels' arguments.
 
 use crate::api::{Kernel, Program};
-use crate::cache::Folder;
 use crate::context::Context;
 use crate::probe::Found;
-use blake3::{Hash, Hasher};
+use ragtag_hal::cache::{Folder, Key, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -75,15 +74,13 @@ impl Source<'_> {
     }
 
     /// Names the program: the same key means the same code, compiled alike for the same device and driver.
-    fn key(&self, found: &Found) -> Hash {
-        let mut hasher = Hasher::new();
-        for part in
-            [found.fingerprint.as_bytes(), found.options.as_bytes(), self.language().as_bytes(), self.bytes()]
-        {
-            // Lengths keep parts apart.
-            hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
-        }
-        hasher.finalize()
+    fn key(&self, found: &Found) -> Key {
+        key([
+            found.fingerprint.as_bytes(),
+            found.options.as_bytes(),
+            self.language().as_bytes(),
+            self.bytes(),
+        ])
     }
 }
 
@@ -111,7 +108,7 @@ pub(crate) struct Programs {
     folder: Option<Folder>,
     counters: Arc<Counters>,
     /// By key and device: twins have the same key, but each needs a program of its own.
-    slots: Mutex<HashMap<(Hash, usize), Slot>>,
+    slots: Mutex<HashMap<(Key, usize), Slot>>,
 }
 
 impl Programs {
@@ -138,7 +135,7 @@ impl Programs {
         Ok(Arc::clone(slot.insert(Arc::new(program))))
     }
 
-    fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Option<Program> {
+    fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Key) -> Option<Program> {
         let binary = self.folder.as_ref()?.load(key)?;
         let program = Program::from_binary(context.api(), found.device, &binary);
         let built = program
@@ -156,7 +153,7 @@ impl Programs {
         }
     }
 
-    fn compile(&self, context: &Context, found: &Found, source: Source<'_>, key: &Hash) -> Result<Program> {
+    fn compile(&self, context: &Context, found: &Found, source: Source<'_>, key: &Key) -> Result<Program> {
         let program = match source {
             Source::OpenClC(text) => Program::from_source(context.api(), text)?,
             Source::SpirV(binary) => {

@@ -9,6 +9,7 @@ use crate::memory::Buffer;
 use crate::program::Entry;
 use crate::recording::Recording;
 use opencl3::types::cl_event;
+use ragtag_hal::lanes::{self, Claim, Claims, Ends};
 use ragtag_hal::{HostRegion, Reservation, Result};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -239,48 +240,15 @@ impl Step {
     }
 }
 
-/// Bytes of a region that a script reads or writes.
-#[derive(Debug)]
-struct Claim {
-    region: Arc<HostRegion>,
-    range: Range<usize>,
-    writes: bool,
-}
-
-/// Joins claims that overlap: within a script the order of its steps is enough.
-fn joined(mut claims: Vec<Claim>) -> Vec<Claim> {
-    claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));
-    let mut joined: Vec<Claim> = Vec::new();
-    for claim in claims {
-        match joined.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.region, &claim.region) && claim.range.start < last.range.end => {
-                last.range.end = last.range.end.max(claim.range.end);
-                last.writes |= claim.writes;
-            }
-            _ => joined.push(claim),
-        }
-    }
-    joined
-}
-
-/// The ends of a script on its way through a queue.
-#[derive(Debug)]
-pub(crate) struct Ends {
-    /// The first command, if it is not the last as well.
-    pub(crate) first: Option<Event>,
-    /// The last.
-    pub(crate) last: Arc<Event>,
-}
-
 /// Steps that take effect in order.
 pub(crate) struct Script {
     steps: Vec<Step>,
-    claims: Vec<Claim>,
+    claims: Claims,
 }
 
 impl Script {
     pub(crate) fn new(steps: Vec<Step>) -> Self {
-        let claims = joined(steps.iter().filter_map(Step::claim).collect());
+        let claims = Claims::new(steps.iter().filter_map(Step::claim).collect());
         Self { steps, claims }
     }
 
@@ -288,7 +256,7 @@ impl Script {
     ///
     /// # Errors
     /// If the driver refuses; some of the steps may be under way then.
-    pub(crate) fn enqueue(&self, queue: &api::Queue, after: &[cl_event]) -> Result<Ends> {
+    pub(crate) fn enqueue(&self, queue: &api::Queue, after: &[cl_event]) -> Result<Ends<Event>> {
         let nothing = || ragtag_hal::Error::invalid("a command that gave no event");
         let Some((last, before)) = self.steps.split_last() else {
             let marker = queue.marker(after, true)?.ok_or_else(nothing)?;
@@ -305,66 +273,31 @@ impl Script {
         Ok(Ends { first, last: Arc::new(last) })
     }
 
-    /// Leases what the script uses of host regions.
-    ///
-    /// # Errors
-    /// If somebody else uses it.
-    pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
-        self.claims.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
+    pub(crate) fn uses_buffer(&self, buffer: &Arc<Buffer>) -> bool {
+        self.steps.iter().any(|step| step.uses_buffer(buffer))
     }
 
-    /// The bytes that it copies, if it does nothing but copies that the host can make.
-    pub(crate) fn host_bytes(&self) -> Option<usize> {
+    pub(crate) fn uses_region(&self, wanted: &Arc<HostRegion>) -> bool {
+        self.claims.uses(wanted)
+    }
+}
+
+impl lanes::Script for Script {
+    fn reserve(&self) -> Result<Vec<Reservation>> {
+        self.claims.reserve()
+    }
+
+    fn host_bytes(&self) -> Option<usize> {
         self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
     }
 
-    /// Makes the host's copies.
-    ///
-    /// # Errors
-    /// If somebody else uses the bytes of a host region.
-    pub(crate) fn run_on_host(&self) -> Result<()> {
-        let _reserved = self.reserve()?;
+    fn run_on_host(&self) -> Result<()> {
+        let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
             // SAFETY: both ends are inside live memory and equally long; a region's memory is never a buffer's. The region
             // is reserved; that nobody touches the buffer meanwhile is the caller's promise with each submission.
             unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
         }
         Ok(())
-    }
-
-    pub(crate) fn uses_buffer(&self, buffer: &Arc<Buffer>) -> bool {
-        self.steps.iter().any(|step| step.uses_buffer(buffer))
-    }
-
-    pub(crate) fn uses_region(&self, wanted: &Arc<HostRegion>) -> bool {
-        self.claims.iter().any(|claim| Arc::ptr_eq(&claim.region, wanted))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn claims_that_overlap_are_joined() {
-        let regions = [(), ()].map(|()| Arc::new(HostRegion::new(4096).unwrap()));
-        let claim = |region: usize, range: Range<usize>, writes| Claim {
-            region: Arc::clone(&regions[region]),
-            range,
-            writes,
-        };
-        let claims = vec![
-            claim(0, 10..20, true),
-            claim(1, 0..100, false),
-            claim(0, 0..11, false),
-            claim(0, 20..30, false),
-            claim(1, 50..60, false),
-        ];
-        let mut joined: Vec<_> = joined(claims)
-            .into_iter()
-            .map(|claim| (Arc::ptr_eq(&claim.region, &regions[1]), claim.range, claim.writes))
-            .collect();
-        joined.sort_by_key(|(second, range, _)| (*second, range.start));
-        assert_eq!(joined, [(false, 0..20, true), (false, 20..30, false), (true, 0..100, false)]);
     }
 }

@@ -6,6 +6,9 @@
 #define STEP 64
 #define SHARERS (ITEMS / STEP)
 #define HEADS 8
+// Dimensions of the means that are summed at once, and how many of them are an item's. Longer heads take more than one turn.
+#define MEAN_DIMS 128
+#define OWN_DIMS (MEAN_DIMS / 64)
 // Items that share a head's softmax.
 #define SOFTENERS (ITEMS / HEADS)
 
@@ -32,7 +35,7 @@ KERNEL(ITEMS) attention_partial(
 ) {
     BEGIN();
     SHARED float query[DIMS * HEADS] ALIGNED;
-    SHARED float scratch[SHARERS * STEP * HEADS];
+    SHARED float scratch[SHARERS * STEP * HEADS]; // as large as the means of four heads
     SHARED float weights[STEP * HEADS] ALIGNED;
     SHARED float softening[HEADS * (SOFTENERS + 1)];
     SHARED float corrections[HEADS];
@@ -64,12 +67,12 @@ KERNEL(ITEMS) attention_partial(
         bool many = left > 4;
         size_t at_head = (size_t)row * heads + kv_head * group + first_head;
         const GLOBAL float *from = q + (size_t)row * stride + ((size_t)kv_head * group + first_head) * head_dim;
-        for (uint turn = 0; turn < head_dim; turn += DIMS) {
-            float acc[HEADS][DIMS / 64], sum = 0.0f, largest = -INFINITE;
+        for (uint turn = 0; turn < head_dim; turn += MEAN_DIMS) {
+            float acc[HEADS][OWN_DIMS], sum = 0.0f, largest = -INFINITE;
             #pragma unroll
             for (uint h = 0; h < HEADS; h++) {
                 #pragma unroll
-                for (uint i = 0; i < DIMS / 64; i++) acc[h][i] = 0.0f;
+                for (uint i = 0; i < OWN_DIMS; i++) acc[h][i] = 0.0f;
             }
             for (uint first = start; first < end; first += STEP) {
                 // Scores.
@@ -117,6 +120,7 @@ KERNEL(ITEMS) attention_partial(
                 softening[head * (SOFTENERS + 1) + pair] = best;
                 BARRIER();
                 float before = largest;
+                #pragma unroll 4 // all at once would take the registers of a second group
                 for (uint i = 0; i < SOFTENERS; i++) largest = fmax(largest, softening[head * (SOFTENERS + 1) + i]);
                 float correction = exp(before - largest);
                 sum *= correction;
@@ -132,7 +136,7 @@ KERNEL(ITEMS) attention_partial(
                 #pragma unroll
                 for (uint h = 0; h < HEADS; h++) {
                     #pragma unroll
-                    for (uint i = 0; i < DIMS / 64; i++) acc[h][i] *= corrections[h];
+                    for (uint i = 0; i < OWN_DIMS; i++) acc[h][i] *= corrections[h];
                 }
                 uint block = first + part * 16, slots = block < end ? min(16u, end - block) : 0;
                 size_t base = slots ? ((size_t)table[block / 16] * kv_heads + kv_head) * head_dim * 16 : 0;
@@ -143,7 +147,7 @@ KERNEL(ITEMS) attention_partial(
                     float4 a = LOAD_LOCALF4(weight + slot * HEADS), b = FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
                     if (many) b = LOAD_LOCALF4(weight + slot * HEADS + 4);
                     #pragma unroll
-                    for (uint i = 0; i < DIMS / 64; i++) {
+                    for (uint i = 0; i < OWN_DIMS; i++) {
                         if (turn + lane + i * 64 >= head_dim) continue;
                         float v = LOAD_KV(value, slot * head_dim + i * 64);
                         acc[0][i] = fma(a.x, v, acc[0][i]);
@@ -159,29 +163,33 @@ KERNEL(ITEMS) attention_partial(
                     }
                 }
             }
-            // The sums of weights, then the means, two heads at a time.
+            // The sums of weights, then the means, four heads at a time.
             BARRIER();
             softening[head * (SOFTENERS + 1) + pair] = sum;
             if (pair == 0) corrections[head] = largest;
             #pragma unroll
-            for (uint h = 0; h < HEADS; h += 2) {
+            for (uint h = 0; h < HEADS; h += 4) {
                 BARRIER();
                 #pragma unroll
-                for (uint i = 0; i < DIMS / 64; i++) {
-                    scratch[part * DIMS + i * 64 + lane] = acc[h][i];
-                    scratch[(SHARERS + part) * DIMS + i * 64 + lane] = acc[h + 1][i];
+                for (uint j = 0; j < 4; j++) {
+                    #pragma unroll
+                    for (uint i = 0; i < OWN_DIMS; i++) {
+                        scratch[(j * SHARERS + part) * MEAN_DIMS + i * 64 + lane] = acc[h + j][i];
+                    }
                 }
                 BARRIER();
-                for (uint j = 0; j < 2; j++) {
+                for (uint j = ITEM / MEAN_DIMS; j < 4; j += ITEMS / MEAN_DIMS) {
                     if (h + j >= left) continue;
                     float total = 0.0f;
+                    #pragma unroll 4
                     for (uint i = 0; i < SOFTENERS; i++) total += softening[(h + j) * (SOFTENERS + 1) + i];
-                    for (uint d = ITEM; d < DIMS && turn + d < head_dim; d += ITEMS) {
-                        float mean = 0.0f;
-                        for (uint s = 0; s < SHARERS; s++) mean += scratch[(j * SHARERS + s) * DIMS + d];
+                    uint d = ITEM % MEAN_DIMS;
+                    float mean = 0.0f;
+                    for (uint s = 0; s < SHARERS; s++) mean += scratch[(j * SHARERS + s) * MEAN_DIMS + d];
+                    if (turn + d < head_dim) {
                         partials[((at_head + h + j) * splits + split) * head_dim + turn + d] = mean / total;
                     }
-                    if (ITEM == 0) {
+                    if (d == 0) {
                         GLOBAL float *to = sums + ((at_head + h + j) * splits + split) * 2;
                         to[0] = corrections[h + j];
                         to[1] = total;

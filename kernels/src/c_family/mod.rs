@@ -5,6 +5,7 @@
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
 mod decode;
+mod matrix_units;
 mod rows;
 mod streams;
 mod weights;
@@ -22,6 +23,7 @@ const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage:
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = decode::variants();
     out.extend(rows::variants());
+    out.extend(matrix_units::products());
     out.extend(weights::variants());
     out
 }

@@ -1,6 +1,6 @@
 //! The kernels that have no weights in blocks: row by row, and the two of the cache.
 
-use super::{Function, HALF_ROWS, Items, names, program};
+use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
@@ -41,10 +41,13 @@ pub(super) fn variants() -> Vec<Variant> {
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
-    for kv_type in [KvType::F32, KvType::F16] {
-        out.extend(cache_functions(kv_type));
-    }
-    out.into_iter().flat_map(Function::variants).collect()
+    let [[append, decode, tiled], [append_f16, decode_f16, tiled_f16]] =
+        [KvType::F32, KvType::F16].map(cache_functions);
+    out.extend([append, append_f16, decode, decode_f16]);
+    let mut out: Vec<Variant> = out.into_iter().flat_map(Function::variants).collect();
+    out.extend(matrix_units::attention());
+    out.extend([tiled, tiled_f16].into_iter().flat_map(Function::variants));
+    out
 }
 
 fn function(

@@ -15,9 +15,10 @@
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
 //! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
-//! on matrix units where there are any (class *fast*). There are not kernels for all types: see [`takes`]. Callers ask
-//! [`activations_for`](crate::activations_for). A sum is taken over blocks of 32 columns in order, whatever else is in the launch: a row of
-//! y depends on its row of x alone, bit for bit.
+//! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later take
+//! f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers ask
+//! [`activations_for`](crate::activations_for). A sum is taken over blocks of 32 columns in order, with matrix units in an
+//! order of theirs, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};
@@ -113,8 +114,11 @@ pub(crate) fn cases(
     let shapes =
         ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
     let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
+    // More than one tile of matrix units, and more of them than are in flight.
+    let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
+    let wide = (activations == Activations::F16).then_some(wide);
     let mut out = Vec::new();
-    for (i, (shape, (n, k))) in shapes.chain(long).enumerate() {
+    for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
         // Short blocks allow odd numbers of them.
         let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
         out.push(case(&mut random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));

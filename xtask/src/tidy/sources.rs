@@ -21,6 +21,17 @@ const UNSAFE: &[&str] = &[
     "devices/opencl/src/context.rs",
     "devices/opencl/src/memory.rs",
     "devices/opencl/src/script.rs",
+    // The calls of an API with streams, each with what it asks of its caller.
+    "devices/stream/src/",
+    // The calls of CUDA's driver.
+    "devices/cuda/src/api/",
+    "devices/cuda/src/driver.rs",
+    "devices/cuda/src/probe.rs",
+    // HIP's calls, and what hands them memory and kernels.
+    "devices/hip/src/api/",
+    "devices/hip/src/driver.rs",
+    // Libraries that stand in for a driver in tests.
+    "tests/drivers/",
     // Benches that launch kernels by hand.
     "devices/cpu/benches/",
     "kernels/benches/",

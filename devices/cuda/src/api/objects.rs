@@ -1,0 +1,298 @@
+//! The driver's objects, each of which gives itself back.
+//!
+//! Every object keeps its context, and makes it current on whatever thread it is used on.
+
+use super::functions::{Functions, check};
+use crate::error::{allocation_failure, code_failure};
+use cudarc::driver::sys::{
+    CUcontext, CUctx_flags, CUdevice, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUjit_option,
+    CUmemAllocationHandleType, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmemPoolProps,
+    CUmemoryPool, CUmodule, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
+use ragtag_hal::Result;
+use std::ffi::{CStr, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Bytes for the log of the driver's compiler.
+const LOG_BYTES: usize = 64 << 10;
+
+/// A device's primary context.
+pub(crate) struct Context {
+    functions: Arc<Functions>,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+// SAFETY: a context may be current on any number of threads at once; the driver's calls are free of races.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn new(functions: &Arc<Functions>, device: CUdevice) -> Result<Arc<Self>> {
+        let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
+        // SAFETY: sets how threads wait; refused where another user of the device has a say, which does no harm.
+        if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
+            tracing::debug!(%error, "threads wait as another user of the context likes it");
+        }
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        unsafe { check!(functions, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
+        Ok(Arc::new(Self { functions: Arc::clone(functions), device, raw }))
+    }
+
+    /// The functions, with this context current on the calling thread.
+    pub(crate) fn enter(&self) -> Result<&Functions> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { check!(&self.functions, cuCtxSetCurrent(self.raw)) }?;
+        Ok(&self.functions)
+    }
+
+    /// The version of CUDA that the driver is for.
+    pub(crate) fn version(&self) -> i32 {
+        self.functions.version()
+    }
+
+    /// Free and total bytes of the device's memory.
+    pub(crate) fn memory(&self) -> Result<(u64, u64)> {
+        let functions = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two numbers.
+        unsafe { check!(functions, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+        Ok((free as u64, total as u64))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained in `new`; every object that needs it keeps it.
+        report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
+    }
+}
+
+/// A failure to give something back: nobody can do anything about it.
+fn report(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, "an object of the driver was not given back");
+    }
+}
+
+/// An object of the driver: its handle, how it is destroyed, and its context.
+macro_rules! object {
+    ($(#[$doc:meta])* $name:ident($raw:ty), $destroy:ident) => {
+        $(#[$doc])*
+        pub(crate) struct $name {
+            context: Arc<Context>,
+            raw: $raw,
+        }
+
+        // SAFETY: the driver's handles may be used from any thread.
+        unsafe impl Send for $name {}
+        // SAFETY: as above; what must not happen at the same time, the methods' contracts exclude.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            pub(crate) fn raw(&self) -> $raw {
+                self.raw
+            }
+        }
+
+        impl Drop for $name {
+            fn drop(&mut self) {
+                let entered = self.context.enter();
+                // SAFETY: made in `new` and owned alone.
+                report(entered.and_then(|functions| unsafe { check!(functions, $destroy(self.raw)) }));
+            }
+        }
+    };
+}
+
+object! {
+    /// An event that measures time and whose waiters sleep.
+    Event(CUevent), cuEventDestroy_v2
+}
+object! {
+    /// A graph, ready to be launched.
+    Graph(CUgraphExec), cuGraphExecDestroy
+}
+object! {
+    /// Loaded code.
+    Module(CUmodule), cuModuleUnload
+}
+object! {
+    /// A pool of device memory that keeps nothing that nobody uses.
+    Pool(CUmemoryPool), cuMemPoolDestroy
+}
+object! {
+    /// A stream's handle.
+    RawStream(CUstream), cuStreamDestroy_v2
+}
+
+impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        let functions = context.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        unsafe {
+            check!(functions, cuEventCreate(&mut raw, CUevent_flags::CU_EVENT_BLOCKING_SYNC as c_uint))
+        }?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+}
+
+impl Pool {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        let functions = context.enter()?;
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: CUmemLocation {
+                type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                id: context.device,
+            },
+            win32SecurityAttributes: null_mut(),
+            maxSize: 0,
+            reserved: [0; 56],
+        };
+        let mut raw = null_mut();
+        // SAFETY: reads the properties and writes one handle.
+        unsafe { check!(functions, cuMemPoolCreate(&mut raw, &properties)) }?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+}
+
+/// A stream that waits for no other by itself.
+pub(crate) struct Stream {
+    raw: RawStream,
+    capturing: AtomicBool,
+}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
+        let functions = context.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        unsafe {
+            check!(functions, cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))
+        }?;
+        let raw = RawStream { context: Arc::clone(context), raw };
+        Ok(Self { raw, capturing: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn raw(&self) -> CUstream {
+        self.raw.raw()
+    }
+
+    pub(crate) fn finish(&self) -> Result<()> {
+        let functions = self.raw.context.enter()?;
+        // SAFETY: the stream lives.
+        unsafe { check!(functions, cuStreamSynchronize(self.raw())) }
+    }
+
+    /// Whether what is enqueued is captured, and does not run.
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capturing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn begin_capture(&self) -> Result<()> {
+        let functions = self.raw.context.enter()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives.
+        unsafe { check!(functions, cuStreamBeginCapture_v2(self.raw(), mode)) }?;
+        self.capturing.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&self) -> Result<Graph> {
+        self.capturing.store(false, Ordering::Relaxed);
+        let functions = self.raw.context.enter()?;
+        let mut template = null_mut();
+        // SAFETY: the stream lives; writes one handle.
+        unsafe { check!(functions, cuStreamEndCapture(self.raw(), &mut template)) }?;
+        let mut raw = null_mut();
+        // SAFETY: the template is a graph of the driver's; writes one handle.
+        let made = unsafe { check!(functions, cuGraphInstantiateWithFlags(&mut raw, template, 0)) };
+        // SAFETY: owned alone, and needed no more.
+        report(unsafe { check!(functions, cuGraphDestroy(template)) });
+        made.map(|()| Graph { context: Arc::clone(&self.raw.context), raw })
+    }
+}
+
+impl Module {
+    /// Loads PTX, which ends with a zero, or a cubin.
+    pub(crate) fn new(context: &Arc<Context>, code: &[u8]) -> Result<Self> {
+        let functions = context.enter()?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // A number is given in the pointer's place.
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
+        let mut raw = null_mut();
+        // SAFETY: the code ends with a zero or says in its header how long it is; the log has as many bytes as is said.
+        let loaded = unsafe {
+            check!(
+                functions,
+                cuModuleLoadDataEx(
+                    &mut raw,
+                    code.as_ptr().cast(),
+                    options.len() as c_uint,
+                    options.as_mut_ptr(),
+                    values.as_mut_ptr(),
+                )
+            )
+        };
+        let text = CStr::from_bytes_until_nul(&log).map(CStr::to_string_lossy).unwrap_or_default();
+        loaded.map_err(|error| code_failure(error, text.trim()))?;
+        Ok(Self { context: Arc::clone(context), raw })
+    }
+
+    /// A function of the module.
+    pub(crate) fn function(self: &Arc<Self>, name: &CStr) -> Result<Function> {
+        let functions = self.context.enter()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle; the name ends with a zero.
+        let found = unsafe { check!(functions, cuModuleGetFunction(&mut raw, self.raw(), name.as_ptr())) };
+        found.map_err(|error| code_failure(error, &format!("no function {}", name.to_string_lossy())))?;
+        Ok(Function { _module: Arc::clone(self), raw })
+    }
+}
+
+/// A kernel function.
+pub(crate) struct Function {
+    _module: Arc<Module>,
+    raw: CUfunction,
+}
+
+// SAFETY: as for all handles.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    pub(crate) fn raw(&self) -> CUfunction {
+        self.raw
+    }
+}
+
+impl Pool {
+    /// Allocates memory that is there once the stream gets so far.
+    pub(crate) fn allocate(&self, stream: &Stream, bytes: usize) -> Result<u64> {
+        let functions = self.context.enter()?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let allocated = unsafe {
+            check!(functions, cuMemAllocFromPoolAsync(&mut address, bytes, self.raw(), stream.raw()))
+        };
+        allocated.map_err(|error| allocation_failure(error, bytes as u64))?;
+        Ok(address)
+    }
+
+    /// Gives back to the device what nobody uses.
+    pub(crate) fn trim(&self) -> Result<()> {
+        let functions = self.context.enter()?;
+        // SAFETY: the pool lives.
+        unsafe { check!(functions, cuMemPoolTrimTo(self.raw(), 0)) }
+    }
+}

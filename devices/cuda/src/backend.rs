@@ -1,0 +1,130 @@
+//! CUDA's devices as adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::api::{Context, Functions, Nvrtc};
+use crate::driver::{Abilities, CudaDriver};
+use crate::nvrtc::Compiler;
+use crate::probe::{Common, Found, devices, free_bytes};
+use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Feature, Limits, Result, Unavailable};
+use ragtag_stream::{Pins, StreamDevice};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// The backend's name.
+const NAME: &str = "cuda";
+
+/// What can be said about CUDA devices as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CudaConfig {
+    /// The folder that compiled programs are kept in; without it they are compiled anew each time. What the driver compiles
+    /// it keeps by itself.
+    pub cache_folder: Option<PathBuf>,
+}
+
+impl Default for CudaConfig {
+    /// Programs are kept in `cuda` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/cuda` in the user's folder
+    /// for caches.
+    fn default() -> Self {
+        Self { cache_folder: default_folder(NAME) }
+    }
+}
+
+/// The libraries, once they are found.
+struct Libraries {
+    functions: Arc<Functions>,
+    nvrtc: Option<Arc<Nvrtc>>,
+}
+
+impl Libraries {
+    fn load() -> std::result::Result<Self, Unavailable> {
+        let functions = Functions::load().map_err(|missing| unavailable(missing.to_string()))?;
+        let nvrtc = Nvrtc::find(functions.version()).map(Arc::new);
+        Ok(Self { functions: Arc::new(functions), nvrtc })
+    }
+
+    fn found(&self) -> Result<Vec<Found>> {
+        let compiles = |capability| self.nvrtc.as_ref().is_some_and(|nvrtc| nvrtc.knows(capability));
+        devices(&self.functions, &Common { backend: NAME, compiles: &compiles })
+    }
+}
+
+/// The CUDA backend.
+pub struct CudaBackend {
+    config: CudaConfig,
+    libraries: OnceLock<std::result::Result<Libraries, Unavailable>>,
+    pins: Arc<Pins<CudaDriver>>,
+}
+
+impl CudaBackend {
+    /// A backend with this configuration. The driver is looked for at the first probe.
+    pub fn new(config: CudaConfig) -> Self {
+        Self { config, libraries: OnceLock::new(), pins: Arc::default() }
+    }
+
+    fn libraries(&self) -> std::result::Result<&Libraries, Unavailable> {
+        self.libraries.get_or_init(Libraries::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn device(
+        &self,
+        libraries: &Libraries,
+        (adapter, id): &(Adapter, DeviceId),
+        found: &Found,
+        limits: &Limits,
+    ) -> Result<StreamDevice<CudaDriver>> {
+        let context = Context::new(&libraries.functions, found.device)?;
+        let folder = self.config.cache_folder.clone().map(Folder::new);
+        let compiler = |nvrtc: &Arc<Nvrtc>| Compiler::new(Arc::clone(nvrtc), folder, found.capability);
+        let abilities = Abilities {
+            overlaps: adapter.caps.features.contains(&Feature::Sm90),
+            pools: found.pools,
+            local_memory_bytes: adapter.caps.local_memory_bytes,
+        };
+        let driver = CudaDriver::new(context, libraries.nvrtc.as_ref().map(compiler), abilities)?;
+        StreamDevice::open(*id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
+    }
+}
+
+fn unavailable(cause: String) -> Unavailable {
+    Unavailable { tried: Functions::tried(), cause }
+}
+
+impl Backend for CudaBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        let libraries = self.libraries()?;
+        let found = libraries.found().map_err(|error| unavailable(error.to_string()))?;
+        let ask = |mut found: Found| {
+            let free = free_bytes(&libraries.functions, found.device);
+            let free = free.inspect_err(|error| {
+                tracing::warn!(adapter = found.adapter.label(), %error, "a device does not tell its free memory");
+            });
+            found.adapter.memory.iter_mut().for_each(|memory| memory.free_bytes = free.clone().ok());
+            found.adapter
+        };
+        // A context takes a while; devices make theirs side by side.
+        Ok(std::thread::scope(|scope| {
+            let asked: Vec<_> = found.into_iter().map(|found| scope.spawn(|| ask(found))).collect();
+            asked.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        }))
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let libraries = self.libraries()?;
+        let present = libraries.found()?;
+        let open = |wanted: &(Adapter, DeviceId)| {
+            let same = |found: &&Found| {
+                found.adapter.label() == wanted.0.label() && found.adapter.identity == wanted.0.identity
+            };
+            let found = present.iter().find(same);
+            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.0.label())))?;
+            self.device(libraries, wanted, found, limits).map(|device| Box::new(device) as Box<dyn Device>)
+        };
+        adapters.iter().map(open).collect()
+    }
+}

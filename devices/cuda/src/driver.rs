@@ -1,0 +1,317 @@
+//! CUDA's calls, as a device over streams takes them.
+//!
+//! # Launches that overlap
+//! On compute capability 9.0 and newer a kernel may be launched while the one before it in its stream still runs, if it
+//! says itself where it needs that one's results (`griddepcontrol.wait`). Such kernels are launched with that permission,
+//! others plainly. A capture keeps the permission as an edge of the graph from CUDA 12.3 on; older drivers would refuse the
+//! graph, so that launches are captured plainly there.
+//!
+//! This module must not know how a device is made of these calls.
+
+use crate::api::{self, Context, Event, Functions, Graph, Pool, Stream, check};
+use crate::error::allocation_failure;
+use crate::nvrtc::Compiler;
+use crate::ptx::{self, Entry};
+use cudarc::driver::sys::{
+    CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig,
+};
+use ragtag_hal::{DeviceFunction, Error, KernelLanguage, Result};
+use ragtag_stream::{Driver, Facts, Heap, Launch};
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// The first version of CUDA whose graphs keep the permission to overlap.
+const OVERLAP_IN_GRAPHS: i32 = 12_030;
+
+/// What a device can do, as far as its calls differ by that.
+pub(crate) struct Abilities {
+    /// Launches may overlap the end of the kernel before them.
+    pub(crate) overlaps: bool,
+    /// Memory comes from stream-ordered pools.
+    pub(crate) pools: bool,
+    /// Local memory that a group may have.
+    pub(crate) local_memory_bytes: u64,
+}
+
+/// Memory in the order of a stream that has nothing but allocations, so that neither waits for anything else.
+struct Ordered {
+    pool: Pool,
+    stream: Stream,
+}
+
+/// An opened device.
+pub(crate) struct CudaDriver {
+    context: Arc<Context>,
+    memory: Option<Ordered>,
+    compiler: Option<Compiler>,
+    abilities: Abilities,
+}
+
+/// Loaded code, and what is known of its functions.
+pub(crate) struct Code {
+    module: Arc<api::Module>,
+    entries: HashMap<String, Entry>,
+}
+
+/// A kernel function.
+pub(crate) struct Function {
+    raw: api::Function,
+    entry: Option<Entry>,
+    /// Its launches may overlap the end of the kernel before them.
+    overlaps: bool,
+}
+
+impl CudaDriver {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        compiler: Option<Compiler>,
+        abilities: Abilities,
+    ) -> Result<Self> {
+        let memory = abilities.pools.then(|| Ordered::new(&context)).transpose()?;
+        Ok(Self { context, memory, compiler, abilities })
+    }
+
+    fn enter(&self) -> Result<&Functions> {
+        self.context.enter()
+    }
+
+    fn attribute(&self, function: &api::Function, attribute: CUfunction_attribute) -> Result<u64> {
+        let functions = self.enter()?;
+        let mut value = 0;
+        // SAFETY: the function lives; writes one number.
+        unsafe { check!(functions, cuFuncGetAttribute(&mut value, attribute, function.raw())) }?;
+        Ok(u64::try_from(value).unwrap_or(0))
+    }
+}
+
+impl Ordered {
+    fn new(context: &Arc<Context>) -> Result<Self> {
+        Ok(Self { pool: Pool::new(context)?, stream: Stream::new(context)? })
+    }
+
+    /// Lets go of everything that nobody uses.
+    fn settle(&self) -> Result<()> {
+        self.stream.finish()?;
+        self.pool.trim()
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let allocate = || self.pool.allocate(&self.stream, bytes);
+        let allocated = allocate().or_else(|error| match error {
+            // What was given back may lie in pieces that are too small.
+            Error::OutOfMemory { .. } => self.settle().and_then(|()| allocate()),
+            other => Err(other),
+        });
+        let address = allocated?;
+        self.stream.finish()?;
+        Ok(address)
+    }
+}
+
+impl Driver for CudaDriver {
+    type Stream = Stream;
+    type Event = Event;
+    type Module = Code;
+    type Function = Function;
+    type Graph = Graph;
+
+    fn api(&self) -> &'static str {
+        "CUDA"
+    }
+
+    fn heap(&self) -> Result<Heap> {
+        self.memory.as_ref().map_or(Ok(()), Ordered::settle)?;
+        let (free_bytes, total_bytes) = self.context.memory()?;
+        Ok(Heap { total_bytes, free_bytes })
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        if let Some(memory) = &self.memory {
+            return memory.allocate(size);
+        }
+        let functions = self.enter()?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        let allocated = unsafe { check!(functions, cuMemAlloc_v2(&mut address, size)) };
+        allocated.map(|()| address).map_err(|error| allocation_failure(error, bytes))
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<()> {
+        let functions = self.enter()?;
+        match &self.memory {
+            // SAFETY: the caller's promise.
+            Some(memory) => unsafe { check!(functions, cuMemFreeAsync(address, memory.stream.raw())) },
+            // SAFETY: as above.
+            None => unsafe { check!(functions, cuMemFree_v2(address)) },
+        }
+    }
+
+    unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemHostRegister_v2(pointer.cast(), bytes, CU_MEMHOSTREGISTER_PORTABLE)) }
+    }
+
+    unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemHostUnregister(pointer.cast())) }
+    }
+
+    fn stream(&self) -> Result<Stream> {
+        Stream::new(&self.context)
+    }
+
+    fn finish(&self, stream: &Stream) -> Result<()> {
+        stream.finish()
+    }
+
+    fn event(&self) -> Result<Event> {
+        Event::new(&self.context)
+    }
+
+    fn record(&self, event: &Event, stream: &Stream) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: both live.
+        unsafe { check!(functions, cuEventRecord(event.raw(), stream.raw())) }
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: both live.
+        unsafe { check!(functions, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
+    }
+
+    fn synchronise(&self, event: &Event) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the event lives.
+        unsafe { check!(functions, cuEventSynchronize(event.raw())) }
+    }
+
+    fn elapsed_ms(&self, from: &Event, to: &Event) -> Result<f32> {
+        let functions = self.enter()?;
+        let mut elapsed_ms = 0.0;
+        // SAFETY: both live; writes one number.
+        unsafe { check!(functions, cuEventElapsedTime(&mut elapsed_ms, from.raw(), to.raw())) }?;
+        Ok(elapsed_ms)
+    }
+
+    unsafe fn upload(&self, stream: &Stream, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, stream.raw())) }
+    }
+
+    unsafe fn download(&self, stream: &Stream, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, stream.raw())) }
+    }
+
+    unsafe fn copy(&self, stream: &Stream, from: u64, to: u64, bytes: usize) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw())) }
+    }
+
+    unsafe fn fill(&self, stream: &Stream, to: u64, word: u32, words: usize) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuMemsetD32Async(to, word, words, stream.raw())) }
+    }
+
+    unsafe fn launch(&self, stream: &Stream, launch: &Launch<'_, Self>) -> Result<()> {
+        let functions = self.enter()?;
+        let mut overlap = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let kept = self.context.version() >= OVERLAP_IN_GRAPHS || !stream.is_capturing();
+        let [x, y, z] = launch.grid;
+        let [block_x, block_y, block_z] = launch.work_group;
+        let config = CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: block_x,
+            blockDimY: block_y,
+            blockDimZ: block_z,
+            sharedMemBytes: launch.dynamic_local_bytes,
+            hStream: stream.raw(),
+            attrs: &mut overlap,
+            numAttrs: u32::from(launch.function.overlaps && kept),
+        };
+        let mut arguments = launch.arguments.pointers();
+        let raw = launch.function.raw.raw();
+        // SAFETY: the caller's promise; the driver reads as many arguments as the function has parameters.
+        unsafe { check!(functions, cuLaunchKernelEx(&config, raw, arguments.as_mut_ptr(), null_mut())) }
+    }
+
+    fn begin_capture(&self, stream: &Stream) -> Result<()> {
+        stream.begin_capture()
+    }
+
+    fn end_capture(&self, stream: &Stream) -> Result<Graph> {
+        stream.end_capture()
+    }
+
+    unsafe fn play(&self, stream: &Stream, graph: &Graph) -> Result<()> {
+        let functions = self.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { check!(functions, cuGraphLaunch(graph.raw(), stream.raw())) }
+    }
+
+    fn load(&self, language: KernelLanguage, text: &str) -> Result<Code> {
+        let (entries, module) = match (language, &self.compiler) {
+            (KernelLanguage::Ptx, _) => {
+                let zero = |_| Error::Compile { log: "a text with a zero in it".into() };
+                let code = CString::new(text).map_err(zero)?;
+                (ptx::entries(text), api::Module::new(&self.context, code.as_bytes_with_nul())?)
+            }
+            (KernelLanguage::CudaC, Some(compiler)) => {
+                let compiled = compiler.compile(text)?;
+                let entries = ptx::entries(&compiled.ptx);
+                (entries, api::Module::new(&self.context, &compiled.machine_code)?)
+            }
+            _ => return Err(Error::Unsupported { what: format!("{language:?} on a CUDA device") }),
+        };
+        Ok(Code { module: Arc::new(module), entries })
+    }
+
+    fn function(&self, code: &Arc<Code>, function: &DeviceFunction) -> Result<Function> {
+        let DeviceFunction { name, dynamic_local_bytes, .. } = function;
+        let zero = |_| Error::Compile { log: format!("function {name:?}: a name with a zero in it") };
+        let raw = code.module.function(&CString::new(name.as_str()).map_err(zero)?)?;
+        if *dynamic_local_bytes > 0 {
+            let own = self.attribute(&raw, CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
+            let wanted = own.saturating_add(u64::from(*dynamic_local_bytes));
+            let has = self.abilities.local_memory_bytes;
+            if wanted > has {
+                let what = format!("{wanted} bytes of local memory in {name}; a group has {has}");
+                return Err(Error::Unsupported { what });
+            }
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let value = c_int::try_from(*dynamic_local_bytes).unwrap_or(c_int::MAX);
+            let functions = self.enter()?;
+            // SAFETY: the function lives.
+            unsafe { check!(functions, cuFuncSetAttribute(raw.raw(), attribute, value)) }?;
+        }
+        let entry = code.entries.get(name).copied();
+        let waits = entry.is_some_and(|entry| entry.waits_for_grids);
+        Ok(Function { raw, entry, overlaps: waits && self.abilities.overlaps })
+    }
+
+    fn facts(&self, function: &Function) -> Result<Facts> {
+        let items =
+            self.attribute(&function.raw, CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        Ok(Facts {
+            max_work_group_items: u32::try_from(items).unwrap_or(u32::MAX),
+            parameters: function.entry.map(|entry| entry.parameters),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+//! CUDA's result codes as the errors that callers act upon.
+//!
+//! This module must not know who called what.
+
+use cudarc::driver::sys::CUresult;
+use ragtag_hal::Error;
+
+/// After these a context answers every call with the same code, or the device is gone.
+const STICKY: &[CUresult] = &[
+    CUresult::CUDA_ERROR_DEINITIALIZED,
+    CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE,
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+    CUresult::CUDA_ERROR_ASSERT,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+    CUresult::CUDA_ERROR_INVALID_PC,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED,
+    CUresult::CUDA_ERROR_EXTERNAL_DEVICE,
+    CUresult::CUDA_ERROR_UNKNOWN,
+];
+
+/// `CUDA_ERROR_CONTAINED`, which CUDA 12.8 brought: the error stayed within this process, which has to end for it.
+const CONTAINED: u32 = 226;
+
+/// Codes that mean: this code is not for this device, or not code at all.
+const REFUSED_CODE: &[CUresult] = &[
+    CUresult::CUDA_ERROR_INVALID_IMAGE,
+    CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    CUresult::CUDA_ERROR_INVALID_PTX,
+    CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+    CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+    CUresult::CUDA_ERROR_INVALID_SOURCE,
+    CUresult::CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND,
+    CUresult::CUDA_ERROR_NOT_FOUND,
+];
+
+fn is(code: u32, list: &[CUresult]) -> bool {
+    list.iter().any(|&known| known as u32 == code)
+}
+
+/// The error of a call that returned this code, which the driver calls `name`.
+pub(crate) fn failure(call: &str, code: u32, name: Option<&str>) -> Error {
+    let text = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
+    if code == CONTAINED || is(code, STICKY) {
+        return Error::Lost { cause: format!("{text} failed with code {code}") };
+    }
+    Error::Api { call: text, code: i64::from(code) }
+}
+
+/// The same for calls that allocate.
+pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
+    match error {
+        Error::Api { code, .. } if code == i64::from(CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32) => {
+            Error::OutOfMemory { wanted, free: None }
+        }
+        other => other,
+    }
+}
+
+/// The same for calls that load code, with the compiler's log.
+pub(crate) fn code_failure(error: Error, log: &str) -> Error {
+    match error {
+        Error::Api { ref call, code } if u32::try_from(code).is_ok_and(|code| is(code, REFUSED_CODE)) => {
+            let log = if log.is_empty() { format!("{call}, with no log") } else { format!("{call}: {log}") };
+            Error::Compile { log }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_names_where_they_are_known() {
+        let Error::Api { call, code } = failure("cuX", 1, Some("CUDA_ERROR_INVALID_VALUE")) else {
+            panic!("not an API error")
+        };
+        assert_eq!((call.as_str(), code), ("cuX (CUDA_ERROR_INVALID_VALUE)", 1));
+        assert_eq!(failure("cuX", 4242, None), Error::Api { call: "cuX".into(), code: 4242 });
+    }
+
+    #[test]
+    fn sticky_codes_mean_that_the_device_is_lost() {
+        for code in [4, 46, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 911, 999] {
+            let error = failure("cuX", code, None);
+            assert!(matches!(&error, Error::Lost { cause } if cause.contains(&code.to_string())), "{error}");
+        }
+        // Too many resources for a launch, not ready, not supported, stream capture: the context goes on.
+        for code in [1, 2, 200, 218, 400, 500, 600, 701, 704, 801, 900, 901] {
+            assert!(matches!(failure("cuX", code, None), Error::Api { .. }), "{code}");
+        }
+    }
+
+    #[test]
+    fn shortages_and_refused_code_are_told_from_other_failures() {
+        let short = failure("cuX", 2, None);
+        assert_eq!(allocation_failure(short.clone(), 100), Error::OutOfMemory { wanted: 100, free: None });
+        assert_eq!(code_failure(short.clone(), "log"), short);
+        let refused = failure("cuX", 218, None);
+        assert_eq!(allocation_failure(refused.clone(), 100), refused);
+        for (log, wanted) in [("line 3", "cuX: line 3"), ("", "cuX, with no log")] {
+            assert_eq!(code_failure(refused.clone(), log), Error::Compile { log: wanted.into() });
+        }
+        let lost = failure("cuX", 700, None);
+        assert_eq!(allocation_failure(lost.clone(), 100), lost);
+        assert_eq!(code_failure(lost.clone(), "log"), lost);
+    }
+}

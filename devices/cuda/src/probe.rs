@@ -1,0 +1,202 @@
+//! The driver's devices, and what they say of themselves.
+//!
+//! This module must not know how devices are opened or used.
+
+use crate::api::{Context, Functions, check, version};
+use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
+use ragtag_hal::{
+    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
+    PciAddress, PhysicalIdentity, QueueLayout, Result,
+};
+use std::ffi::{CStr, c_char};
+use std::sync::Arc;
+
+/// The lowest compute capability: four-way dot products of int8.
+const LOWEST_CAPABILITY: (i32, i32) = (6, 1);
+/// Bindings are read sixteen bytes at a time.
+const BINDING_ALIGNMENT_BYTES: u64 = 16;
+/// Bytes for a device's name.
+const NAME_BYTES: usize = 256;
+
+/// A device of the driver.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) device: CUdevice,
+    /// Major and minor number.
+    pub(crate) capability: (i32, i32),
+    /// Memory comes from stream-ordered pools.
+    pub(crate) pools: bool,
+    pub(crate) adapter: Adapter,
+}
+
+/// What adapters are called and what all of them take besides PTX.
+pub(crate) struct Common<'a> {
+    pub(crate) backend: &'static str,
+    /// Whether CUDA C++ is compiled for a compute capability.
+    pub(crate) compiles: &'a dyn Fn((i32, i32)) -> bool,
+}
+
+/// The devices that Ragtag can use, in the driver's order. A device that cannot be asked is left out.
+///
+/// # Errors
+/// If the driver does not say how many there are.
+pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<Found>> {
+    let mut count = 0;
+    // SAFETY: writes one number.
+    unsafe { check!(functions, cuDeviceGetCount(&mut count)) }?;
+    let found = (0..count).filter_map(|ordinal| match device(functions, ordinal, common) {
+        Ok(found) if found.capability < LOWEST_CAPABILITY => {
+            let (name, capability) = (&found.adapter.name, found.capability);
+            tracing::warn!(name, ?capability, "a device is too old: compute capability 6.1 is needed");
+            None
+        }
+        Ok(found) => Some(found),
+        Err(error) => {
+            tracing::warn!(ordinal, %error, "a CUDA device cannot be asked");
+            None
+        }
+    });
+    Ok(found.collect())
+}
+
+/// The memory that is free now, its contexts' own needs taken off: asks in a context, which is let go again.
+pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
+    Context::new(functions, device)?.memory().map(|(free, _)| free)
+}
+
+fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Found> {
+    let mut device = 0;
+    // SAFETY: writes one number.
+    unsafe { check!(functions, cuDeviceGet(&mut device, ordinal)) }?;
+    let attribute = |attribute: Attribute| {
+        let mut value = 0;
+        // SAFETY: writes one number.
+        unsafe { check!(functions, cuDeviceGetAttribute(&mut value, attribute, device)) }.map(|()| value)
+    };
+    let number = |name| attribute(name).map(|value| u32::try_from(value).unwrap_or(0));
+    let capability = (
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    );
+    let total_bytes = total_bytes(functions, device)?;
+    let limits = Limits {
+        total_bytes,
+        units: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        work_group_items: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
+        local_memory_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.into(),
+    };
+    let memory = Memory { heap: HeapKind::Device, total_bytes, free_bytes: None, source: MemorySource::Api };
+    let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
+    let pci = PciAddress {
+        domain: number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+        bus: u8::try_from(number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?).unwrap_or(0),
+        device: u8::try_from(number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?).unwrap_or(0),
+        function: 0,
+    };
+    let adapter = Adapter {
+        backend: common.backend.into(),
+        index: u32::try_from(ordinal).unwrap_or(0),
+        name: name(functions, device)?,
+        driver: driver(functions.version()),
+        kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
+        identity: PhysicalIdentity { pci: Some(pci), uuid: Some(uuid(functions, device)?) },
+        memory: vec![memory],
+        caps: limits.caps(capability, (common.compiles)(capability)),
+    };
+    let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
+    Ok(Found { device, capability, pools, adapter })
+}
+
+fn name(functions: &Functions, device: CUdevice) -> Result<String> {
+    let mut name = [0u8; NAME_BYTES];
+    // SAFETY: writes at most so many bytes.
+    unsafe { check!(functions, cuDeviceGetName(name.as_mut_ptr().cast(), NAME_BYTES as i32, device)) }?;
+    let name = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
+    Ok(name.map_or_else(|_| "a device without a name".into(), |name| name.into_owned()))
+}
+
+fn uuid(functions: &Functions, device: CUdevice) -> Result<[u8; 16]> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // SAFETY: writes sixteen bytes.
+    unsafe { check!(functions, cuDeviceGetUuid_v2(&mut uuid, device)) }?;
+    Ok(uuid.bytes.map(|byte: c_char| byte as u8))
+}
+
+fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
+    let mut bytes = 0;
+    // SAFETY: writes one number.
+    unsafe { check!(functions, cuDeviceTotalMem_v2(&mut bytes, device)) }?;
+    Ok(bytes as u64)
+}
+
+/// The driver in words, with what the user told it to hide.
+fn driver(number: i32) -> String {
+    let driver = format!("CUDA {}", version(number));
+    match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(visible) => format!("{driver}, CUDA_VISIBLE_DEVICES={visible}"),
+        Err(_) => driver,
+    }
+}
+
+/// The figures behind a device's capabilities.
+struct Limits {
+    total_bytes: u64,
+    units: u32,
+    work_group_items: u32,
+    local_memory_bytes: u64,
+}
+
+impl Limits {
+    fn caps(&self, capability: (i32, i32), compiles: bool) -> Caps {
+        let compiled = compiles.then_some(KernelLanguage::CudaC);
+        Caps {
+            languages: [KernelLanguage::Ptx].into_iter().chain(compiled).collect(),
+            features: features(capability),
+            queues: QueueLayout::Separate,
+            foreign_points: true,
+            records_programs: true,
+            max_allocation_bytes: self.total_bytes,
+            max_binding_bytes: self.total_bytes,
+            binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+            parallel_units: self.units,
+            max_work_group_items: self.work_group_items,
+            local_memory_bytes: self.local_memory_bytes,
+        }
+    }
+}
+
+/// What a compute capability means.
+fn features(capability: (i32, i32)) -> Features {
+    let from =
+        [((7, 0), Feature::Sm70), ((7, 5), Feature::Sm75), ((8, 0), Feature::Sm80), ((9, 0), Feature::Sm90)];
+    let always = [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot];
+    let reached = from.into_iter().filter(|(lowest, _)| capability >= *lowest).map(|(_, feature)| feature);
+    let only = (capability == (9, 0)).then_some(Feature::Sm90a);
+    always.into_iter().chain(reached).chain(only).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_features() {
+        let has = |capability, feature| features(capability).contains(&feature);
+        assert_eq!(features((6, 1)), [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot].into());
+        assert!(has((7, 0), Feature::Sm70) && !has((7, 0), Feature::Sm75));
+        assert!(has((8, 6), Feature::Sm80) && !has((8, 6), Feature::Sm90));
+        assert!(has((9, 0), Feature::Sm90) && has((9, 0), Feature::Sm90a));
+        assert!(has((10, 0), Feature::Sm90) && !has((10, 0), Feature::Sm90a), "what only 9.0 has");
+        assert!(has((12, 0), Feature::Sm70));
+    }
+
+    #[test]
+    fn caps_name_cuda_where_it_is_compiled() {
+        let limits =
+            Limits { total_bytes: 1 << 30, units: 132, work_group_items: 1024, local_memory_bytes: 232_448 };
+        let caps = limits.caps((9, 0), false);
+        assert_eq!(caps.languages, [KernelLanguage::Ptx].into());
+        assert!(limits.caps((9, 0), true).languages.contains(&KernelLanguage::CudaC));
+        assert!(caps.records_programs && caps.foreign_points);
+    }
+}

@@ -1,0 +1,18 @@
+//! Lanes: the queues of a device over a driver's in-order queues and events, for backends whose API has those.
+//!
+//! A [`Lane`] is one queue of the driver, what was put into it, and the thread that watches it and moves the timeline. The
+//! [`Feeder`] puts submissions into the lanes of a device: at once where the driver knows everything that they wait for,
+//! and as points pass where they wait for another device. What a submission does, and how the driver is told, a backend
+//! says with [`DriverQueue`] and [`Script`].
+//!
+//! This module must not know buffers, kernels or any API.
+
+mod claims;
+mod clock;
+mod feeder;
+mod lane;
+
+pub use claims::{Claim, Claims};
+pub use clock::Difference;
+pub use feeder::{Feeder, Task, Wait};
+pub use lane::{After, Common, DriverQueue, Ends, Lane, Order, Script, spawn};

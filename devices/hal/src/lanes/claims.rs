@@ -1,0 +1,85 @@
+//! What a script uses of host regions.
+//!
+//! This module must not know commands.
+
+use crate::error::Result;
+use crate::region::{HostRegion, Reservation};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a region that a script reads or writes.
+#[derive(Debug)]
+pub struct Claim {
+    /// The region.
+    pub region: Arc<HostRegion>,
+    /// Its bytes.
+    pub range: Range<usize>,
+    /// Whether they are written.
+    pub writes: bool,
+}
+
+/// All that a script uses of host regions.
+#[derive(Debug, Default)]
+pub struct Claims(Vec<Claim>);
+
+impl Claims {
+    /// Joins claims that overlap: within a script the order of its steps is enough.
+    pub fn new(mut claims: Vec<Claim>) -> Self {
+        claims.sort_by_key(|claim| (Arc::as_ptr(&claim.region) as usize, claim.range.start));
+        let mut joined: Vec<Claim> = Vec::new();
+        for claim in claims {
+            match joined.last_mut() {
+                Some(last)
+                    if Arc::ptr_eq(&last.region, &claim.region) && claim.range.start < last.range.end =>
+                {
+                    last.range.end = last.range.end.max(claim.range.end);
+                    last.writes |= claim.writes;
+                }
+                _ => joined.push(claim),
+            }
+        }
+        Self(joined)
+    }
+
+    /// Leases everything.
+    ///
+    /// # Errors
+    /// If somebody else uses some of it.
+    pub fn reserve(&self) -> Result<Vec<Reservation>> {
+        self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
+    }
+
+    /// Whether any of it is in this region.
+    pub fn uses(&self, region: &Arc<HostRegion>) -> bool {
+        self.0.iter().any(|claim| Arc::ptr_eq(&claim.region, region))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_that_overlap_are_joined() {
+        let regions = [(), ()].map(|()| Arc::new(HostRegion::new(4096).unwrap()));
+        let claim = |region: usize, range: Range<usize>, writes| Claim {
+            region: Arc::clone(&regions[region]),
+            range,
+            writes,
+        };
+        let claims = vec![
+            claim(0, 10..20, true),
+            claim(1, 0..100, false),
+            claim(0, 0..11, false),
+            claim(0, 20..30, false),
+            claim(1, 50..60, false),
+        ];
+        let mut joined: Vec<_> = Claims::new(claims)
+            .0
+            .into_iter()
+            .map(|claim| (Arc::ptr_eq(&claim.region, &regions[1]), claim.range, claim.writes))
+            .collect();
+        joined.sort_by_key(|(second, range, _)| (*second, range.start));
+        assert_eq!(joined, [(false, 0..20, true), (false, 20..30, false), (true, 0..100, false)]);
+    }
+}

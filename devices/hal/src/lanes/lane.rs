@@ -1,0 +1,375 @@
+//! A lane: one in-order queue of the driver, what was put into it, and the thread that watches it and moves the timeline.
+//!
+//! The watcher takes submissions in order. It sleeps until what a submission waits for on other lanes has passed, since
+//! some drivers spin where they wait, and only then waits for its last event.
+//!
+//! # What a submission holds
+//! Points order everything; leases of host regions check that order. A submission that can start when it is enqueued
+//! leases what it uses before, and is refused if somebody else has it. Any other leases when the points that it waits for
+//! have passed, which the watcher sees: from then until its own point passes those bytes are nobody else's, so a lease
+//! that is refused then is a mistake of whoever holds them, and fails the timeline. Regions themselves stay alive until
+//! the driver has done with them, also on a timeline that failed long ago.
+//!
+//! This module must not know buffers, kernels or other devices, only scripts.
+
+use crate::backend::Timing;
+use crate::error::{Error, Result};
+use crate::ids::Point;
+use crate::region::Reservation;
+use crate::timeline::Timeline;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+/// Most bytes that are copied on the submitting thread.
+const INLINE_BYTES: usize = 64 << 10;
+/// Most timings kept for someone to take.
+const MAX_TIMINGS: usize = 1 << 16;
+
+/// The work of a submission: commands ready for the driver. It keeps alive what they name.
+pub trait Script: Send + Sync + 'static {
+    /// Leases what it uses of host regions.
+    ///
+    /// # Errors
+    /// If somebody else uses it.
+    fn reserve(&self) -> Result<Vec<Reservation>>;
+
+    /// The bytes that it copies, if it does nothing but copies that the host can make.
+    fn host_bytes(&self) -> Option<usize>;
+
+    /// Makes the host's copies.
+    ///
+    /// # Errors
+    /// If somebody else uses the bytes of a host region.
+    fn run_on_host(&self) -> Result<()>;
+}
+
+/// The ends of a script on its way through a queue.
+#[derive(Debug)]
+pub struct Ends<E> {
+    /// Where it begins, if the end does not tell that as well.
+    pub first: Option<E>,
+    /// Where it ends.
+    pub last: Arc<E>,
+}
+
+/// An in-order queue of a driver.
+pub trait DriverQueue: Send + Sync + 'static {
+    /// What it takes.
+    type Script: Script;
+    /// What passes when something that was enqueued has ended.
+    type Event: Send + Sync + 'static;
+
+    /// Enqueues a script, to start after events of other queues of the device, and lets the driver begin.
+    ///
+    /// # Errors
+    /// If the driver refuses; some of the script may be under way then.
+    fn enqueue(&self, script: &Self::Script, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
+
+    /// Waits for an event, asleep where the driver can.
+    ///
+    /// # Errors
+    /// If what it stands for failed.
+    fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// When a script that has just ended started and ended, in the host's time ([`Timing::now_ns`]), where the driver
+    /// measures that.
+    fn times_ns(&self, ends: &Ends<Self::Event>) -> Option<(u64, u64)>;
+
+    /// Waits for all that was enqueued.
+    ///
+    /// # Errors
+    /// If some of it failed.
+    fn finish(&self) -> Result<()>;
+}
+
+/// What the lanes of a device share.
+pub struct Common {
+    timelines: [Arc<Timeline>; 3],
+    timings: Mutex<Vec<Timing>>,
+    lost: OnceLock<Error>,
+}
+
+impl Common {
+    /// For a device with these timelines.
+    pub fn new(timelines: [Arc<Timeline>; 3]) -> Self {
+        Self { timelines, timings: Mutex::default(), lost: OnceLock::new() }
+    }
+
+    /// The timelines, by [`QueueKind::index`](crate::QueueKind::index).
+    pub fn timelines(&self) -> &[Arc<Timeline>; 3] {
+        &self.timelines
+    }
+
+    /// Looks at an error: a loss is the end of all lanes.
+    pub fn note(&self, error: &Error) {
+        if matches!(error, Error::Lost { .. }) && self.lost.set(error.clone()).is_ok() {
+            tracing::warn!(%error, "{} is lost", self.timelines[0].id().device);
+            self.timelines.iter().for_each(|timeline| timeline.fail(error.clone()));
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Lost`] once the device is.
+    pub fn check(&self) -> Result<()> {
+        self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Moves the timings into a list.
+    pub fn take_timings(&self, timings: &mut Vec<Timing>) {
+        timings.append(&mut self.timings.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn add(&self, timing: Timing) {
+        let mut timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner);
+        if timings.len() < MAX_TIMINGS {
+            timings.push(timing);
+        }
+    }
+}
+
+/// A command of another lane that has to end first: its event for the driver, its point for the watcher.
+pub struct After<E> {
+    /// Its event.
+    pub event: Arc<E>,
+    /// The lane's timeline.
+    pub timeline: Arc<Timeline>,
+    /// The point on it.
+    pub value: u64,
+}
+
+/// What becomes of a submission, as the watcher sees it.
+enum Flight<Q: DriverQueue> {
+    /// The driver has it.
+    Enqueued {
+        signal: Point,
+        after: Vec<After<Q::Event>>,
+        ends: Ends<Q::Event>,
+        /// Taken already, if it could start at once.
+        reserved: Option<Vec<Reservation>>,
+        /// Keeps alive what the driver uses.
+        script: Arc<Q::Script>,
+    },
+    /// It was never enqueued, because what it waits for has failed, or something before it.
+    Doomed(Error),
+}
+
+/// What is guarded by a lane's order: whoever holds this may enqueue.
+pub struct Order<Q: DriverQueue> {
+    /// `None` once the lane is being dropped.
+    inbox: Option<Sender<Flight<Q>>>,
+    /// Submissions that the watcher was told of.
+    sent: u64,
+    /// Whether one of them will fail the timeline when its turn comes: nothing may be enqueued behind it.
+    doomed: Option<Error>,
+    /// Scripts that were enqueued in part, whose end no event tells.
+    abandoned: Vec<Arc<Q::Script>>,
+}
+
+/// A queue of the driver. Dropping it waits for the watcher, and that for the driver.
+pub struct Lane<Q: DriverQueue> {
+    queue: Arc<Q>,
+    timeline: Arc<Timeline>,
+    common: Arc<Common>,
+    order: Mutex<Order<Q>>,
+    /// What the driver has and has not passed yet, in order.
+    events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
+    /// Submissions that the watcher has dealt with.
+    finished: Arc<AtomicU64>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl<Q: DriverQueue> Lane<Q> {
+    /// Starts the watcher of a timeline.
+    ///
+    /// # Errors
+    /// If the system gives no more threads.
+    pub fn new(name: String, queue: Arc<Q>, timeline: Arc<Timeline>, common: Arc<Common>) -> Result<Self> {
+        let (inbox, flights) = unbounded();
+        let finished = Arc::<AtomicU64>::default();
+        let watched = Watched {
+            queue: Arc::clone(&queue),
+            timeline: Arc::clone(&timeline),
+            common: Arc::clone(&common),
+        };
+        let theirs = Arc::clone(&finished);
+        let watcher = spawn(name, move || watched.watch(&theirs, &flights))?;
+        let order = Order { inbox: Some(inbox), sent: 0, doomed: None, abandoned: Vec::new() };
+        Ok(Self {
+            queue,
+            timeline,
+            common,
+            order: Mutex::new(order),
+            events: Mutex::default(),
+            finished,
+            watcher: Some(watcher),
+        })
+    }
+
+    /// The timeline that it moves.
+    pub fn timeline(&self) -> &Arc<Timeline> {
+        &self.timeline
+    }
+
+    /// The driver's queue.
+    pub fn queue(&self) -> &Arc<Q> {
+        &self.queue
+    }
+
+    /// The right to enqueue.
+    pub fn order(&self) -> MutexGuard<'_, Order<Q>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn events(&self) -> MutexGuard<'_, VecDeque<(u64, Arc<Q::Event>)>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The event of the submission that lets `value` pass, if the driver has it.
+    pub fn event(&self, value: u64) -> Option<Arc<Q::Event>> {
+        self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
+    }
+
+    /// Enqueues a script, or runs it at once if the host can and it need not wait.
+    ///
+    /// # Errors
+    /// If the driver refuses, or the script can start now and somebody else uses its bytes of a host region.
+    pub fn start(
+        &self,
+        order: &mut Order<Q>,
+        script: Arc<Q::Script>,
+        after: Vec<After<Q::Event>>,
+        signal: Point,
+    ) -> Result<()> {
+        if let Some(error) = order.doomed.clone() {
+            self.doom(order, error);
+            return Ok(());
+        }
+        let now = after.is_empty() && self.finished.load(Ordering::Acquire) == order.sent;
+        if now && script.host_bytes().is_some_and(|bytes| bytes <= INLINE_BYTES) {
+            return self.run(&script, signal);
+        }
+        let reserved = if now { Some(script.reserve()?) } else { None };
+        let ends = self.enqueue(order, &script, &after)?;
+        let mut events = self.events();
+        while events.front().is_some_and(|(value, _)| *value <= self.timeline.value()) {
+            events.pop_front();
+        }
+        events.push_back((signal.value, Arc::clone(&ends.last)));
+        drop(events);
+        send(order, Flight::Enqueued { signal, after, ends, reserved, script });
+        Ok(())
+    }
+
+    /// Lets a submission fail in its turn, behind what the driver has already, and everything behind it.
+    pub fn doom(&self, order: &mut Order<Q>, error: Error) {
+        order.doomed = Some(error.clone());
+        send(order, Flight::Doomed(error));
+    }
+
+    /// Ends the timeline, and all of them if the device is lost.
+    pub fn fail(&self, error: Error) {
+        self.note(&error);
+        self.timeline.fail(error);
+    }
+
+    /// Looks at an error: a loss is the end of all lanes.
+    pub fn note(&self, error: &Error) {
+        self.common.note(error);
+    }
+
+    /// Makes the host's copies, for which nothing has to be waited.
+    fn run(&self, script: &Q::Script, signal: Point) -> Result<()> {
+        let start_ns = Timing::now_ns();
+        script.run_on_host()?;
+        self.common.add(Timing { point: signal, start_ns, end_ns: Timing::now_ns() });
+        self.timeline.advance(signal.value);
+        Ok(())
+    }
+
+    fn enqueue(
+        &self,
+        order: &mut Order<Q>,
+        script: &Arc<Q::Script>,
+        after: &[After<Q::Event>],
+    ) -> Result<Ends<Q::Event>> {
+        let events: Vec<&Q::Event> = after.iter().map(|after| after.event.as_ref()).collect();
+        self.queue.enqueue(script, &events).inspect_err(|_| order.abandoned.push(Arc::clone(script)))
+    }
+}
+
+fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
+    order.sent += 1;
+    // The watcher ends only when the lane does, which lets go of the inbox first.
+    let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
+}
+
+impl<Q: DriverQueue> Drop for Lane<Q> {
+    fn drop(&mut self) {
+        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
+        order.inbox = None;
+        if let Some(watcher) = self.watcher.take() {
+            // What went wrong is on the timeline.
+            let _ = watcher.join();
+        }
+        if !order.abandoned.is_empty() {
+            // The last chance to wait for what no event tells of.
+            let _ = self.queue.finish();
+        }
+    }
+}
+
+/// A thread with a name.
+///
+/// # Errors
+/// If the system gives no more threads.
+pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name).spawn(body);
+    spawned.map_err(|error| Error::Unsupported { what: format!("one more thread: {error}") })
+}
+
+/// What a watcher sees of its lane.
+struct Watched<Q: DriverQueue> {
+    queue: Arc<Q>,
+    timeline: Arc<Timeline>,
+    common: Arc<Common>,
+}
+
+impl<Q: DriverQueue> Watched<Q> {
+    /// The body of a watcher.
+    fn watch(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>) {
+        for flight in flights {
+            match self.end(flight) {
+                Ok(signal) => self.timeline.advance(signal.value),
+                Err(error) => self.timeline.fail(error),
+            }
+            finished.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Waits for the end of a submission. What it held is let go before anyone hears of that.
+    fn end(&self, flight: Flight<Q>) -> Result<Point> {
+        let (signal, after, ends, reserved, script) = match flight {
+            Flight::Enqueued { signal, after, ends, reserved, script } => {
+                (signal, after, ends, reserved, script)
+            }
+            Flight::Doomed(error) => return Err(error),
+        };
+        // Points of the same device pass or fail as long as the driver works.
+        let started = after.iter().try_for_each(|after| after.timeline.wait(after.value, None).map(drop));
+        let reserved = started.and_then(|()| match reserved {
+            Some(reserved) => Ok(reserved),
+            None => script.reserve(),
+        });
+        // Whatever came of that: the driver has it until its event says otherwise.
+        let ended = self.queue.wait(&ends.last).inspect_err(|error| self.common.note(error));
+        reserved?;
+        ended?;
+        if let Some((start_ns, end_ns)) = self.queue.times_ns(&ends) {
+            self.common.add(Timing { point: signal, start_ns, end_ns });
+        }
+        Ok(signal)
+    }
+}

@@ -1,0 +1,91 @@
+//! Modules and their kernels.
+//!
+//! This module must not know commands.
+
+use crate::driver::Driver;
+use ragtag_hal::{
+    Adapter, DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, TextEntry,
+};
+use rayon::prelude::*;
+use std::sync::Arc;
+
+/// An entry of a module: a function, and how it is launched.
+pub(crate) struct Kernel<D: Driver> {
+    pub(crate) abi: &'static EntryAbi,
+    pub(crate) function: D::Function,
+    pub(crate) work_group: [u32; 3],
+    pub(crate) dynamic_local_bytes: u32,
+}
+
+/// The kernels of a module. Its distinct texts are compiled and loaded side by side.
+///
+/// # Errors
+/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a function
+/// whose groups or local memory are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+pub(crate) fn kernels<D: Driver>(
+    driver: &D,
+    adapter: &Adapter,
+    module: &Module,
+) -> Result<Vec<Arc<Kernel<D>>>> {
+    let (language, entries) = match &module.source {
+        ModuleSource::Text { language, entries } if adapter.caps.languages.contains(language) => {
+            (*language, entries)
+        }
+        _ => {
+            let what = format!("module {} on {} ({})", module.name, adapter.label(), driver.api());
+            return Err(Error::Unsupported { what });
+        }
+    };
+    let mut texts: Vec<&Arc<str>> = Vec::new();
+    for entry in entries {
+        if !texts.contains(&&entry.text) {
+            texts.push(&entry.text);
+        }
+    }
+    let load = |text: &&Arc<str>| load(driver, adapter, language, text);
+    let loaded: Vec<Arc<D::Module>> = texts.par_iter().map(load).collect::<Result<_>>()?;
+    let kernel = |(entry, &abi): (&TextEntry, &&'static EntryAbi)| {
+        let at = texts.iter().position(|text| **text == entry.text);
+        let code = at.and_then(|at| loaded.get(at));
+        let code = code.ok_or_else(|| Error::invalid("a function without a text"))?;
+        checked(driver, code, &entry.function, abi).map(Arc::new)
+    };
+    entries.iter().zip(&module.entries).map(kernel).collect()
+}
+
+fn load<D: Driver>(
+    driver: &D,
+    adapter: &Adapter,
+    language: KernelLanguage,
+    text: &str,
+) -> Result<Arc<D::Module>> {
+    let start = std::time::Instant::now();
+    let loaded = driver.load(language, text)?;
+    let (device, elapsed) = (adapter.label(), start.elapsed());
+    tracing::debug!(device, bytes = text.len(), ?elapsed, "a text was compiled and loaded");
+    Ok(Arc::new(loaded))
+}
+
+/// A function of a module, if it is there and is what its ABI says.
+fn checked<D: Driver>(
+    driver: &D,
+    code: &Arc<D::Module>,
+    function: &DeviceFunction,
+    abi: &'static EntryAbi,
+) -> Result<Kernel<D>> {
+    let DeviceFunction { name, work_group, dynamic_local_bytes } = function;
+    let found = driver.function(code, function)?;
+    let facts = driver.facts(&found)?;
+    let wanted = abi.bindings.len() + abi.constants;
+    if let Some(has) = facts.parameters.filter(|&has| has != wanted) {
+        return Err(Error::invalid(format!("function {name} has {has} parameters, its ABI {wanted}")));
+    }
+    let items = work_group.iter().fold(1u64, |items, &side| items.saturating_mul(u64::from(side)));
+    let limit = facts.max_work_group_items;
+    if items > u64::from(limit) {
+        let what = format!("groups of {items} work items in {name}, which takes {limit} on this device");
+        return Err(Error::Unsupported { what });
+    }
+    let (work_group, dynamic_local_bytes) = (*work_group, *dynamic_local_bytes);
+    Ok(Kernel { abi, function: found, work_group, dynamic_local_bytes })
+}

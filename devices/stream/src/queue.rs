@@ -1,0 +1,64 @@
+//! A stream as lanes use it: scripts in, events out, times in the host's clock.
+//!
+//! Points of other devices are waited for on the host. The APIs can let a stream wait for a word of pinned memory
+//! (`cuStreamWaitValue64`, `hipStreamWaitValue64`), which the host would write when the point passes. That is not used.
+//! Nothing that stands behind such a wait can be taken back: when the other device fails, the word has to be written all the
+//! same, for else the stream never ends, and then work runs on bytes that never came; a parameter block of old bytes is
+//! enough to make a kernel read where it must not, and lose this device as well. And little is gained: one call of the
+//! driver, of a microsecond or two, for a launch that is a graph anyway.
+//!
+//! This module must not know buffers, kernels or points.
+
+use crate::clock::Clock;
+use crate::driver::Driver;
+use crate::script::Script;
+use ragtag_hal::Result;
+use ragtag_hal::lanes::{DriverQueue, Ends};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A stream of a device.
+pub(crate) struct Queue<D: Driver> {
+    driver: Arc<D>,
+    stream: D::Stream,
+    /// The device's, which all its queues share.
+    clock: Arc<Mutex<Clock<D::Event>>>,
+}
+
+impl<D: Driver> Queue<D> {
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn new(driver: &Arc<D>, clock: &Arc<Mutex<Clock<D::Event>>>) -> Result<Self> {
+        let stream = driver.stream()?;
+        Ok(Self { driver: Arc::clone(driver), stream, clock: Arc::clone(clock) })
+    }
+
+    fn mark(&self) -> Result<D::Event> {
+        let event = self.driver.event()?;
+        self.driver.record(&event, &self.stream)?;
+        Ok(event)
+    }
+}
+
+impl<D: Driver> DriverQueue for Queue<D> {
+    type Script = Script<D>;
+    type Event = D::Event;
+
+    fn enqueue(&self, script: &Script<D>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
+        after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
+        let first = self.mark()?;
+        script.enqueue(self.driver.as_ref(), &self.stream)?;
+        Ok(Ends { first: Some(first), last: Arc::new(self.mark()?) })
+    }
+
+    fn wait(&self, event: &D::Event) -> Result<()> {
+        self.driver.synchronise(event)
+    }
+
+    fn times_ns(&self, ends: &Ends<D::Event>) -> Option<(u64, u64)> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).host(self.driver.as_ref(), ends)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.driver.finish(&self.stream)
+    }
+}
