@@ -7,7 +7,7 @@ use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
 use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt};
-use ragtag_hal::Adapter;
+use ragtag_hal::{Adapter, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
@@ -158,6 +158,60 @@ fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
                     }
                 }
             });
+        }
+    });
+}
+
+/// Bytes of this process in memory, where the system tells.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Bytes that a device's own API says are free in its own memory.
+fn free_bytes(label: &str) -> Option<u64> {
+    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
+    let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;
+    (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
+}
+
+#[test]
+fn a_hundred_loads_leave_nothing_behind() {
+    within(900, || {
+        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        // Intel's processor runtime keeps some MB of each set of programs that is loaded into it and released again.
+        let leaky: Vec<String> = adapters()
+            .iter()
+            .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
+            .map(Adapter::label)
+            .collect();
+        let load = |label: &str, times: usize| {
+            for _ in 0..times {
+                let engine = support::engine(&model, &Setup { devices: label, ..Setup::default() });
+                let logits = block_on(engine.session().logits(&[1, 2, 3])).unwrap();
+                assert!(logits.iter().all(|v| v.is_finite()), "{label}");
+                engine.shutdown();
+            }
+        };
+        for label in
+            [vec!["cpu:0".to_string()], drivers().into_iter().map(|[first, _]| first).collect()].concat()
+        {
+            // Contexts, compilers and allocators take what they keep.
+            load(&label, 10);
+            let before = (free_bytes(&label), resident_bytes());
+            load(&label, 90);
+            let after = (free_bytes(&label), resident_bytes());
+            println!("{label}: device memory free, process memory: {before:?} → {after:?}");
+            // One load left behind in ten would be more.
+            const SLACK_BYTES: u64 = 32 << 20;
+            if let (Some(before), Some(after)) = (before.0, after.0) {
+                assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");
+            }
+            if let (Some(before), Some(after)) = (before.1, after.1) {
+                let slack = if leaky.contains(&label) { 90 * (10 << 20) } else { SLACK_BYTES };
+                assert!(after <= before + slack, "{label}: {before} → {after} bytes resident");
+            }
         }
     });
 }
