@@ -1,9 +1,10 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
+use std::ffi::OsString;
 
 /// What to look for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,12 @@ pub struct DeviceOptions {
     pub cpu_devices: u32,
     /// Threads of each CPU device; by default the cores, divided evenly.
     pub cpu_threads: Option<u32>,
+    /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
+    /// in this one.
+    pub probe_child: Option<ProbeChild>,
+    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
+    /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
+    pub hip_compiler: Vec<OsString>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -26,6 +33,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    limits: Limits,
     check: Box<Check>,
 }
 
@@ -42,14 +50,22 @@ impl Devices {
     /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
-        let backends = Backends::new(&Config {
-            cpu_devices: options.cpu_devices.max(1),
-            cpu_threads: options.cpu_threads,
-            ..Config::default()
-        });
+        let backends = backends(options);
         let report = backends.probe();
         let choice = requested.choose(&report)?;
-        Ok(Self { backends, report, choice, check: Box::new(|_, device| Ok(Checked::new(device))) })
+        let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
+        Ok(Self { backends, report, choice, limits: Limits::default(), check })
+    }
+
+    /// Probes every backend, whatever is selected.
+    pub fn survey(options: &DeviceOptions) -> Report {
+        backends(options).probe()
+    }
+
+    /// For tests: devices that turn out to hold less than they said.
+    #[doc(hidden)]
+    pub fn limited_to(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
@@ -88,9 +104,14 @@ impl Devices {
         self.choice.to_string()
     }
 
-    /// Assumed rates and free memory of the selected devices, for the planner.
+    /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
+    /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
-        self.selected().iter().map(facts).collect()
+        let physical = |adapter: &Adapter| self.report.device(&adapter.label());
+        let users = |adapter: &Adapter| {
+            self.selected().iter().filter(|other| physical(other) == physical(adapter)).count() as u64
+        };
+        self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
     /// What `--strict` has against the selection: software devices where a GPU was asked for.
@@ -119,23 +140,34 @@ impl Devices {
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
         let as_error = |cause| Error::Device { device: labels.join(", "), cause };
-        let opened =
-            self.backends.open_with(&wanted, &Limits::default(), self.check.as_ref()).map_err(as_error)?;
+        let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
 }
 
-fn facts(adapter: &Adapter) -> DeviceFacts {
+fn backends(options: &DeviceOptions) -> Backends {
+    Backends::new(&Config {
+        cpu_devices: options.cpu_devices.max(1),
+        cpu_threads: options.cpu_threads,
+        child: options.probe_child.clone(),
+        hip_compiler: options.hip_compiler.clone(),
+        ..Config::default()
+    })
+}
+
+fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
             let source = match memory.source {
                 MemorySource::User => FigureSource::Assumed,
-                MemorySource::Api | MemorySource::System => FigureSource::Reported,
+                MemorySource::Api | MemorySource::System | MemorySource::OtherApi => FigureSource::Reported,
             };
             (memory.free_bytes.unwrap_or(memory.total_bytes), source)
         }
         None => (0, FigureSource::Assumed),
     };
-    let usable = (bytes as f64 * USABLE_SHARE) as u64;
-    DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
+    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
+    let (label, caps) = (adapter.label(), &adapter.caps);
+    let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
+    DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
 }

@@ -108,11 +108,10 @@ impl Error {
             Error::Devices(_) => 5,
             Error::File { .. } => 7,
             Error::Strict { .. } => 8,
-            Error::Device { cause, .. } | Error::Run(ragtag_scheduler::Error::Stage { cause, .. })
-                if cause.is_out_of_memory() =>
-            {
-                6
-            }
+            Error::Device { cause, .. }
+            | Error::Run(
+                ragtag_scheduler::Error::Stage { cause, .. } | ragtag_scheduler::Error::Memory { cause, .. },
+            ) if cause.is_out_of_memory() => 6,
             Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
         }
     }

@@ -25,6 +25,7 @@
 
 pub mod cli;
 mod devices;
+pub mod doctor;
 mod engine;
 mod error;
 mod map;
@@ -44,6 +45,9 @@ pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
+pub use ragtag_devices::ProbeChild;
+#[cfg(feature = "hip")]
+pub use ragtag_devices::compile_for_hip;
 pub use ragtag_hal::AdapterKind;
 pub use ragtag_kernels::{Activations, KvType};
 pub use ragtag_scheduler::plan::Plan;

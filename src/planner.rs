@@ -35,8 +35,13 @@ pub struct Planner {
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
+    /// Whether the chunk was asked for.
+    chunk_given: bool,
     split: Option<Split>,
 }
+
+/// The smallest chunk that is taken for want of memory.
+const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
     /// A planner for one sequence at a time, int8 activations and the longest context that fits.
@@ -57,6 +62,7 @@ impl Planner {
             objective: Objective::Throughput,
             workload: Workload::default(),
             limits,
+            chunk_given: false,
             split: None,
         }
     }
@@ -106,6 +112,7 @@ impl Planner {
     /// Most tokens that go through the pipeline together.
     pub fn chunk(mut self, rows: u32) -> Self {
         self.limits.chunk = rows;
+        self.chunk_given = true;
         self
     }
 
@@ -165,6 +172,39 @@ impl Planner {
             limits: PlanLimits { logit_rows: lowering.logit_rows, ..limits },
             split: self.split.as_ref(),
         })?)
+    }
+}
+
+impl Planner {
+    /// The same for a device that turned out to hold no more than so many bytes.
+    pub(crate) fn holding_at_most(mut self, device: &str, bytes: u64) -> Self {
+        for facts in self.devices.iter_mut().filter(|facts| facts.label == device) {
+            facts.memory_bytes = facts.memory_bytes.min(bytes);
+        }
+        self
+    }
+
+    /// A plan that asks for less than one that did not fit: for its context with a smaller chunk, else with fewer slots
+    /// as well; else, unless the context was asked for, for the longest one that fits then. What was asked for stays.
+    pub(crate) fn smaller_than(&self, before: &Plan) -> Result<Plan> {
+        let halves = std::iter::successors(Some(before.chunk), |chunk| Some(chunk / 2));
+        let halves = halves.take_while(|&chunk| chunk == before.chunk || chunk >= SMALLEST_CHUNK);
+        let chunks: Vec<u32> = halves.take(if self.chunk_given { 1 } else { usize::MAX }).collect();
+        let smallest = *chunks.last().unwrap_or(&before.chunk);
+        let fewer = (1..before.slots).rev().map(|slots| (smallest, slots));
+        let steps = chunks.iter().map(|&chunk| (chunk, before.slots)).chain(fewer);
+        let with = |chunk: u32, slots: u32, context: Option<u32>| {
+            let limits = PlanLimits { chunk, slots, context, ..self.limits };
+            Self { limits, ..self.clone() }.plan()
+        };
+        let mut last = (smallest, before.slots);
+        for (chunk, slots) in steps {
+            match with(chunk, slots, Some(before.context)) {
+                Err(Error::Planner(planner::PlanError::DoesNotFit(_))) => last = (chunk, slots),
+                other => return other,
+            }
+        }
+        with(last.0, last.1, self.limits.context)
     }
 }
 

@@ -2,43 +2,66 @@
 //!
 //! This module must not know backends by name: their order says which is preferred.
 
-use crate::table::Physical;
-use ragtag_hal::{Adapter, AdapterKind};
+use ragtag_hal::{Adapter, AdapterKind, Memory, MemorySource};
 
-/// Groups adapters by physical device. They come in order of preference, and so do the adapters of each group.
+/// The adapters of one physical device, by their places in the report.
+type Group = Vec<usize>;
+
+/// What makes two adapters one device, the surest first. A surer match is made before a weaker one is looked at, so that
+/// nobody takes its place.
+const EVIDENCE: [fn(&Adapter, &Adapter) -> bool; 3] = [same_address, same_uuid, same_name];
+
+/// Groups adapters by physical device. They come in order of preference, and so do the groups and what is in them.
 ///
 /// Two adapters of one backend are two devices, whatever their UUIDs say (software devices share one); so a group has at
 /// most one adapter of each backend, and twins pair up in the order in which the backends show them.
-pub(crate) fn merge<'a>(adapters: impl Iterator<Item = &'a Adapter>) -> Vec<Physical> {
-    let mut groups: Vec<Vec<&Adapter>> = Vec::new();
-    for adapter in adapters {
-        let fits = |group: &&mut Vec<&Adapter>| {
-            group.iter().all(|other| other.backend != adapter.backend)
-                && group.iter().any(|other| same(other, adapter))
-        };
-        match groups.iter_mut().find(fits) {
-            Some(group) => group.push(adapter),
-            None => groups.push(vec![adapter]),
+pub(crate) fn merge(adapters: &[&Adapter]) -> Vec<Group> {
+    let mut groups: Vec<Group> = (0..adapters.len()).map(|at| vec![at]).collect();
+    for same in EVIDENCE {
+        let mut merged: Vec<Group> = Vec::new();
+        for group in groups {
+            let pairs = |other: &Group| -> Vec<(&Adapter, &Adapter)> {
+                let with = |&a: &usize| group.iter().map(move |&b| (adapters[a], adapters[b]));
+                other.iter().flat_map(with).collect()
+            };
+            let fits = |other: &&mut Group| {
+                let pairs = pairs(other);
+                pairs.iter().any(|(a, b)| same(a, b)) && !pairs.iter().any(|(a, b)| differ(a, b))
+            };
+            match merged.iter_mut().find(fits) {
+                Some(other) => other.extend(group),
+                None => merged.push(group),
+            }
         }
+        groups = merged;
     }
-    let physical =
-        |group: Vec<&Adapter>| Physical { adapters: group.into_iter().map(Adapter::label).collect() };
-    groups.into_iter().map(physical).collect()
+    groups.iter_mut().for_each(|group| group.sort_unstable());
+    groups.sort_unstable();
+    groups
 }
 
-/// Whether adapters of two backends are the same device: by PCI address if both have one, else by UUID if both have
-/// one, else by name and memory. CPU devices are parts of a processor that only their own backend divides.
-fn same(a: &Adapter, b: &Adapter) -> bool {
-    if a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu {
-        return false;
-    }
-    if let (Some(a), Some(b)) = (a.identity.pci, b.identity.pci) {
-        return a == b;
-    }
-    if let (Some(a), Some(b)) = (a.identity.uuid, b.identity.uuid) {
-        return a == b;
-    }
+fn same_address(a: &Adapter, b: &Adapter) -> bool {
+    a.identity.pci.is_some() && a.identity.pci == b.identity.pci
+}
+
+fn same_uuid(a: &Adapter, b: &Adapter) -> bool {
+    a.identity.uuid.is_some() && a.identity.uuid == b.identity.uuid
+}
+
+fn same_name(a: &Adapter, b: &Adapter) -> bool {
     a.name.eq_ignore_ascii_case(&b.name) && similar(total_bytes(a), total_bytes(b))
+}
+
+/// Whether two adapters cannot be one device: two of one backend, or of different addresses, or of different UUIDs where
+/// not both have an address. CPU devices are parts of a processor that only their own backend divides.
+fn differ(a: &Adapter, b: &Adapter) -> bool {
+    let cpu = a.kind == AdapterKind::Cpu || b.kind == AdapterKind::Cpu;
+    let named_apart = match (a.identity.pci.zip(b.identity.pci), a.identity.uuid.zip(b.identity.uuid)) {
+        (Some((a, b)), _) => a != b,
+        (None, Some((a, b))) => a != b,
+        (None, None) => false,
+    };
+    cpu || a.backend == b.backend || named_apart
 }
 
 /// The size of the heap that buffers come from.
@@ -51,13 +74,34 @@ fn similar(a: u64, b: u64) -> bool {
     a.abs_diff(b) <= a.max(b) / 16
 }
 
+/// What an API does not say about an adapter's memory, as another API says it of the same device. `None` if there is
+/// nothing to add.
+pub(crate) fn borrowed_memory(adapter: &Adapter, others: &[&Adapter]) -> Option<Memory> {
+    let own = adapter.memory.first();
+    if own.is_some_and(|own| own.free_bytes.is_some()) {
+        return None;
+    }
+    let heaps = || others.iter().filter_map(|other| other.memory.first());
+    // A size alone is worth having where there is none.
+    let lent = heaps().find(|heap| heap.free_bytes.is_some()).or(heaps().next().filter(|_| own.is_none()))?;
+    let total_bytes = own.map_or(lent.total_bytes, |own| own.total_bytes);
+    Some(Memory {
+        heap: own.map_or(lent.heap, |own| own.heap),
+        total_bytes,
+        free_bytes: lent.free_bytes.map(|free| free.min(total_bytes)),
+        source: MemorySource::OtherApi,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::selection::fakes::{adapter, pci};
 
     fn merged(adapters: &[Adapter]) -> Vec<Vec<String>> {
-        merge(adapters.iter()).into_iter().map(|physical| physical.adapters).collect()
+        let all: Vec<_> = adapters.iter().collect();
+        let labels = |group: Group| group.into_iter().map(|at| all[at].label()).collect();
+        merge(&all).into_iter().map(labels).collect()
     }
 
     #[test]
@@ -112,5 +156,79 @@ mod tests {
         let cpu = [0, 1].map(|index| adapter("cpu", index, AdapterKind::Cpu, 8));
         opencl.name = cpu[0].name.clone();
         assert_eq!(merged(&[opencl, cpu[0].clone(), cpu[1].clone()]).len(), 3);
+    }
+
+    /// Two equal cards; one of OpenCL's two drivers does not say where its card is.
+    #[test]
+    fn a_name_does_not_take_the_place_of_an_address() {
+        let card = |backend, index, bus: Option<u8>| {
+            let mut adapter = adapter(backend, index, AdapterKind::Discrete, 24);
+            adapter.name = "RTX 3090".into();
+            adapter.identity.pci = bus.and_then(pci);
+            adapter
+        };
+        let cuda = [card("cuda", 0, Some(1)), card("cuda", 1, Some(2))];
+        let [a, b] = cuda.clone();
+        let opencl = [card("opencl", 0, None), card("opencl", 1, Some(1))];
+        let all = [a, b, opencl[0].clone(), opencl[1].clone()];
+        assert_eq!(merged(&all), [["cuda:0", "opencl:1"], ["cuda:1", "opencl:0"]]);
+
+        // What has only a name in common with one does not lead a third to it.
+        let [a, b] = cuda;
+        let all = [a, b, card("opencl", 0, None), card("wgpu", 0, Some(2))];
+        assert_eq!(merged(&all), [["cuda:0", "opencl:0"], ["cuda:1", "wgpu:0"]]);
+    }
+
+    #[test]
+    fn four_equal_cards_are_four_through_every_api() {
+        let card = |backend: &str, index: u32| {
+            let mut adapter = adapter(backend, index, AdapterKind::Discrete, 24);
+            adapter.name = "RTX 3090".into();
+            // One API lists them the other way round, and a third says nothing but names.
+            adapter.identity.pci = match backend {
+                "cuda" => pci(index as u8),
+                "vulkan" => pci(3 - index as u8),
+                _ => None,
+            };
+            adapter
+        };
+        let all: Vec<_> = ["cuda", "vulkan", "opencl"]
+            .iter()
+            .flat_map(|backend| (0..4).map(move |index| (backend, index)))
+            .map(|(backend, index)| card(backend, index))
+            .collect();
+        let expected = [0, 1, 2, 3]
+            .map(|at| vec![format!("cuda:{at}"), format!("vulkan:{}", 3 - at), format!("opencl:{at}")]);
+        assert_eq!(merged(&all), expected);
+    }
+
+    #[test]
+    fn an_address_decides_even_where_uuids_differ() {
+        let mut a = adapter("hip", 0, AdapterKind::Discrete, 24);
+        let mut b = adapter("vulkan", 0, AdapterKind::Discrete, 24);
+        (a.identity.pci, b.identity.pci) = (pci(1), pci(1));
+        (a.identity.uuid, b.identity.uuid) = (Some([1; 16]), Some([2; 16]));
+        assert_eq!(merged(&[a, b]), [["hip:0", "vulkan:0"]]);
+    }
+
+    #[test]
+    fn memory_that_an_api_does_not_tell_is_borrowed() {
+        const GIB: u64 = 1 << 30;
+        let mut teller = adapter("cuda", 0, AdapterKind::Discrete, 24);
+        teller.memory[0].free_bytes = Some(20 * GIB);
+        let silent = adapter("opencl", 0, AdapterKind::Discrete, 16);
+        let heap = borrowed_memory(&silent, &[&teller]).unwrap();
+        assert_eq!(
+            (heap.total_bytes, heap.free_bytes, heap.source),
+            (16 * GIB, Some(16 * GIB), MemorySource::OtherApi)
+        );
+        let mut mute = silent.clone();
+        mute.memory.clear();
+        let heap = borrowed_memory(&mute, &[&silent, &teller]).unwrap();
+        assert_eq!((heap.total_bytes, heap.free_bytes), (24 * GIB, Some(20 * GIB)));
+        let heap = borrowed_memory(&mute, &[&silent]).unwrap();
+        assert_eq!((heap.total_bytes, heap.free_bytes), (16 * GIB, None));
+        assert_eq!(borrowed_memory(&teller, &[&silent]), None, "who knows borrows nothing");
+        assert_eq!(borrowed_memory(&silent, &[&mute]), None);
     }
 }

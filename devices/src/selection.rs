@@ -7,7 +7,8 @@
 //! ```
 //!
 //! `auto` is every GPU, or every CPU device where there is no GPU; a list of filters alone means `auto`. A GPU that the
-//! processor imitates is taken only if it is named. This module must not know any backend but the processor's own; it
+//! processor imitates is taken only if it is named. A word takes each physical device once, through the API that names it
+//! elsewhere in the list, else through the best; only who names two APIs of one device gets it twice. This module must not know any backend but the processor's own; it
 //! reads reports.
 
 use crate::identity::total_bytes;
@@ -71,14 +72,6 @@ pub enum SelectionError {
         label: String,
         /// The devices that there are.
         existing: Vec<String>,
-    },
-    /// Two names of one physical device.
-    #[error("{first} and {second} are the same device")]
-    SameDevice {
-        /// A name.
-        first: String,
-        /// The other.
-        second: String,
     },
     /// A GPU was asked for and there is none.
     #[error("no GPU found; there are {}", list(found))]
@@ -246,7 +239,7 @@ impl Requested {
     /// If it names what is not there, names a device twice, or leaves none.
     pub fn choose(&self, report: &Report) -> Result<Choice, SelectionError> {
         let selected = self.selection.resolve(report)?.into_iter().cloned().collect();
-        let detected = report.adapters().map(Adapter::label).collect();
+        let detected = report.devices.iter().map(ToString::to_string).collect();
         Ok(Choice { requested: self.selection.to_string(), source: self.source, detected, selected })
     }
 }
@@ -258,7 +251,7 @@ pub struct Choice {
     pub requested: String,
     /// Who asked.
     pub source: Source,
-    /// The labels of all adapters.
+    /// All physical devices, each with its labels: `cuda:0 = opencl:1`.
     pub detected: Vec<String>,
     /// The adapters to open, in the order asked for.
     pub selected: Vec<Adapter>,
@@ -281,7 +274,8 @@ impl fmt::Display for Choice {
 type Device<'a> = (usize, &'a Adapter);
 
 impl Selection {
-    /// The adapters that this selection means, each physical device once, in the order asked for.
+    /// The adapters that this selection means, in the order asked for: each physical device once, unless several of its
+    /// APIs are named.
     fn resolve<'a>(&self, report: &'a Report) -> Result<Vec<&'a Adapter>, SelectionError> {
         let named = self.named(report)?;
         let mut chosen: Vec<Device<'a>> = Vec::new();
@@ -296,7 +290,13 @@ impl Selection {
                     gpus => gpus,
                 },
                 Term::Cpu => of_kind(report, is_cpu),
-                Term::Adapter { backend, index } => vec![find(report, backend, *index)?],
+                Term::Adapter { backend, index } => {
+                    let (at, adapter) = find(report, backend, *index)?;
+                    if chosen.iter().all(|(_, other)| other.label() != adapter.label()) {
+                        chosen.push((at, adapter));
+                    }
+                    continue;
+                }
             };
             for (at, adapter) in devices {
                 if chosen.iter().all(|&(other, _)| other != at) {
@@ -312,15 +312,13 @@ impl Selection {
         Ok(chosen.into_iter().map(|(_, adapter)| adapter).collect())
     }
 
-    /// The devices that are named one by one.
+    /// The physical devices that are named one by one, with the first name of each.
     fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
         let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
         for term in &self.terms {
             let Term::Adapter { backend, index } = term else { continue };
             let (at, adapter) = find(report, backend, *index)?;
-            if let Some(other) = named.insert(at, adapter).filter(|other| other.label() != adapter.label()) {
-                return Err(SelectionError::SameDevice { first: other.label(), second: adapter.label() });
-            }
+            named.entry(at).or_insert(adapter);
         }
         Ok(named)
     }

@@ -2,9 +2,12 @@
 //!
 //! This module must not know how users name devices.
 
+use crate::child::{self, Asked, ProbeChild};
 use crate::identity;
 use ragtag_hal::{Adapter, Backend, Checked, Device, DeviceId, Error, Features, Limits, Result, Unavailable};
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fmt;
 
 /// What the user says about backends as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,12 +18,17 @@ pub struct Config {
     pub cpu_threads: Option<u32>,
     /// The only features that CPU devices may claim, where the processor has them: for tests of lesser code paths.
     pub cpu_features: Option<Features>,
+    /// How to start a process in which drivers that may crash are probed. Without it they are probed in this one.
+    pub child: Option<ProbeChild>,
+    /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash: one that calls
+    /// `compile_for_hip`. Empty: texts are compiled in this process.
+    pub hip_compiler: Vec<OsString>,
 }
 
 impl Default for Config {
     /// One CPU device with all cores and features.
     fn default() -> Self {
-        Self { cpu_devices: 1, cpu_threads: None, cpu_features: None }
+        Self { cpu_devices: 1, cpu_threads: None, cpu_features: None, child: None, hip_compiler: Vec::new() }
     }
 }
 
@@ -29,14 +37,31 @@ pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// `None` if it is not compiled in.
     pub(crate) backend: Option<Box<dyn Backend>>,
+    /// Where it is probed.
+    pub(crate) probed: Probed,
+}
+
+/// Where a backend is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Probed {
+    /// In this process.
+    Here,
+    /// In a process of its own, if the configuration says how to start one: its drivers are known to crash.
+    Apart,
 }
 
 /// The rows in order of preference: where several backends see one physical device, the first of them is taken.
+///
+/// The rule for [`Probed`]: NVIDIA's library answers with codes whatever is wrong, and waking many GPUs twice would take
+/// long, so CUDA is asked here. OpenCL's loader brings in every driver that is installed, and two that hold a compiler
+/// each are known to abort; PoCL aborts on settings that it does not know. AMD's runtime aborts on GPUs that it was not
+/// built for.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
-        Row { name: "cuda", backend: cuda() },
-        Row { name: "opencl", backend: opencl() },
-        Row { name: "cpu", backend: cpu(config) },
+        Row { name: "cuda", backend: cuda(), probed: Probed::Here },
+        Row { name: "hip", backend: hip(config), probed: Probed::Apart },
+        Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
+        Row { name: "cpu", backend: cpu(config), probed: Probed::Here },
     ]
 }
 
@@ -51,6 +76,18 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "cpu"))]
 fn cpu(_: &Config) -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "hip")]
+fn hip(config: &Config) -> Option<Box<dyn Backend>> {
+    let own = ragtag_hip::HipConfig::default();
+    let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
+    Some(Box::new(ragtag_hip::HipBackend::new(own)))
+}
+
+#[cfg(not(feature = "hip"))]
+fn hip(_: &Config) -> Option<Box<dyn Backend>> {
     None
 }
 
@@ -106,6 +143,13 @@ pub struct Physical {
     pub adapters: Vec<String>,
 }
 
+impl fmt::Display for Physical {
+    /// All of its labels: `cuda:0 = opencl:1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.adapters.join(" = "))
+    }
+}
+
 /// What the probes of all backends say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -124,6 +168,43 @@ impl Report {
         })
     }
 
+    /// The physical device that an adapter with this label shows.
+    pub fn device(&self, label: &str) -> Option<&Physical> {
+        self.devices.iter().find(|device| device.adapters.iter().any(|own| own == label))
+    }
+
+    /// A report of what the backends say: which adapters are one device, and what one of them knows of its memory for
+    /// the others.
+    fn of(backends: Vec<BackendReport>) -> Self {
+        let mut report = Self { backends, devices: Vec::new() };
+        let all: Vec<&Adapter> = report.adapters().collect();
+        let groups = identity::merge(&all);
+        let label = |&at: &usize| all[at].label();
+        let devices = groups.iter().map(|group| Physical { adapters: group.iter().map(label).collect() });
+        let devices = devices.collect();
+        let mut lent = Vec::new();
+        for group in &groups {
+            let members: Vec<&Adapter> = group.iter().map(|&at| all[at]).collect();
+            for &at in group {
+                lent.extend(identity::borrowed_memory(all[at], &members).map(|memory| (at, memory)));
+            }
+        }
+        report.devices = devices;
+        for (at, memory) in lent {
+            if let Some(adapter) = report.adapters_mut().nth(at) {
+                adapter.memory.splice(..adapter.memory.len().min(1), [memory]);
+            }
+        }
+        report
+    }
+
+    fn adapters_mut(&mut self) -> impl Iterator<Item = &mut Adapter> {
+        self.backends.iter_mut().flat_map(|backend| match &mut backend.status {
+            Status::Found { adapters } => adapters.as_mut_slice(),
+            Status::NotCompiled | Status::Unavailable(_) => &mut [],
+        })
+    }
+
     /// The adapter with this label.
     pub fn adapter(&self, label: &str) -> Option<&Adapter> {
         self.adapters().find(|adapter| adapter.label() == label)
@@ -136,31 +217,59 @@ pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + S
 /// The backends of this build.
 pub struct Backends {
     rows: Vec<Row>,
+    child: Option<ProbeChild>,
 }
 
 impl Backends {
     /// All backends that are compiled in.
     pub fn new(config: &Config) -> Self {
-        Self { rows: rows(config) }
+        Self { rows: rows(config), child: config.child.clone() }
     }
 
     #[cfg(test)]
     pub(crate) fn of(rows: Vec<Row>) -> Self {
-        Self { rows }
+        Self { rows, child: None }
     }
 
-    /// Asks every backend for its adapters.
+    #[cfg(test)]
+    pub(crate) fn with_child(self, child: ProbeChild) -> Self {
+        Self { child: Some(child), ..self }
+    }
+
+    /// Asks every backend for its adapters; those that are probed in processes of their own, all at the same time.
     pub fn probe(&self) -> Report {
-        let status = |row: &Row| match row.backend.as_ref().map(|backend| backend.probe()) {
-            None => Status::NotCompiled,
-            Some(Err(unavailable)) => Status::Unavailable(unavailable),
-            Some(Ok(adapters)) => Status::Found { adapters },
+        let ask = |row: &Row| {
+            let apart = row.backend.is_some() && row.probed == Probed::Apart;
+            self.child.as_ref().filter(|_| apart).and_then(|child| child.ask(row.name))
         };
-        let backends =
-            self.rows.iter().map(|row| BackendReport { name: row.name.into(), status: status(row) });
-        let mut report = Report { backends: backends.collect(), devices: Vec::new() };
-        report.devices = identity::merge(report.adapters());
-        report
+        let asked: Vec<_> = self.rows.iter().map(ask).collect();
+        let here = self.rows.iter().zip(&asked).map(|(row, asked)| match (&row.backend, asked) {
+            (Some(backend), None) => Some(backend.probe()),
+            (None, _) | (_, Some(_)) => None,
+        });
+        let here: Vec<_> = here.collect();
+        let answers = here.into_iter().zip(asked).map(|(here, asked)| here.or(asked.map(Asked::wait)));
+        let backends = self.rows.iter().zip(answers).map(|(row, answer)| {
+            let status = match answer {
+                None => Status::NotCompiled,
+                Some(Err(unavailable)) => Status::Unavailable(unavailable),
+                Some(Ok(adapters)) => Status::Found { adapters },
+            };
+            BackendReport { name: row.name.into(), status }
+        });
+        Report::of(backends.collect())
+    }
+
+    /// Whether this build has a backend.
+    pub fn compiled(&self, backend: &str) -> bool {
+        self.rows.iter().any(|row| row.name == backend && row.backend.is_some())
+    }
+
+    /// What a process prints that was started to probe one backend: see [`ProbeChild`]. `None` if this build has no such
+    /// backend.
+    pub fn answer(&self, backend: &str) -> Option<String> {
+        let row = self.rows.iter().find(|row| row.name == backend)?;
+        Some(child::line(&row.backend.as_ref()?.probe()))
     }
 
     /// Opens adapters of a report, those of one backend together, and puts the checks above each. The devices come in

@@ -1,8 +1,11 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
+use crate::artefacts::{self, Artefact};
+use crate::blocks::TensorType;
 use crate::c_family;
 use crate::host;
-use crate::kernel::{Kernel, NumericsClass};
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::{Layout, layout_for};
 use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -22,6 +25,11 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// The grid of a launch with these constants, which are as many as the ABI says.
     pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// The layout of the weights that it reads; none if it reads no weights in blocks or matrices.
+    pub layout: Option<Layout>,
+    /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
+    /// for one that is there to be right, not fast.
+    pub min_rows: u32,
     /// Row capacities that it is made for: up to this many. It is right for any.
     pub max_rows: u32,
     /// The code.
@@ -70,7 +78,7 @@ impl Text {
 }
 
 impl Variant {
-    /// The language a device must take.
+    /// The language that its code is in.
     pub fn language(&self) -> KernelLanguage {
         match self.code {
             Code::Host(_) => KernelLanguage::Host,
@@ -78,9 +86,27 @@ impl Variant {
         }
     }
 
+    /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it.
+    pub fn is_taken_by(&self, caps: &Caps) -> bool {
+        caps.languages.contains(&self.language()) || self.ptx(caps).is_some()
+    }
+
+    /// The best PTX for a device, if there is any and the device takes PTX.
+    fn ptx(&self, caps: &Caps) -> Option<&'static Artefact> {
+        match self.code {
+            Code::Text(text)
+                if text.language == KernelLanguage::CudaC
+                    && caps.languages.contains(&KernelLanguage::Ptx) =>
+            {
+                artefacts::find(&text.text(), &caps.features)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether a device has what it takes.
     pub fn runs_on(&self, caps: &Caps) -> bool {
-        caps.languages.contains(&self.language())
+        self.is_taken_by(caps)
             && self.requires.iter().all(|feature| caps.features.contains(feature))
             && self.work_group_items() <= caps.max_work_group_items
             && self.local_bytes() <= caps.local_memory_bytes
@@ -101,6 +127,9 @@ impl Variant {
     }
 }
 
+/// More rows than any launch has.
+pub const NEVER: u32 = u32::MAX;
+
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
@@ -108,26 +137,79 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many and
-/// that runs there.
+/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many, that
+/// reads weights as they are kept there, and that runs there.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
-    variants().iter().find(|v| v.kernel == kernel && rows <= v.max_rows && v.runs_on(caps))
+    let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
+    let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
+    variants().iter().find(|v| fits(v) && v.runs_on(caps))
 }
 
-/// The code of a module with these variants as its entries; `None` if they are in several languages.
-pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Option<ModuleSource> {
-    let (mut host, mut entries) = (Vec::new(), Vec::new());
+/// The same, if it is worth choosing where other kernels would do, too.
+pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
+    select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
+}
+
+/// The activations that a product of up to `rows` rows takes on a device, with weights of this type.
+///
+/// Where f32 are wanted, it takes them. Where int8 are wanted, which is to say fast ones, it takes what the device's table
+/// prefers: f16 if there are matrix units for that many rows, else int8 if the weights have integer quanta, else f32. Where
+/// f16 are wanted, any variant will do. With f16 and weights of integer quanta, the weights are widened first.
+pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
+    let quantised = tensor_type.block_values() > 1;
+    let offers = |kernel| match wanted {
+        Activations::F32 => false,
+        Activations::Int8 => preferred(kernel, caps, rows).is_some(),
+        Activations::F16 => select(kernel, caps, rows).is_some(),
+    };
+    let f16 = if quantised {
+        offers(Kernel::Widen(tensor_type)) && offers(Kernel::MatMul(TensorType::F16, Activations::F16))
+    } else {
+        layout_for(tensor_type, caps) == Layout::RowMajor
+            && offers(Kernel::MatMul(tensor_type, Activations::F16))
+    };
+    match wanted {
+        Activations::F32 => Activations::F32,
+        _ if f16 => Activations::F16,
+        _ if quantised => Activations::Int8,
+        _ => Activations::F32,
+    }
+}
+
+/// Whether fast products of some type and number of rows take f16 activations on a device.
+pub fn has_f16_products(caps: &Caps) -> bool {
+    let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
+    let rows = (0..16).map(|bit| 1 << bit);
+    rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
+}
+
+/// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
+/// languages. CUDA C++ goes as PTX, if all of it was built ahead of time.
+pub fn module_source<'a>(
+    variants: impl IntoIterator<Item = &'a Variant>,
+    caps: &Caps,
+) -> Option<ModuleSource> {
+    let (mut host, mut entries, mut built) = (Vec::new(), Vec::new(), Vec::new());
     let mut languages = BTreeSet::new();
     for variant in variants {
         languages.insert(variant.language());
         match variant.code {
             Code::Host(function) => host.push(function),
-            Code::Text(text) => entries.push(TextEntry { text: text.text(), function: text.function() }),
+            Code::Text(text) => {
+                let ptx = variant.ptx(caps).and_then(Artefact::ptx);
+                built.extend(
+                    ptx.map(|text_in_ptx| TextEntry { text: text_in_ptx, function: text.function() }),
+                );
+                entries.push(TextEntry { text: text.text(), function: text.function() });
+            }
         }
     }
     match languages.first() {
         _ if languages.len() > 1 => None,
         None | Some(KernelLanguage::Host) => Some(ModuleSource::Host(host)),
+        Some(_) if built.len() == entries.len() => {
+            Some(ModuleSource::Text { language: KernelLanguage::Ptx, entries: built })
+        }
         Some(&language) => Some(ModuleSource::Text { language, entries }),
     }
 }
@@ -135,6 +217,8 @@ pub fn module_source<'a>(variants: impl IntoIterator<Item = &'a Variant>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::partial::MAX_ROWS;
+    use crate::kernel::KvType;
     use ragtag_hal::QueueLayout;
 
     fn caps(features: &[Feature]) -> Caps {
@@ -160,25 +244,166 @@ mod tests {
         }
     }
 
-    #[test]
-    fn every_kernel_runs_on_any_opencl_device() {
-        let caps = Caps {
-            languages: [KernelLanguage::OpenClC].into(),
-            max_work_group_items: 256,
-            local_memory_bytes: 32 << 10,
-            ..caps(&[])
-        };
+    /// A device with the least that kernels of this language are written for.
+    fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
+        Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
+    }
+
+    #[track_caller]
+    fn runs_every_kernel(caps: &Caps, api: &str) {
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
-                let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
-                assert!(variant.name.starts_with("opencl"), "{kernel} × {rows}: {}", variant.name);
+                if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
+                    assert!(select(kernel, caps, rows).is_none(), "so many rows are not split");
+                    continue;
+                }
+                let variant = select(kernel, caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                if !matches!(kernel, Kernel::Widen(_) | Kernel::MatMul(_, Activations::F16)) {
+                    assert!(preferred(kernel, caps, rows).is_some(), "{kernel} × {rows}");
+                }
+                assert!(variant.name.starts_with(api), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
             let small = Caps { max_work_group_items: 64, ..caps.clone() };
             assert!(select(kernel, &small, 1).is_none(), "{kernel}: groups are larger than that");
         }
-        let little = Caps { local_memory_bytes: 1 << 10, ..caps };
+        let little = Caps { local_memory_bytes: 1 << 10, ..caps.clone() };
         assert!(select(Kernel::Softmax, &little, 1).is_none());
+    }
+
+    #[test]
+    fn matrix_units_are_used_where_there_are_any() {
+        let product = Kernel::MatMul(TensorType::BF16, Activations::F16);
+        let attention = Kernel::Attention(KvType::F16);
+        let hopper = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90, Feature::Sm90a];
+        for (features, kernel, names) in [
+            (
+                &hopper[..],
+                product,
+                ["wgmma-64", "wgmma-128-split", "wgmma-128", "wgmma-256"].map(|n| format!("sm90a-{n}")),
+            ),
+            (&hopper[..3], product, ["mma-few", "mma", "mma", "mma"].map(|n| format!("sm80-{n}"))),
+            (&hopper[..1], product, ["sm70-wmma"; 4].map(String::from)),
+            (&hopper[..0], product, ["tiled"; 4].map(String::from)),
+            (&hopper[..], attention, ["sm90a-wgmma"; 4].map(String::from)),
+            (&hopper[..4], attention, ["sm80-mma"; 4].map(String::from)),
+            (&hopper[..2], attention, ["tiled"; 4].map(String::from)),
+        ] {
+            let caps = gpu(KernelLanguage::CudaC, 1024, 227 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            for (rows, name) in [16, 200, 512, 2048].into_iter().zip(names) {
+                let found = select(kernel, &caps, rows).map(|v| v.name.to_owned());
+                assert_eq!(found, Some(format!("cuda-{name}")), "{kernel} × {rows}");
+            }
+            let is_preferred = |rows| preferred(product, &caps, rows).is_some();
+            assert_eq!([8, 16].map(is_preferred), [false, !features.is_empty()]);
+        }
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_opencl_device() {
+        runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_cuda_device() {
+        runs_every_kernel(&gpu(KernelLanguage::CudaC, 1024, 48 << 10), "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_cuda_device_without_a_compiler() {
+        let caps = gpu(KernelLanguage::Ptx, 1024, 48 << 10);
+        let is_cuda = |v: &&Variant| v.language() == KernelLanguage::CudaC && v.requires.is_empty();
+        let stale = variants().iter().filter(is_cuda).find(|v| !v.is_taken_by(&caps));
+        let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
+        assert_eq!(stale, None, "its PTX was built from another text: `cargo xtask kernels --nvrtc DIR`");
+        runs_every_kernel(&caps, "cuda");
+    }
+
+    #[test]
+    fn every_kernel_runs_on_any_hip_device() {
+        runs_every_kernel(&gpu(KernelLanguage::HipC, 1024, 64 << 10), "hip");
+    }
+
+    #[test]
+    fn cuda_devices_get_the_best_ptx_that_they_take() {
+        let source = |languages: &[KernelLanguage], features: &[Feature]| {
+            let caps = Caps {
+                languages: languages.iter().copied().collect(),
+                features: features.iter().copied().collect(),
+                ..gpu(KernelLanguage::Ptx, 1024, 48 << 10)
+            };
+            let variants = [Kernel::Add, Kernel::Softmax].map(|kernel| select(kernel, &caps, 1).unwrap());
+            match module_source(variants, &caps) {
+                Some(ModuleSource::Text { language, entries }) => (language, entries),
+                other => panic!("{other:?}"),
+            }
+        };
+        use KernelLanguage::{CudaC, Ptx};
+        for (features, target) in [
+            (&[][..], ".target sm_61"),
+            (&[Feature::Sm70, Feature::Sm75, Feature::Sm80], ".target sm_61"),
+            (&[Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90], ".target sm_90"),
+        ] {
+            for languages in [&[Ptx][..], &[Ptx, CudaC]] {
+                let (language, entries) = source(languages, features);
+                assert_eq!((language, entries.len()), (Ptx, 2));
+                assert_eq!(entries[0].text, entries[1].text);
+                assert_eq!(&*entries[1].function.name, "softmax");
+                assert!(entries[1].text.contains(target), "{features:?}");
+                assert!(entries[1].text.contains(".entry softmax("));
+            }
+        }
+        let (language, entries) = source(&[CudaC], &[Feature::Sm90]);
+        assert_eq!(language, CudaC);
+        assert!(entries[0].text.contains("KERNEL(ITEMS) add("));
+    }
+
+    #[test]
+    fn products_take_what_is_wanted_as_far_as_there_is_a_kernel() {
+        let opencl = gpu(KernelLanguage::OpenClC, 1024, 48 << 10);
+        let cuda = gpu(KernelLanguage::CudaC, 1024, 48 << 10);
+        for tensor_type in TensorType::ALL {
+            let quantised = tensor_type.block_values() > 1;
+            let form = |wanted, caps: &Caps, rows| activations_for(tensor_type, wanted, caps, rows);
+            for rows in [1, 8, 31, 512] {
+                for caps in [&caps(&[]), &opencl, &cuda] {
+                    assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
+                    // None of them has matrix units.
+                    let fast = if quantised { Activations::Int8 } else { Activations::F32 };
+                    assert_eq!(form(Activations::Int8, caps, rows), fast);
+                    assert!(!has_f16_products(caps));
+                }
+                let halves = |caps: &Caps| form(Activations::F16, caps, rows) == Activations::F16;
+                assert_eq!(halves(&caps(&[])), quantised, "{tensor_type}");
+                assert_eq!(halves(&opencl), quantised, "{tensor_type}");
+                assert_eq!(halves(&cuda), tensor_type != TensorType::F32, "{tensor_type}");
+            }
+        }
+    }
+
+    #[test]
+    fn wide_products_take_f16_where_there_are_matrix_units() {
+        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
+            let features = [feature].into();
+            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+            assert!(has_f16_products(&caps));
+            for tensor_type in TensorType::ALL {
+                let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
+                let (few, wide) = match tensor_type {
+                    TensorType::F32 => (Activations::F32, Activations::F32),
+                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    _ => (Activations::Int8, Activations::F16),
+                };
+                for rows in [1, 2, 8] {
+                    assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
+                }
+                for rows in [32, 64, 2048] {
+                    assert_eq!(form(Activations::Int8, rows), wide, "{tensor_type} × {rows}");
+                    assert_eq!(form(Activations::F32, rows), Activations::F32);
+                }
+            }
+        }
     }
 
     #[test]
@@ -188,6 +413,16 @@ mod tests {
             let start = format!(") {}(\n", text.function);
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
+    }
+
+    #[test]
+    fn attention_is_not_split_for_processors_or_many_rows() {
+        let kernel = Kernel::AttentionPartial(KvType::F16);
+        assert!(preferred(kernel, &caps(&[]), 1).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
+        let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
+        // Scratch is proved for this many.
+        assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[cfg(target_arch = "x86_64")]

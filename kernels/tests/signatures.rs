@@ -1,6 +1,6 @@
-//! Every kernel function in OpenCL C takes what its ABI says: a driver would take other parameters in silence.
+//! Every kernel function takes what its ABI says: a driver would take other parameters in silence.
 
-use ragtag_hal::{Access, EntryAbi};
+use ragtag_hal::{Access, EntryAbi, KernelLanguage};
 use ragtag_kernels::{Code, variants};
 use ragtag_signatures::{AddressSpace, KernelArg, KernelSignature, validate_kernel_source};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,13 +14,13 @@ struct Launch {
     abi: &'static EntryAbi,
 }
 
-/// Every program with what is launched of it. Equal texts are one program.
-fn programs() -> BTreeMap<Arc<str>, Vec<Launch>> {
+/// Every program with what is launched of it. Equal texts in one language are one program.
+fn programs() -> BTreeMap<(KernelLanguage, Arc<str>), Vec<Launch>> {
     let mut programs = BTreeMap::<_, Vec<Launch>>::new();
     for variant in variants() {
         if let Code::Text(text) = variant.code {
             let label = format!("{} ({})", variant.kernel, variant.name);
-            programs.entry(text.text()).or_default().push(Launch {
+            programs.entry((text.language, text.text())).or_default().push(Launch {
                 label,
                 function: text.function,
                 work_group: text.work_group,
@@ -70,13 +70,28 @@ fn check_launch(kernel: &KernelSignature, launch: &Launch) -> Result<(), String>
     Ok(())
 }
 
+/// What a compiler of the language defines before it reads the text.
+fn predefined(language: KernelLanguage) -> &'static str {
+    match language {
+        KernelLanguage::HipC => {
+            "#define __AMDGCN__ 1\n#define __global__ __global__\n#define __launch_bounds__ __launch_bounds__\n"
+        }
+        _ => "",
+    }
+}
+
 #[test]
 fn kernel_functions_take_what_their_abis_say() {
     let programs = programs();
-    assert!(!programs.is_empty(), "no variant is in OpenCL C");
-    let wrong: Vec<_> =
-        programs.iter().filter_map(|(source, launches)| check(source, launches).err()).collect();
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    for language in [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC] {
+        let of_language = programs.iter().filter(|((l, _), _)| *l == language);
+        let wrong: Vec<_> = of_language
+            .clone()
+            .filter_map(|((_, text), launches)| check(&[predefined(language), text].concat(), launches).err())
+            .collect();
+        assert!(wrong.is_empty(), "{language:?}: {wrong:#?}");
+        assert!(of_language.count() > 0, "no variant is in {language:?}");
+    }
 }
 
 /// A kernel as it should be.
@@ -121,6 +136,30 @@ fn wrong_sources_are_found() {
     ] {
         assert!(RIGHT.contains(right), "{right}");
         let found = check_made_up(&RIGHT.replacen(right, wrong, 1));
+        assert!(found.as_ref().is_err_and(|e| e.contains(why)), "{wrong}: {found:?}");
+    }
+}
+
+/// The same in CUDA C++.
+const RIGHT_CPP: &str = "#define KERNEL(n) extern \"C\" __global__ void __launch_bounds__(n)
+KERNEL(64) f(const uint *__restrict__ params, const float *__restrict__ x, float *y, uint rows, const uint width) {}
+";
+
+#[test]
+fn wrong_sources_in_cpp_are_found() {
+    assert_eq!(check_made_up(RIGHT_CPP), Ok(()));
+    for (right, wrong, why) in [
+        ("extern \"C\" __global__", "__global__", "defines no kernel"),
+        ("extern \"C\" __global__", "extern \"C\" __device__", "defines no kernel"),
+        (" __launch_bounds__(n)", "", "groups of None"),
+        ("__launch_bounds__(n)", "__launch_bounds__(32)", "groups of Some([32, 1, 1])"),
+        ("float *y", "const float *y", "binding 2"),
+        ("float *y", "float y", "binding 2"),
+        ("const float *__restrict__ x", "float *__restrict__ x", "binding 1"),
+        ("const uint width", "ulong width", "constant 1"),
+    ] {
+        assert!(RIGHT_CPP.contains(right), "{right}");
+        let found = check_made_up(&RIGHT_CPP.replacen(right, wrong, 1));
         assert!(found.as_ref().is_err_and(|e| e.contains(why)), "{wrong}: {found:?}");
     }
 }

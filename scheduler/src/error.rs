@@ -65,6 +65,22 @@ pub enum Error {
         /// What the device said.
         cause: ragtag_hal::Error,
     },
+    /// A device has too little memory for its stage; found out before anything ran.
+    #[error(
+        "stage {stage} on {device}: {cause}; the stage held {held_bytes} of the {needed_bytes} bytes that it needs"
+    )]
+    Memory {
+        /// Which stage.
+        stage: u32,
+        /// Its device's label.
+        device: String,
+        /// What the device said.
+        cause: ragtag_hal::Error,
+        /// Bytes that its buffers had taken.
+        held_bytes: u64,
+        /// Bytes that all of its buffers take.
+        needed_bytes: u64,
+    },
     /// A weight could not be read or packed.
     #[error("stage {stage} on {device}: weight `{weight}`: {cause}")]
     Weight {
@@ -95,6 +111,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// The device that had too little memory, and the bytes that a stage may take of it as far as is known now.
+    pub fn shortage(&self) -> Option<(&str, u64)> {
+        let Error::Memory { device, cause, held_bytes, .. } = self else { return None };
+        let free = match cause.root() {
+            ragtag_hal::Error::OutOfMemory { free, .. } => free.unwrap_or(0),
+            _ => 0,
+        };
+        Some((device, held_bytes.saturating_add(free)))
+    }
+
     pub(crate) fn protocol(what: impl Into<String>) -> Self {
         Error::Protocol { what: what.into() }
     }

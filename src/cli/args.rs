@@ -42,6 +42,16 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Try out whether the devices do what Ragtag relies on.
     Selftest(SelftestArgs),
+    /// Ask one backend for its adapters and print them for the process that wants to know.
+    #[command(hide = true)]
+    Probe {
+        /// Its name.
+        backend: String,
+    },
+    /// Compile a text for HIP: read it from the process that started this one, and give it the code.
+    #[cfg(feature = "hip")]
+    #[command(hide = true)]
+    CompileForHip,
     /// Print a completion script for a shell.
     #[command(
         after_help = "Example:\n  ragtag completions bash > ~/.local/share/bash-completion/completions/ragtag"
@@ -66,6 +76,9 @@ pub(crate) struct DeviceArgs {
     /// Threads of each CPU device. Default: the cores, divided evenly.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
+    /// Seconds that a driver may take to say which devices it has, where it is asked in a process of its own.
+    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) probe_limit: u64,
     /// Refuse software devices where a GPU was asked for, fallbacks and suspicious weights, with exit code 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) strict: bool,
@@ -120,10 +133,15 @@ pub(crate) struct RecordArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  ragtag devices\n  ragtag devices --cpu-devices 2 --json")]
+#[command(
+    after_help = "Examples:\n  ragtag devices\n  ragtag devices --doctor\n  ragtag devices --cpu-devices 2 --json"
+)]
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
+    /// Why a GPU is not found: for each API what is in this build, what the machine has, what is missing, what helps.
+    #[arg(long)]
+    pub(crate) doctor: bool,
     /// JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

@@ -2,7 +2,7 @@
 
 use super::args::BenchArgs;
 use super::output::{note, print, print_json, table};
-use super::plan::{Needs, devices_and_plan, summary};
+use super::plan::{Needs, placed, summary};
 use super::progress;
 use super::records::Records;
 use crate::engine::{Engine, EngineOptions};
@@ -46,14 +46,14 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         ));
     }
     let needs = Needs { sequences: args.parallel, all_logits: false, context: Some(longest) };
-    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&plan));
+    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&placed.plan));
     let options = EngineOptions {
         trace: records.wants_trace(),
         progress: Some(progress::loading()),
         ..EngineOptions::default()
     };
-    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let engine = placed.start(&model, options)?;
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     let mut measurements = Vec::new();
     for test in &tests {
@@ -65,14 +65,14 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "model": model.name(),
             "file_bytes": model.file_bytes(),
             "parameters": model.graph().parameters(),
-            "plan": plan,
+            "plan": engine.plan(),
             "measurements": measurements,
             "stages": super::records::stage_reports(&engine),
         }));
     } else {
         print(&as_table(&model, &engine, &measurements));
     }
-    records.write(&model, &devices, engine)
+    records.write(&model, &placed.devices, engine)
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {

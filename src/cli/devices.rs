@@ -9,6 +9,10 @@ use ragtag_hal::{Adapter, HeapKind};
 use serde_json::json;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
+    if args.doctor {
+        super::doctor::run(&super::device_options(&args.devices), args.json);
+        return Ok(());
+    }
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     if args.json {
         let choice = devices.choice();
@@ -20,7 +24,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
         }));
     } else {
         super::output::note(&devices.start_line());
-        print_adapters(&devices);
+        print_devices(&devices);
         for line in missing(devices.report()) {
             print(&format!("{line}\n"));
         }
@@ -29,20 +33,26 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.devices.strict { super::strict::check_devices(&devices) } else { Ok(()) }
 }
 
-fn print_adapters(devices: &Devices) {
+/// A row for each physical device, described as the API sees it that it is used through, else as the best one does.
+fn print_devices(devices: &Devices) {
     let mut table = table(&["device", "name", "kind", ">free", ">total", ">units", "driver", "selected"]);
     let selected = devices.labels();
-    for adapter in devices.report().adapters() {
+    let report = devices.report();
+    for physical in &report.devices {
+        let used: Vec<_> =
+            physical.adapters.iter().filter(|label| selected.contains(label)).cloned().collect();
+        let shown = used.first().or(physical.adapters.first());
+        let Some(adapter) = shown.and_then(|label| report.adapter(label)) else { continue };
         let (free, total) = memory(adapter);
         table.add_row([
-            adapter.label(),
+            physical.to_string(),
             adapter.name.clone(),
             format!("{:?}", adapter.kind).to_lowercase(),
             free,
             total,
             adapter.caps.parallel_units.to_string(),
             adapter.driver.clone(),
-            if selected.contains(&adapter.label()) { "yes".into() } else { String::new() },
+            used.join(", "),
         ]);
     }
     print(&format!("{table}\n"));

@@ -2,10 +2,10 @@
 
 use super::args::LogitsArgs;
 use super::output::{check_writable, note, write_file};
-use super::plan::{Needs, devices_and_plan, summary};
+use super::plan::{Needs, placed, summary};
 use super::progress;
 use super::records::Records;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::EngineOptions;
 use crate::error::Result;
 use crate::npy;
 
@@ -14,13 +14,13 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
-    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&plan));
+    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
-    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     write_file(&args.output, &npy::encode(&logits, model.hyperparameters().vocabulary as usize))?;
     note(&format!("{}: {} positions", args.output.display(), args.ids.len()));
-    records.write(&model, &devices, engine)
+    records.write(&model, &placed.devices, engine)
 }

@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod devices;
+mod doctor;
 mod inspect;
 mod logits;
 mod output;
@@ -20,8 +21,11 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use args::{Cli, Command, DeviceArgs};
 use clap::{CommandFactory, Parser};
+use ragtag_devices::ProbeChild;
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
@@ -46,6 +50,14 @@ fn execute(command: &Command) -> Result<()> {
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Selftest(args) => selftest::run(args),
+        Command::Probe { backend } => {
+            let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
+            output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?);
+            Ok(())
+        }
+        #[cfg(feature = "hip")]
+        Command::CompileForHip => ragtag_devices::compile_for_hip()
+            .map_err(|e| Error::Usage(format!("nobody takes what was compiled: {e}"))),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
@@ -75,7 +87,21 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         from_environment: std::env::var("RAGTAG_DEVICES").ok(),
         cpu_devices: args.cpu_devices,
         cpu_threads: args.threads,
+        probe_child: probe_child(Duration::from_secs(args.probe_limit)),
+        hip_compiler: hip_compiler(),
     }
+}
+
+/// This program once more, to ask a driver that may crash. `None` if the system does not say where it lies.
+fn probe_child(limit: Duration) -> Option<ProbeChild> {
+    let program = std::env::current_exe().ok()?;
+    Some(ProbeChild { program, arguments: vec!["probe".into()], limit })
+}
+
+/// This program once more, to compile for HIP. Empty if the system does not say where it lies.
+fn hip_compiler() -> Vec<OsString> {
+    let own = std::env::current_exe().ok().map(|program| vec![program.into(), "compile-for-hip".into()]);
+    own.unwrap_or_default()
 }
 
 /// Probes and selects, and says so in one line on standard error.

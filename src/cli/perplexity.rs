@@ -6,10 +6,10 @@
 
 use super::args::PerplexityArgs;
 use super::output::{note, print, print_json};
-use super::plan::{Needs, devices_and_plan, summary};
+use super::plan::{Needs, placed, summary};
 use super::progress;
 use super::records::Records;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::Session;
@@ -26,11 +26,11 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces at a time keep two stages busy.
     let needs = Needs { sequences: 2, all_logits: true, context: Some(context) };
-    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&plan));
+    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    note(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
-    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
     if args.json {
         print_json(&json!({
@@ -39,13 +39,13 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
             "tokens": score.count,
             "chunks": pieces.len(),
             "ctx": context,
-            "plan": plan,
+            "plan": engine.plan(),
         }));
     } else {
         let (perplexity, uncertainty) = (score.perplexity(), score.uncertainty());
         print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count));
     }
-    records.write(&model, &devices, engine)
+    records.write(&model, &placed.devices, engine)
 }
 
 fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Vec<u32>>> {

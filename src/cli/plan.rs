@@ -1,8 +1,9 @@
 //! `ragtag plan`, and how the other commands come by their plan.
 
 use super::args::{ActivationsArg, DeviceArgs, Kv, PlacementArgs, PlanArgs};
-use super::output::{bytes, print, table};
+use super::output::{bytes, note, print, table};
 use crate::devices::Devices;
+use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
@@ -40,8 +41,8 @@ pub(super) struct Needs {
     pub(super) context: Option<u32>,
 }
 
-/// The plan that the arguments describe: read, split by hand, or made.
-pub(super) fn make(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs) -> Result<Plan> {
+/// A planner for what the arguments describe: a plan that is read, split by hand, or made.
+fn planner(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs) -> Result<Planner> {
     let mut planner = Planner::new(model).devices(devices).sequences(needs.sequences);
     planner = match &args.plan {
         Some(path) => like_file(planner, path, model, devices, args)?,
@@ -50,7 +51,7 @@ pub(super) fn make(model: &Model, devices: &Devices, args: &PlacementArgs, needs
     if needs.all_logits {
         planner = planner.all_logits();
     }
-    planner.plan()
+    Ok(planner)
 }
 
 fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>) -> Result<Planner> {
@@ -98,7 +99,7 @@ fn like_file(
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: args.parallel, all_logits: false, context: None };
-    let (_, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    let Placed { plan, .. } = placed(&model, &args.devices, &args.placement, needs)?;
     if args.json {
         print(&plan.to_json());
     } else {
@@ -149,16 +150,39 @@ pub(super) fn summary(plan: &Plan) -> String {
 }
 
 /// Devices and placement of one command.
-pub(super) fn devices_and_plan(
+pub(super) struct Placed {
+    pub(super) devices: Devices,
+    pub(super) planner: Planner,
+    pub(super) plan: Plan,
+    strict: bool,
+}
+
+impl Placed {
+    /// Starts the engine. A device that holds less than it said gets a smaller plan, which is told on standard error;
+    /// `--strict` refuses that.
+    pub(super) fn start(&self, model: &Model, options: EngineOptions) -> Result<Engine> {
+        let Self { devices, planner, plan, strict } = self;
+        if *strict {
+            return Engine::start(model, devices, plan, options);
+        }
+        Engine::start_fitting(model, devices, planner, plan, options, |error, smaller| {
+            note(&format!("{error}\ntrying a smaller plan: {}", summary(smaller)));
+        })
+    }
+}
+
+/// Selects devices and makes a plan for them.
+pub(super) fn placed(
     model: &Model,
     device_args: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
-) -> Result<(Devices, Plan)> {
+) -> Result<Placed> {
     let devices = super::open_devices(device_args)?;
     if device_args.strict {
         super::strict::check(&devices, model)?;
     }
-    let plan = make(model, &devices, placement, needs)?;
-    Ok((devices, plan))
+    let planner = planner(model, &devices, placement, needs)?;
+    let plan = planner.plan()?;
+    Ok(Placed { devices, planner, plan, strict: device_args.strict })
 }

@@ -2,7 +2,7 @@
 
 use super::args::{RunArgs, SamplingArgs};
 use super::output::{note, print, print_json};
-use super::plan::{Needs, as_table, devices_and_plan, summary};
+use super::plan::{Needs, as_table, placed, summary};
 use super::progress;
 use super::records::Records;
 use crate::engine::{Engine, EngineOptions};
@@ -21,17 +21,17 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: false, context: None };
-    let (devices, plan) = devices_and_plan(&model, &args.devices, &args.placement, needs)?;
+    let placed = placed(&model, &args.devices, &args.placement, needs)?;
     if !args.json {
-        note(&summary(&plan));
-        if plan.stages.len() > 1 {
-            note(as_table(&plan).trim_end());
+        note(&summary(&placed.plan));
+        if placed.plan.stages.len() > 1 {
+            note(as_table(&placed.plan).trim_end());
         }
     }
     let progress = progress::loading();
     let options =
         EngineOptions { trace: records.wants_trace(), progress: Some(progress), ..EngineOptions::default() };
-    let engine = Engine::start(&model, &devices, &plan, options)?;
+    let engine = placed.start(&model, options)?;
 
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
@@ -42,13 +42,13 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "prompt_tokens": ids,
             "finish_reason": outcome.summary.reason,
             "seed": generation.sampling.seed,
-            "plan": plan,
+            "plan": engine.plan(),
             "timings": outcome.summary.timings(),
         }));
     } else {
         note(&figures(&outcome.summary, generation.sampling.seed));
     }
-    records.write(&model, &devices, engine)
+    records.write(&model, &placed.devices, engine)
 }
 
 struct Outcome {

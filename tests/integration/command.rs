@@ -166,6 +166,31 @@ fn devices_are_listed_api_by_api() {
 }
 
 #[test]
+fn the_doctor_says_for_each_api_what_is_there_and_what_is_missing() {
+    let shown = done(&["devices", "--doctor"]);
+    for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
+        assert!(shown.out.contains(words), "{words} in {}", shown.out);
+    }
+    let json = done(&["devices", "--doctor", "--json"]).json();
+    let apis = json["apis"].as_array().unwrap();
+    assert_eq!((&apis[0]["api"], &apis[apis.len() - 1]["api"]), (&"ragtag".into(), &"cpu".into()));
+    for api in apis {
+        for finding in api["findings"].as_array().unwrap() {
+            assert_eq!(keys(finding), BTreeSet::from(["advice", "found", "state", "subject"]));
+            let state = finding["state"].as_str().unwrap();
+            assert!(["ok", "note", "missing"].contains(&state), "{finding}");
+        }
+    }
+    // What else would be refused is said as well: the doctor is asked when nothing works.
+    let mut command = ragtag();
+    command.env("RAGTAG_DEVICES", "cuda:7").args(["devices", "--doctor", "--json"]);
+    let json = done_by(&mut command).json();
+    let selection = &json["apis"][0]["findings"][0];
+    assert_eq!((&selection["subject"], &selection["state"]), (&"devices".into(), &"missing".into()));
+    assert!(selection["found"].as_str().unwrap().contains("cuda"), "{selection}");
+}
+
+#[test]
 fn the_environment_chooses_devices_and_the_flag_overrides_it() {
     let selected = |environment: &str, flag: &[&str]| {
         let mut command = ragtag();

@@ -147,8 +147,13 @@ fn a_device_lost_in_mid_run_ends_it_within_a_second_and_leaves_nothing() {
                     }
                 };
                 match error {
-                    Error::Run(RunError::Stage { stage: named, device, cause: DeviceError::Lost { .. } }) => {
+                    Error::Run(RunError::Stage {
+                        stage: named,
+                        ref device,
+                        cause: DeviceError::Lost { .. },
+                    }) => {
                         assert_eq!((named, device.as_str()), (stage, lost));
+                        assert_eq!(error.exit_code(), 1);
                     }
                     other => panic!("{lost}: {other:?}"),
                 }
@@ -173,11 +178,16 @@ fn too_little_memory_while_loading_is_told_with_sizes_and_less_fits() {
         let (engine, watch) = faulty(&model, &wanted_setup, &faults);
         let error = engine.unwrap_err();
         match &error {
-            Error::Run(RunError::Stage {
+            Error::Run(RunError::Memory {
                 stage: 1,
                 device,
                 cause: DeviceError::OutOfMemory { wanted, free: Some(free) },
-            }) => assert!(device == "cpu:1" && *free == most && *wanted > most, "{error}"),
+                held_bytes,
+                needed_bytes,
+            }) => {
+                assert!(device == "cpu:1" && *free == most && *wanted > most, "{error}");
+                assert!(held_bytes < needed_bytes, "{error}");
+            }
             other => panic!("{other:?}"),
         }
         assert_eq!(error.exit_code(), 6);
@@ -209,6 +219,32 @@ fn a_refused_submission_ends_the_run_with_what_the_device_said() {
         }
         engine.shutdown();
         watch.nothing_is_left(3);
+    });
+}
+
+/// Errors that stick, as some drivers have them: every call after the first says the same. The run's error is the first,
+/// with the call that failed.
+#[test]
+fn a_loss_that_a_call_reports_is_told_once_with_the_call() {
+    within(60, || {
+        let model = model();
+        for (lost, stage) in [("cpu:0", 0), ("cpu:1", 1), ("cpu:2", 2)] {
+            let faults = Faults { losing_submission: Some(60), ..Faults::default() };
+            let (engine, watch) = faulty(&model, &setup(), &[(lost, faults)]);
+            let engine = engine.unwrap();
+            let prompt = &prompts()[0];
+            let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
+            let error = block_on(listen(stream)).unwrap_err();
+            let said = "device lost: submission 60, by a fault on demand, failed for good";
+            assert_eq!(error.to_string(), format!("stage {stage} on {lost}: {said}"));
+            assert_eq!(error.exit_code(), 1);
+            // Who comes later hears what ended the run.
+            let later = engine.session().generate(Prompt::Tokens(prompt), &greedy(1));
+            let later = later.and_then(|stream| block_on(listen(stream))).unwrap_err();
+            assert_eq!(later.to_string(), error.to_string());
+            engine.shutdown();
+            watch.nothing_is_left(3);
+        }
     });
 }
 

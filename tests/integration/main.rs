@@ -6,9 +6,11 @@
 mod bad_input;
 mod checkpoint;
 mod command;
+mod drivers;
 mod faults;
 mod golden;
-mod opencl;
+mod gpus;
+mod memory;
 mod pipelines;
 mod support;
 mod tensor_types;

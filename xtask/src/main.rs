@@ -8,7 +8,6 @@
 mod checks;
 mod kernels;
 mod support;
-mod synth;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -31,7 +30,7 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
-    /// Write the kernels' OpenCL C to files, and compile it for GPUs that are not here.
+    /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
     Kernels(kernels::Args),
     /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
     SupportTable {
@@ -40,7 +39,7 @@ enum Task {
         check: bool,
     },
     /// Write a GGUF file with random weights, in any shape and tensor type.
-    SynthModel(synth::Args),
+    SynthModel(ragtag_synth::Args),
 }
 
 /// The root of the workspace.
@@ -54,9 +53,9 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
-        Task::Kernels(args) => kernels::run(&args),
+        Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
-        Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
+        Task::SynthModel(args) => ragtag_synth::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

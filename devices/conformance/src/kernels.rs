@@ -23,8 +23,8 @@ pub(crate) fn name(variant: &Variant) -> String {
 
 /// All cases of a variant.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
-    let language = variant.language();
-    if !bench.caps().languages.contains(&language) {
+    if !variant.is_taken_by(bench.caps()) {
+        let language = variant.language();
         return Ok(Verdict::skipped(format!("the device does not take {language:?} kernels")));
     }
     if let Some(missing) = variant.requires.iter().find(|&feature| !bench.caps().features.contains(feature)) {
@@ -33,10 +33,10 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
     if !variant.runs_on(bench.caps()) {
         return Ok(Verdict::skipped("the device takes smaller work groups only"));
     }
-    let source = module_source([variant]).ok_or("a variant in several languages")?;
+    let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
-    for case in cases(variant.kernel, SEED) {
+    for case in cases(variant.kernel, variant.layout, SEED) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

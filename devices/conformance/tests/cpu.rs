@@ -90,7 +90,7 @@ fn portable_code_alone() {
 
 #[test]
 fn every_adapter_of_the_table_is_tried() {
-    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None });
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
     let summary = run_all(&backends);
     let labels: Vec<_> = summary.reports.iter().map(|report| report.adapter.label()).collect();
     assert!(labels.ends_with(&["cpu:0".into(), "cpu:1".into()]), "{labels:?}");
@@ -181,6 +181,9 @@ impl Device for Faulty {
     fn pool_stats(&self) -> PoolStats {
         self.inner.pool_stats()
     }
+    fn trim_pool(&mut self) -> u64 {
+        self.inner.trim_pool()
+    }
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         match self.inner.create_buffer(id, bytes) {
             Err(_) if self.fault == Fault::EndlessMemory => self.inner.create_buffer(id, 4096),
@@ -248,7 +251,10 @@ fn spoilt_copies_are_found() {
 
 #[test]
 fn missing_groups_are_found() {
-    finds(Fault::MissingGroups, &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/kv-append/"]);
+    finds(
+        Fault::MissingGroups,
+        &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/rope-append/"],
+    );
 }
 
 #[test]

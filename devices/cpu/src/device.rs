@@ -173,6 +173,10 @@ impl Device for CpuDevice {
         self.memory.stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.memory.trim()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Err(Error::invalid(format!("{id} of zero bytes")));

@@ -71,6 +71,8 @@ pub enum MemorySource {
     Api,
     /// The operating system.
     System,
+    /// The same physical device, seen through another API.
+    OtherApi,
     /// The user.
     User,
 }
@@ -201,6 +203,9 @@ pub trait Device: Send {
 
     /// What the pool that its buffers come from holds and has done.
     fn pool_stats(&self) -> PoolStats;
+
+    /// Gives everything back to the system that its pool holds and no buffer uses, and returns the bytes.
+    fn trim_pool(&mut self) -> u64;
 
     /// Allocates a buffer of `bytes` bytes, 64-byte aligned at least, its contents undefined. It takes
     /// [`class_bytes`](crate::pool::class_bytes) of the device's memory, or less.

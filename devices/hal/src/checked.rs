@@ -226,6 +226,10 @@ impl Device for Checked {
         self.inner.pool_stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.inner.trim_pool()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.resources.check_new_buffer(id, bytes)?;
         self.inner.create_buffer(id, bytes)?;

@@ -27,8 +27,13 @@ pub struct Faults {
     pub failing_allocation: Option<u64>,
     /// Every allocation of more bytes than this fails.
     pub largest_allocation_bytes: Option<u64>,
+    /// Most programs that the device holds at once; memory runs out when one more is recorded.
+    pub most_programs: Option<usize>,
     /// The submission that the device refuses, counted from 1.
     pub failing_submission: Option<u64>,
+    /// The submission at which the driver finds that the device is lost, counted from 1: it, and every call after it, says
+    /// so.
+    pub losing_submission: Option<u64>,
     /// The command at which the device is lost, counted from 1 over all submissions; a program counts its commands each
     /// time. The submission that holds it does not start.
     pub lost_at_command: Option<u64>,
@@ -63,6 +68,9 @@ fn scramble(seed: u64) -> u64 {
     x ^ x >> 31
 }
 
+/// What a command of a program is said to take of a device's memory.
+const PROGRAM_BYTES: u64 = 1 << 10;
+
 /// A device with faults.
 pub(crate) struct Faulty {
     /// Before the device, so that its thread has ended and nobody waits for its news when the device closes.
@@ -74,6 +82,8 @@ pub(crate) struct Faulty {
     commands: u64,
     /// The commands of each program.
     programs: HashMap<ProgramId, u64>,
+    /// What a submission was refused with that lost the device.
+    loss: Option<Error>,
 }
 
 impl Faulty {
@@ -85,14 +95,21 @@ impl Faulty {
         let mirror = faults.touch_timelines().then(|| Mirror::new(inner.as_mut())).transpose()?;
         let (allocations, submissions, commands) = (0, 0, 0);
         let programs = HashMap::new();
-        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs })
+        Ok(Self { mirror, inner, faults, allocations, submissions, commands, programs, loss: None })
     }
 
     /// A lost device says so to every call.
     fn check_there(&self) -> Result<()> {
-        match self.mirror.as_ref().and_then(Mirror::loss) {
+        match self.loss.clone().or_else(|| self.mirror.as_ref().and_then(Mirror::loss)) {
             Some(loss) => Err(loss),
             None => Ok(()),
+        }
+    }
+
+    fn poison(&self, queue: QueueKind, error: &Error) {
+        match &self.mirror {
+            Some(mirror) => mirror.fail(queue, error),
+            None => self.inner.timeline(queue).fail(error.clone()),
         }
     }
 
@@ -140,6 +157,10 @@ impl Device for Faulty {
         self.inner.pool_stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.inner.trim_pool()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         self.check_there()?;
         self.allocations += 1;
@@ -179,8 +200,14 @@ impl Device for Faulty {
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.check_there()?;
-        self.programs.insert(id, commands.len() as u64);
-        self.inner.record(id, commands)
+        let count = commands.len() as u64;
+        let others = self.programs.keys().filter(|other| **other != id).count();
+        if self.faults.most_programs.is_some_and(|most| others >= most) {
+            return Err(Error::OutOfMemory { wanted: count * PROGRAM_BYTES, free: Some(0) });
+        }
+        self.inner.record(id, commands)?;
+        self.programs.insert(id, count);
+        Ok(())
     }
 
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
@@ -195,10 +222,14 @@ impl Device for Faulty {
         self.submissions += 1;
         if self.faults.failing_submission == Some(self.submissions) {
             let error = Error::Api { call: "submit, by a fault on demand,".into(), code: -1 };
-            match &self.mirror {
-                Some(mirror) => mirror.fail(queue, &error),
-                None => self.inner.timeline(queue).fail(error.clone()),
-            }
+            self.poison(queue, &error);
+            return Err(error);
+        }
+        if self.faults.losing_submission == Some(self.submissions) {
+            let cause = format!("submission {}, by a fault on demand, failed for good", self.submissions);
+            let error = Error::Lost { cause };
+            self.loss = Some(error.clone());
+            QueueKind::ALL.iter().for_each(|&queue| self.poison(queue, &error));
             return Err(error);
         }
         let doomed = self.dooms(&submission.work);

@@ -27,6 +27,7 @@ mod caps;
 mod checked;
 mod command;
 mod error;
+mod exit;
 mod faults;
 mod host;
 mod ids;
@@ -46,6 +47,7 @@ pub use command::{
     Submission, TextEntry, Work,
 };
 pub use error::{Error, Result, Unavailable};
+pub use exit::exit_in_words;
 pub use faults::Faults;
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};

@@ -183,9 +183,11 @@ impl<T> Pool<T> {
         self.keep_at_most(self.cached.len() - stale, u64::MAX);
     }
 
-    /// Gives up all that is cached.
-    pub fn drain(&mut self) {
+    /// Gives up all that is cached, and returns its bytes.
+    pub fn drain(&mut self) -> u64 {
+        let bytes = self.stats.cached_bytes;
         self.keep_at_most(0, 0);
+        bytes
     }
 
     /// Gives up cached allocations, those first that have been idle for longest, until no more than this is left.

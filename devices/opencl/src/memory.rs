@@ -111,6 +111,11 @@ impl DeviceMemory {
         self.pool.acquire(bytes, Timing::now_ns(), new).map(Arc::new)
     }
 
+    /// Gives up what the pool holds and no buffer uses.
+    pub(crate) fn trim(&mut self) -> u64 {
+        self.pool.drain()
+    }
+
     /// Takes a buffer back. One that a submission still holds on to goes with it.
     pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
         let bytes = buffer.bytes() as u64;

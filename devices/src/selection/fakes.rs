@@ -1,6 +1,6 @@
 //! Backends made up for tests.
 
-use crate::table::{Backends, Row};
+use crate::table::{Backends, Probed, Row};
 use ragtag_hal::{
     Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Features, HeapKind, Limits, Memory, MemorySource,
     PciAddress, PhysicalIdentity, QueueLayout, Result, Unavailable,
@@ -64,18 +64,18 @@ impl Backend for Fake {
 
 /// A backend that shows these adapters.
 pub(crate) fn found(name: &'static str, adapters: Vec<Adapter>) -> Row {
-    Row { name, backend: Some(Box::new(Fake { name, probe: Ok(adapters) })) }
+    Row { name, backend: Some(Box::new(Fake { name, probe: Ok(adapters) })), probed: Probed::Here }
 }
 
 /// A backend whose library is missing.
 pub(crate) fn missing(name: &'static str) -> Row {
     let probe = Err(Unavailable { tried: vec![format!("lib{name}.so")], cause: "no such library".into() });
-    Row { name, backend: Some(Box::new(Fake { name, probe })) }
+    Row { name, backend: Some(Box::new(Fake { name, probe })), probed: Probed::Here }
 }
 
 /// A backend that is not in the build.
 pub(crate) fn absent(name: &'static str) -> Row {
-    Row { name, backend: None }
+    Row { name, backend: None, probed: Probed::Here }
 }
 
 /// A machine with two GPUs, one of them seen twice, a software GPU and two CPU devices.

@@ -1,8 +1,9 @@
 //! What users may write, and what it comes to.
 
-use super::fakes::{adapter, found, machine};
+use super::fakes::{adapter, found, machine, pci};
 use super::*;
 use crate::table::{Backends, Config};
+use ragtag_hal::MemorySource;
 
 fn choose_on(backends: &Backends, text: &str) -> Result<Vec<String>, SelectionError> {
     let choice = Requested::new(Some(text), None)?.choose(&backends.probe())?;
@@ -39,8 +40,17 @@ fn devices_are_named_in_the_order_of_the_pipeline() {
 #[test]
 fn a_physical_device_is_used_once_through_the_api_that_is_named() {
     assert_eq!(choose("gpu,vulkan:1").unwrap(), ["vulkan:1", "vulkan:0"]);
-    let same = SelectionError::SameDevice { first: "cuda:0".into(), second: "vulkan:1".into() };
-    assert_eq!(choose("cuda:0,vulkan:1"), Err(same));
+    assert_eq!(choose("vulkan:1,auto").unwrap(), ["vulkan:1", "vulkan:0"]);
+    assert_eq!(choose("vulkan:1").unwrap(), ["vulkan:1"], "not through the best API");
+}
+
+/// Two stages on one card through two APIs: nobody gets that who does not ask for it.
+#[test]
+fn two_apis_of_one_device_are_used_if_both_are_named() {
+    assert_eq!(choose("cuda:0,vulkan:1").unwrap(), ["cuda:0", "vulkan:1"]);
+    assert_eq!(choose("vulkan:1,cuda:0,vulkan:1").unwrap(), ["vulkan:1", "cuda:0"]);
+    assert_eq!(choose("gpu,vulkan:1,cuda:0").unwrap(), ["vulkan:1", "vulkan:0", "cuda:0"]);
+    assert_eq!(choose("cuda:0,vulkan:1,gpu").unwrap(), ["cuda:0", "vulkan:1", "vulkan:0"]);
 }
 
 #[test]
@@ -124,6 +134,40 @@ fn a_choice_is_one_line() {
 }
 
 #[test]
+fn a_device_is_detected_once_with_its_apis() {
+    let report = machine().probe();
+    let choice = Requested::new(None, None).unwrap().choose(&report).unwrap();
+    let start = "requested=auto detected=[cuda:0 = vulkan:1, vulkan:0, vulkan:2, cpu:0, cpu:1] selected=[";
+    assert_eq!(choice.to_string(), format!("{start}cuda:0, vulkan:0]"));
+    assert_eq!(report.device("vulkan:1").unwrap().adapters[0], "cuda:0");
+    assert_eq!(report.device("vulkan:9"), None);
+}
+
+#[test]
+fn what_another_api_knows_of_the_memory_is_in_the_report() {
+    let mut cuda = adapter("cuda", 0, AdapterKind::Discrete, 24);
+    let mut opencl = [0, 1].map(|index| adapter("opencl", index, AdapterKind::Discrete, 24));
+    (cuda.identity.pci, opencl[0].identity.pci, opencl[1].identity.pci) = (pci(2), pci(1), pci(2));
+    cuda.memory[0].free_bytes = Some(5 << 30);
+    let report = Backends::of(vec![found("cuda", vec![cuda]), found("opencl", opencl.to_vec())]).probe();
+    let memory = |label: &str| report.adapter(label).unwrap().memory[0];
+    assert_eq!(memory("cuda:0").source, MemorySource::Api);
+    assert_eq!((memory("opencl:0").free_bytes, memory("opencl:0").source), (None, MemorySource::Api));
+    let (free_bytes, source) = (memory("opencl:1").free_bytes, memory("opencl:1").source);
+    assert_eq!((free_bytes, source), (Some(5 << 30), MemorySource::OtherApi));
+}
+
+/// The order of preference; whatever of it this build has.
+#[test]
+fn the_backends_stand_in_the_order_of_preference() {
+    const ORDER: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "wgpu", "cpu"];
+    let report = Backends::new(&Config::default()).probe();
+    let places = report.backends.iter().map(|backend| ORDER.iter().position(|name| *name == backend.name));
+    let places: Option<Vec<_>> = places.collect();
+    assert!(places.as_ref().is_some_and(|places| places.is_sorted()), "{places:?}");
+}
+
+#[test]
 fn reports_survive_json() {
     let report = machine().probe();
     let json = serde_json::to_value(&report).unwrap();
@@ -138,7 +182,7 @@ fn reports_survive_json() {
 #[test]
 fn this_machine_opens_its_cpu_devices_in_the_order_asked_for() {
     use ragtag_hal::{Device as _, DeviceId, Limits};
-    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), cpu_features: None });
+    let backends = Backends::new(&Config { cpu_devices: 2, cpu_threads: Some(1), ..Config::default() });
     let choice = Requested::new(Some("cpu:1,cpu:0"), None).unwrap().choose(&backends.probe()).unwrap();
     let adapters: Vec<_> = choice.selected.into_iter().zip([DeviceId(4), DeviceId(2)]).collect();
     let devices = backends.open(&adapters, &Limits::default()).unwrap();

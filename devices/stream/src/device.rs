@@ -256,6 +256,10 @@ impl<D: Driver> Device for StreamDevice<D> {
         self.memory.stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.memory.trim()
+    }
+
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {
         self.common.take_timings(timings);
     }

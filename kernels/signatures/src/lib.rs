@@ -1,4 +1,4 @@
-//! Reads the signatures of OpenCL C kernels from their source, without a compiler.
+//! Reads the signatures of kernels in OpenCL C, CUDA C++ and HIP C++ from their source, without a compiler.
 //!
 //! What a kernel is launched with is declared in its ABI and written again in its source; a driver that compiles the source
 //! notices no difference. Here the two can be compared wherever tests run, with no driver at all. The crate is pure: `no_std`
@@ -23,7 +23,7 @@
 //! `#define` and `#undef` act from where they stand, macros with and without parameters are expanded (`#` and `##` too),
 //! and of `#if`, `#ifdef`, `#ifndef`, `#elif` and `#else` one branch counts. So a kernel in a comment or under `#if 0` is
 //! none, and one whose `__kernel` hides behind a macro is one. A kernel is a *definition* at file scope with `kernel` or
-//! `__kernel` in it; a prototype is none.
+//! `__kernel` in it, or with `extern "C"` and, after it, `__global__`; a prototype is none.
 //!
 //! # What is not
 //!

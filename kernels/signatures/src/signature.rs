@@ -6,7 +6,7 @@ use crate::preprocessor::preprocess;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-/// The address space that a parameter is qualified with.
+/// The address space that a parameter is qualified with. What a kernel of CUDA or HIP takes as a plain pointer is global.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
     /// `__global`.
@@ -42,7 +42,7 @@ pub struct KernelSignature {
     pub name: String,
     /// Its parameters, in order.
     pub args: Vec<KernelArg>,
-    /// The work items of a group, where `reqd_work_group_size` says them.
+    /// The work items of a group, where `reqd_work_group_size` says them, or `__launch_bounds__`, whose groups are rows.
     pub work_group: Option<[u32; 3]>,
 }
 
@@ -77,19 +77,29 @@ pub(crate) fn signatures(tokens: &[Token]) -> Vec<KernelSignature> {
     kernels
 }
 
+/// What makes a function a kernel.
+const KEYWORDS: [&str; 3] = ["__kernel", "kernel", CPP_KEYWORD];
+/// What does in CUDA C++ and HIP C++. A host finds such a kernel by its name only if it is `extern "C"`.
+const CPP_KEYWORD: &str = "__global__";
+
 /// The signature of a definition, if it is a kernel's.
 fn signature(declaration: &[Token]) -> Option<KernelSignature> {
     let (declaration, attributes) = without_attributes(declaration);
-    let keyword = declaration.iter().position(|t| t.is("__kernel") || t.is("kernel"))?;
+    let keyword = declaration.iter().position(|t| KEYWORDS.iter().any(|keyword| t.is(keyword)))?;
+    let is_cpp = declaration[keyword].is(CPP_KEYWORD);
+    let is_extern_c = |pair: &[Token]| pair[0].is("extern") && &*pair[1].text == "\"C\"";
+    if is_cpp && !declaration[..keyword].windows(2).any(is_extern_c) {
+        return None;
+    }
     let declaration = &declaration[keyword + 1..];
     let open = declaration.iter().position(|t| t.is("("))?;
     let name = open.checked_sub(1).map(|at| &declaration[at]).filter(|name| name.is_word())?;
     let close = closing(declaration, open)?;
-    Some(KernelSignature {
-        name: name.text.to_string(),
-        args: arguments(&declaration[open + 1..close]),
-        work_group: work_group(&attributes),
-    })
+    let mut args = arguments(&declaration[open + 1..close]);
+    for arg in args.iter_mut().filter(|arg| is_cpp && arg.is_pointer) {
+        arg.qualifier = AddressSpace::Global;
+    }
+    Some(KernelSignature { name: name.text.to_string(), args, work_group: work_group(&attributes) })
 }
 
 /// Where the parenthesis at `open` closes.
@@ -108,15 +118,17 @@ fn closing(tokens: &[Token], open: usize) -> Option<usize> {
     None
 }
 
-/// The tokens without `__attribute__((…))`, and those in the attributes.
+/// The tokens without `__attribute__((…))` and `__launch_bounds__(…)`, and those in the attributes.
 fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     let (mut others, mut attributes) = (Vec::new(), Vec::new());
     while let Some((first, rest)) = tokens.split_first() {
-        let is_attribute = first.is("__attribute__") || first.is("__attribute");
+        let is_bounds = first.is("__launch_bounds__");
+        let is_attribute = is_bounds || first.is("__attribute__") || first.is("__attribute");
         let has_list = rest.first().is_some_and(|t| t.is("("));
         tokens = match closing(rest, 0).filter(|_| is_attribute && has_list) {
             Some(close) => {
-                attributes.extend_from_slice(&rest[..close]);
+                attributes.extend(is_bounds.then(|| first.clone()));
+                attributes.extend_from_slice(&rest[..=close]);
                 &rest[close + 1..]
             }
             None => {
@@ -128,14 +140,21 @@ fn without_attributes(mut tokens: &[Token]) -> (Vec<Token>, Vec<Token>) {
     (others, attributes)
 }
 
-/// The figures of `reqd_work_group_size`.
+/// The figures of `reqd_work_group_size`, or the first of `__launch_bounds__`.
 fn work_group(attributes: &[Token]) -> Option<[u32; 3]> {
-    let name = attributes.iter().position(|t| t.text.trim_matches('_') == "reqd_work_group_size")?;
+    if let Some(figures) = figures(attributes, "reqd_work_group_size") {
+        return figures.try_into().ok();
+    }
+    Some([*figures(attributes, "launch_bounds")?.first()?, 1, 1])
+}
+
+/// The figures of an attribute.
+fn figures(attributes: &[Token], name: &str) -> Option<Vec<u32>> {
+    let name = attributes.iter().position(|t| t.text.trim_matches('_') == name)?;
     attributes.get(name + 1).filter(|t| t.is("("))?;
     let figures = &attributes[name + 2..closing(attributes, name + 1)?];
     let figure = |tokens: &[Token]| u32::try_from(evaluate(tokens)?).ok();
-    let figures: Option<Vec<u32>> = figures.split(|t| t.is(",")).map(figure).collect();
-    figures?.try_into().ok()
+    figures.split(|t| t.is(",")).map(figure).collect()
 }
 
 fn arguments(tokens: &[Token]) -> Vec<KernelArg> {

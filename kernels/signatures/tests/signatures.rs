@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ragtag_signatures::{
-    KernelArg, KernelSignature, ValidationError, parse_kernel_signatures, source_contains_kernel,
-    validate_kernel_source,
+    AddressSpace, KernelArg, KernelSignature, ValidationError, parse_kernel_signatures,
+    source_contains_kernel, validate_kernel_source,
 };
 
 fn names(source: &str) -> Vec<String> {
@@ -137,6 +137,29 @@ fn attributes_stand_anywhere() {
         assert_eq!(only(&source).work_group, None, "{list}");
     }
     assert_eq!(only("__kernel void f(uint a) {}").work_group, None);
+}
+
+#[test]
+fn kernels_of_cuda_and_hip_are_read() {
+    let kernel = only(
+        "template <typename T> __device__ T f(T x) { return x; }\n\
+         extern \"C\" __global__ void __launch_bounds__(32 * 8, 2) g(const float *__restrict__ x, uint *y, uint n) {}",
+    );
+    assert_eq!((kernel.name.as_str(), kernel.work_group), ("g", Some([256, 1, 1])));
+    let read: Vec<_> = kernel.args.iter().map(|a| (a.qualifier, a.is_const, a.type_name.as_str())).collect();
+    let (global, private) = (AddressSpace::Global, AddressSpace::Private);
+    assert_eq!(read, [(global, true, "float"), (global, false, "uint"), (private, false, "uint")]);
+    let bounds = "__attribute__((launch_bounds(64)))";
+    assert_eq!(
+        only(&format!("extern \"C\" __global__ {bounds} void g(uint *y) {{}}")).work_group,
+        Some([64, 1, 1])
+    );
+    assert_eq!(only("extern \"C\" __global__ void g(uint *y) {}").work_group, None);
+    // Of a mangled name a host knows nothing.
+    for source in ["__global__ void g(uint *y) {}", "extern \"C++\" __global__ void g(uint *y) {}"] {
+        assert_eq!(names(source), [""; 0], "{source}");
+    }
+    assert_eq!(names("extern \"C\" void g(uint *y) {}"), [""; 0]);
 }
 
 #[test]

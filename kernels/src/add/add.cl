@@ -4,6 +4,7 @@ KERNEL(ITEMS) add(
     const GLOBAL uint *RESTRICT params, GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT y,
     uint rows, uint word, uint width
 ) {
+    BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
     size_t row = (size_t)GROUP(0) * width;
     #pragma unroll

@@ -4,7 +4,8 @@ KERNEL(ITEMS) arg_max(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL uint *RESTRICT out,
     uint rows, uint word, uint width
 ) {
-    LOCAL ulong scratch[REDUCE_SPACE];
+    BEGIN();
+    SHARED ulong scratch[REDUCE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     ulong best = ranked(NAN, 0);

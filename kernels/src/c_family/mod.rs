@@ -1,20 +1,29 @@
-//! The kernels in OpenCL C: which source texts make a program, and the rows of the table of variants.
+//! The kernels in the languages of the C family: which source texts make a program, and the rows of the table of variants.
 //!
 //! A text is a prelude, what kernels share, and kernels, one file after the other. Those for weights are written once over a
-//! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is OpenCL's
+//! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is a language's
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
+mod decode;
+mod matrix_units;
 mod rows;
+mod streams;
 mod weights;
 
 use crate::kernel::Kernel;
+use crate::layout::{Layout, layout_in};
 use crate::table::{Code, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
+/// The languages that the common sources are written for.
+const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage::CudaC, KernelLanguage::HipC];
+
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    let mut out = rows::variants();
+    let mut out = decode::variants();
+    out.extend(rows::variants());
+    out.extend(matrix_units::products());
     out.extend(weights::variants());
     out
 }
@@ -36,20 +45,47 @@ fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
 
+/// What the kernels with f16 activations share.
+const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
+
 /// What the parts rely on, in terms of a language.
 fn prelude(language: KernelLanguage) -> &'static str {
     match language {
         KernelLanguage::OpenClC => include_str!("prelude.cl"),
+        KernelLanguage::CudaC | KernelLanguage::HipC => include_str!("prelude.cu"),
         other => unreachable!("no row of the table is in {other:?}"),
     }
 }
 
+/// The names of a variant in the languages.
+#[derive(Clone, Copy)]
+struct Names {
+    opencl: &'static str,
+    cuda: &'static str,
+    hip: &'static str,
+}
+
+/// The names of a way to run a kernel: `names!("-tiled")` is `opencl-tiled` and so on.
+macro_rules! names {
+    ($way:literal) => {
+        $crate::c_family::Names {
+            opencl: concat!("opencl", $way),
+            cuda: concat!("cuda", $way),
+            hip: concat!("hip", $way),
+        }
+    };
+}
+use names;
+
 /// One function of a program.
+#[derive(Clone, Copy)]
 struct Function {
     kernel: Kernel,
-    name: &'static str,
+    names: Names,
     abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
+    layout: Option<Layout>,
+    min_rows: u32,
     max_rows: u32,
     source: fn(KernelLanguage) -> Arc<str>,
     function: &'static str,
@@ -58,17 +94,31 @@ struct Function {
 }
 
 impl Function {
-    fn variant(self) -> Variant {
+    /// The variants of it: one in each language. Devices that take OpenCL C keep weights in `Rows16`, and yet have the
+    /// sources for the other layout, which are so tried where drivers are; the others have what reads their own layout.
+    fn variants(self) -> impl Iterator<Item = Variant> {
+        let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
+        let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));
+        languages.map(move |language| self.variant(language))
+    }
+
+    fn variant(self, language: KernelLanguage) -> Variant {
         Variant {
             kernel: self.kernel,
-            name: self.name,
+            name: match language {
+                KernelLanguage::CudaC => self.names.cuda,
+                KernelLanguage::HipC => self.names.hip,
+                _ => self.names.opencl,
+            },
             class: self.kernel.class(),
             requires: &[],
             abi: self.abi,
             grid: self.grid,
+            layout: self.layout,
+            min_rows: self.min_rows,
             max_rows: self.max_rows,
             code: Code::Text(Text {
-                language: KernelLanguage::OpenClC,
+                language,
                 compose: self.source,
                 function: self.function,
                 work_group: [self.items.0, 1, 1],

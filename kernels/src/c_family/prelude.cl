@@ -1,5 +1,5 @@
-// What the kernel sources rely on, in terms of OpenCL C 3.0. Another language of the C family needs another file of
-// this kind, and nothing else.
+// What the kernel sources rely on, in terms of OpenCL C 3.0. The other languages of the C family have files of this kind,
+// and nothing else.
 //
 // RT_FP16 is defined for devices with half-precision arithmetic. NVIDIA's compiler does not have it, but takes PTX.
 
@@ -13,12 +13,17 @@
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local
+// Variables of a kernel in local memory; LOCAL is for what points there.
+#define SHARED __local
 // Arrays in local memory that are read 16 bytes at a time.
 #define ALIGNED __attribute__((aligned(16)))
 #define PRIVATE __private
 #define RESTRICT restrict
 #define HALF half
 #define INFINITE INFINITY
+
+// What a kernel does first: a launch that may begin before the last one has ended waits for it.
+#define BEGIN()
 
 // The work item in its group, and the group.
 #define ITEM ((uint)get_local_id(0))
@@ -62,6 +67,21 @@ FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #endif
 }
 
+// Two values as halves in a word, rounded to nearest, ties to even.
+FN uint pack_halves(float low, float high) {
+#if defined(__NV_CL_C_VERSION)
+    uint word;
+    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
+        : "=r"(word) : "f"(low), "f"(high));
+    return word;
+#else
+    uint word = 0;
+    vstore_half_rte(low, 0, (PRIVATE half *)&word);
+    vstore_half_rte(high, 1, (PRIVATE half *)&word);
+    return word;
+#endif
+}
+
 // The dot product of four signed bytes with four others, and `sum`. Compilers for devices that have an instruction for
 // it know this form; their built-in function of that name may be a long one.
 FN int dot4(uint a, uint b, int sum) {
@@ -74,3 +94,4 @@ FN int dot4(uint a, uint b, int sum) {
         + BYTE(a, 3) * BYTE(b, 3);
 #endif
 }
+// == end of the prelude ==

@@ -4,6 +4,7 @@ KERNEL(ITEMS) embed(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT table, GLOBAL float *RESTRICT out,
     uint rows, uint vocabulary, uint width
 ) {
+    BEGIN();
     uint row = GROUP(0);
     if (row >= count(params, 0, rows)) return;
     uint token = params[4 + row];

@@ -4,6 +4,7 @@ KERNEL(ITEMS) gather(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT out,
     uint rows, uint logit_rows, uint width
 ) {
+    BEGIN();
     uint i = GROUP(0);
     if (i >= count(params, 1, logit_rows)) return;
     uint row = params[4 + 3 * (size_t)rows + i];

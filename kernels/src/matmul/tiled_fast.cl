@@ -6,13 +6,14 @@
 
 KERNEL(ITEMS) matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uchar *RESTRICT x,
-    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
+    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
-    LOCAL uint w_tile[16 * QUAD] ALIGNED;
-    LOCAL uint x_tile[16 * QUAD] ALIGNED;
-    LOCAL float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
-    LOCAL float x_scales[2 * 64];
-    LOCAL int x_sums[2 * 2 * 64];
+    BEGIN();
+    SHARED uint w_tile[16 * QUAD] ALIGNED;
+    SHARED uint x_tile[16 * QUAD] ALIGNED;
+    SHARED float w_scales[2 * 64 * (1 + UNEQUAL + MINIMA)];
+    SHARED float x_scales[2 * 64];
+    SHARED int x_sums[2 * 2 * 64];
     uint used = count(params, word, rows), first_row = GROUP(0) * 64;
     if (first_row >= used) return;
     // The item's weights are 4 from `lane` and 4 from `lane` + 32, its rows of x 4 from `line`.
@@ -116,7 +117,7 @@ KERNEL(ITEMS) matmul_tiled(
         for (uint j = 0; j < 8; j++) {
             uint column = GROUP(1) * 64 + lane + j / 4 * 32 + j % 4;
             if (column < n) {
-                GLOBAL float *to = y + (size_t)row * n + column;
+                GLOBAL float *to = y + (size_t)row * stride + column;
                 *to = accumulate ? *to + acc[i][j] : acc[i][j];
             }
         }

@@ -4,7 +4,8 @@ KERNEL(ITEMS) softmax(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT out,
     uint rows, uint word, uint width
 ) {
-    LOCAL float scratch[REDUCE_SPACE];
+    BEGIN();
+    SHARED float scratch[REDUCE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     GLOBAL float *to = out + (size_t)GROUP(0) * width;

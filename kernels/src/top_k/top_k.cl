@@ -7,7 +7,8 @@ KERNEL(ITEMS) top_k(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT values,
     GLOBAL uint *RESTRICT places, uint rows, uint word, uint width, uint k
 ) {
-    LOCAL ulong scratch[REDUCE_SPACE];
+    BEGIN();
+    SHARED ulong scratch[REDUCE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
     const GLOBAL float *from = x + (size_t)GROUP(0) * width;
     size_t to = (size_t)GROUP(0) * k;

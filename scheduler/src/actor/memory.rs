@@ -3,6 +3,7 @@
 use crate::core::{MicroBatch, write_params};
 use crate::error::{Error, Result};
 use ragtag_graph::{CompiledStage, Place, Program, Slice};
+use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{
     Binding, BufferId, BufferRange, Command, Device, Dispatch, HostRegion, ModuleId, ProgramId, RegionId,
 };
@@ -108,6 +109,20 @@ impl StageMemory {
         Ok(Self { compiled, weights, kv, scratch, slots, params, params_stride, recorded, words })
     }
 
+    /// The bytes of all buffers that [`StageMemory::new`] creates.
+    pub(crate) fn needed_bytes(compiled: &CompiledStage, slots: u32) -> u64 {
+        let params = compiled.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
+        let slot = [
+            params,
+            u64::from(compiled.max_rows()) * compiled.row_bytes,
+            u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
+        ];
+        let weights = compiled.weights.iter().map(|weight| weight.bytes());
+        let once = weights.chain(compiled.kv_bytes.iter().copied()).chain([compiled.scratch_bytes]);
+        let once: u64 = once.map(class_bytes).sum();
+        once + slot.map(class_bytes).iter().sum::<u64>() * u64::from(slots)
+    }
+
     pub(crate) fn compiled(&self) -> &CompiledStage {
         &self.compiled
     }
@@ -162,10 +177,26 @@ impl StageMemory {
         let id = ProgramId(index as u32 * self.slots.len() as u32 + slot);
         if !self.recorded.contains(&id) {
             let commands = self.commands(index, slot)?;
-            device.record(id, commands).map_err(&failed)?;
+            let recorded = match device.record(id, commands.clone()) {
+                Err(error) if error.is_out_of_memory() && self.forget_programs(device) => {
+                    device.record(id, commands)
+                }
+                other => other,
+            };
+            recorded.map_err(&failed)?;
             self.recorded.insert(id);
         }
         Ok(id)
+    }
+
+    /// Destroys the programs that nothing on the device uses; they are recorded again when they are wanted. Whether there
+    /// were any.
+    fn forget_programs(&mut self, device: &mut dyn Device) -> bool {
+        let before = self.recorded.len();
+        // One with a submission outstanding is refused by the checks, and stays.
+        self.recorded.retain(|id| device.destroy_program(*id).is_err());
+        tracing::debug!(before, left = self.recorded.len(), "programs are destroyed for want of memory");
+        self.recorded.len() < before
     }
 
     /// A program as the device runs it: parameters in, then the stage's steps.

@@ -162,7 +162,15 @@ impl Actor {
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink);
         let row_bytes = compiled.row_bytes;
-        let memory = StageMemory::new(&mut device, compiled, slots).map_err(failed)?;
+        let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
+        let memory = StageMemory::new(&mut device, compiled, slots);
+        let memory = memory.map_err(|cause| match cause.is_out_of_memory() {
+            true => {
+                let held_bytes = device.pool_stats().in_use_bytes;
+                Error::Memory { stage, device: label.clone(), cause, held_bytes, needed_bytes }
+            }
+            false => failed(cause),
+        })?;
         let edges = [(INCOMING, &previous), (OUTGOING, &next)];
         for (id, edge) in edges.into_iter().filter_map(|(id, edge)| Some((id, edge.as_ref()?))) {
             device.register_region(id, Arc::clone(&edge.ring)).map_err(failed)?;

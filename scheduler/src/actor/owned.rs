@@ -1,4 +1,5 @@
-//! A device with all that was made on it: what its actor made it destroys, however the run ends.
+//! A device with all that was made on it: what its actor made it destroys, however the run ends. Where memory runs short,
+//! what lies unused on the device goes first, and the call is made once more.
 //!
 //! Loading that fails half-way, a run that stops, an actor that panics: in each case the device is dropped, and takes along
 //! what is on it. This module must not know what any of it is for.
@@ -47,6 +48,18 @@ impl OwnedDevice {
         for (timeline, &value) in self.own.iter().zip(&self.submitted) {
             // A timeline that failed has nothing more to come.
             let _ = timeline.wait(value, Some(deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// Makes a call, and once more with an empty pool if the device has too little memory for it.
+    fn sparing(&mut self, mut call: impl FnMut(&mut dyn Device) -> Result<()>) -> Result<()> {
+        match call(self.device.as_mut()) {
+            Err(error) if error.is_out_of_memory() => {
+                let bytes = self.device.trim_pool();
+                tracing::debug!(device = self.device.adapter().label(), %error, bytes, "the pool is emptied");
+                call(self.device.as_mut())
+            }
+            other => other,
         }
     }
 
@@ -109,8 +122,13 @@ impl Device for OwnedDevice {
         self.device.pool_stats()
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        self.device.trim_pool()
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
-        note(&mut self.buffers, id, self.device.create_buffer(id, bytes))
+        let made = self.sparing(|device| device.create_buffer(id, bytes));
+        note(&mut self.buffers, id, made)
     }
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
@@ -120,7 +138,8 @@ impl Device for OwnedDevice {
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
-        note(&mut self.modules, id, self.device.create_module(id, module))
+        let made = self.sparing(|device| device.create_module(id, module));
+        note(&mut self.modules, id, made)
     }
 
     fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
@@ -130,7 +149,8 @@ impl Device for OwnedDevice {
     }
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
-        note(&mut self.regions, id, self.device.register_region(id, region))
+        let made = self.sparing(|device| device.register_region(id, Arc::clone(&region)));
+        note(&mut self.regions, id, made)
     }
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {
@@ -140,7 +160,8 @@ impl Device for OwnedDevice {
     }
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
-        note(&mut self.programs, id, self.device.record(id, commands))
+        let made = self.sparing(|device| device.record(id, commands.clone()));
+        note(&mut self.programs, id, made)
     }
 
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {

@@ -279,6 +279,10 @@ impl Device for FakeDevice {
         PoolStats { in_use_buffers: buffers.len() as u64, in_use_bytes, ..PoolStats::default() }
     }
 
+    fn trim_pool(&mut self) -> u64 {
+        0
+    }
+
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
         let free = self.options.memory_bytes - self.used_bytes;
         if bytes > free {

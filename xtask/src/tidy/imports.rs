@@ -25,7 +25,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // What backends with streams have in common.
     ("ragtag-stream", &["ragtag-hal"]),
     ("ragtag-cuda", &["ragtag-hal", "ragtag-stream"]),
-    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-opencl", "ragtag-cuda"]),
+    ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
+    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-cuda", "ragtag-hip", "ragtag-opencl"]),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
@@ -43,7 +44,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     // Writes made-up models.
-    ("xtask", &["ragtag-kernels", "ragtag-graph"]),
+    ("ragtag-synth", &["ragtag-kernels", "ragtag-graph"]),
+    // Builds those below, and knows nothing of them.
+    ("test-drivers", &[]),
+    // Stand-ins for AMD's driver, for tests: they export the functions that the backend lists.
+    ("hip-shim", &["ragtag-hip"]),
+    ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
+    ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
+    // Writes made-up models, and kernels for devices by their features.
+    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-synth"]),
 ];
 
 /// Edges that tests may have besides.
@@ -52,13 +61,17 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-kernels", &["ragtag-signatures"]),
     // Backends run the conformance suite on themselves.
     ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
+    // Tests load stand-ins for AMD's driver.
+    ("ragtag-hip", &["test-drivers"]),
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
-    ("ragtag-conformance", &["ragtag-cpu"]),
+    ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.
     ("ragtag-graph", &["ragtag-cpu"]),
+    // Benchmarks make their models in memory.
+    ("ragtag", &["ragtag-synth"]),
 ];
 
 /// Every edge that is not in the lists, every crate that the lists do not know.

@@ -27,6 +27,11 @@ const UNSAFE: &[&str] = &[
     "devices/cuda/src/api/",
     "devices/cuda/src/driver.rs",
     "devices/cuda/src/probe.rs",
+    // HIP's calls, and what hands them memory and kernels.
+    "devices/hip/src/api/",
+    "devices/hip/src/driver.rs",
+    // Libraries that stand in for a driver in tests.
+    "tests/drivers/",
     // Benches that launch kernels by hand.
     "devices/cpu/benches/",
     "kernels/benches/",
@@ -34,6 +39,8 @@ const UNSAFE: &[&str] = &[
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
     "kernels/src/host/",
+    // NVRTC's calls.
+    "xtask/src/kernels/nvrtc.rs",
     // The map of model files.
     "src/map.rs",
 ];

@@ -51,6 +51,10 @@ impl Device for Fake {
     fn pool_stats(&self) -> PoolStats {
         PoolStats { hits: 7, ..PoolStats::default() }
     }
+    fn trim_pool(&mut self) -> u64 {
+        let _ = self.note("trim_pool");
+        4096
+    }
     fn create_buffer(&mut self, _: BufferId, _: u64) -> Result<()> {
         self.note("create_buffer")
     }

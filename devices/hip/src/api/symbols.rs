@@ -1,0 +1,174 @@
+//! The functions of HIP and hiprtc that Ragtag calls, in one list: the backend's tables are made from it, and so are the
+//! stand-ins for a driver that tests load.
+//!
+//! After the headers `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0, in which these signatures are the same.
+//! Each function returns a code, 0 for success; enumerations travel as `i32`, `hipDevice_t` is the device's ordinal. This
+//! module must not know what the functions are called for.
+
+use std::ffi::c_void;
+
+/// An object of the driver, or an address on the device.
+pub type Handle = *mut c_void;
+
+/// Hands the list to a macro: functions that every HIP has, functions that some lack, and those of hiprtc. Where it is
+/// expanded, `Handle` and `c_char` are in scope.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! hip_functions {
+    ($then:ident) => {
+        $then! {
+            hip {
+                fn hipInit(flags: u32);
+                fn hipRuntimeGetVersion(version: *mut i32);
+                fn hipGetDeviceCount(count: *mut i32);
+                fn hipSetDevice(device: i32);
+                fn hipDeviceGetName(name: *mut c_char, bytes: i32, device: i32);
+                fn hipDeviceGetPCIBusId(text: *mut c_char, bytes: i32, device: i32);
+                fn hipDeviceTotalMem(bytes: *mut usize, device: i32);
+                fn hipDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);
+                fn hipMemGetInfo(free: *mut usize, total: *mut usize);
+                fn hipMalloc(address: *mut Handle, bytes: usize);
+                fn hipFree(address: Handle);
+                fn hipHostRegister(pointer: Handle, bytes: usize, flags: u32);
+                fn hipHostUnregister(pointer: Handle);
+                fn hipMemcpyAsync(to: Handle, from: *const u8, bytes: usize, kind: i32, stream: Handle);
+                fn hipMemsetD32Async(to: Handle, word: i32, words: usize, stream: Handle);
+                fn hipStreamCreateWithFlags(stream: *mut Handle, flags: u32);
+                fn hipStreamDestroy(stream: Handle);
+                fn hipStreamSynchronize(stream: Handle);
+                fn hipStreamWaitEvent(stream: Handle, event: Handle, flags: u32);
+                fn hipEventCreateWithFlags(event: *mut Handle, flags: u32);
+                fn hipEventDestroy(event: Handle);
+                fn hipEventRecord(event: Handle, stream: Handle);
+                fn hipEventSynchronize(event: Handle);
+                fn hipEventElapsedTime(milliseconds: *mut f32, from: Handle, to: Handle);
+                fn hipModuleLoadData(module: *mut Handle, image: *const u8);
+                fn hipModuleUnload(module: Handle);
+                fn hipModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char);
+                fn hipFuncGetAttribute(value: *mut i32, attribute: i32, function: Handle);
+                fn hipModuleLaunchKernel(
+                    function: Handle,
+                    grid_x: u32,
+                    grid_y: u32,
+                    grid_z: u32,
+                    block_x: u32,
+                    block_y: u32,
+                    block_z: u32,
+                    shared_bytes: u32,
+                    stream: Handle,
+                    arguments: *mut Handle,
+                    extra: *mut Handle
+                );
+            }
+            hip_optional {
+                fn hipGetDevicePropertiesR0600(properties: *mut u8, device: i32);
+                fn hipGetDeviceProperties(properties: *mut u8, device: i32);
+                fn hipDeviceGetUuid(uuid: *mut u8, device: i32);
+                fn hipMallocAsync(address: *mut Handle, bytes: usize, stream: Handle);
+                fn hipFreeAsync(address: Handle, stream: Handle);
+                fn hipStreamBeginCapture(stream: Handle, mode: i32);
+                fn hipStreamEndCapture(stream: Handle, graph: *mut Handle);
+                fn hipGraphInstantiate(
+                    executable: *mut Handle,
+                    graph: Handle,
+                    error_node: *mut Handle,
+                    log: *mut c_char,
+                    log_bytes: usize
+                );
+                fn hipGraphLaunch(executable: Handle, stream: Handle);
+                fn hipGraphDestroy(graph: Handle);
+                fn hipGraphExecDestroy(executable: Handle);
+            }
+            hiprtc {
+                fn hiprtcVersion(major: *mut i32, minor: *mut i32);
+                fn hiprtcCreateProgram(
+                    program: *mut Handle,
+                    text: *const c_char,
+                    name: *const c_char,
+                    headers: i32,
+                    header_texts: *const *const c_char,
+                    header_names: *const *const c_char
+                );
+                fn hiprtcDestroyProgram(program: *mut Handle);
+                fn hiprtcCompileProgram(program: Handle, options: i32, texts: *const *const c_char);
+                fn hiprtcGetProgramLogSize(program: Handle, bytes: *mut usize);
+                fn hiprtcGetProgramLog(program: Handle, log: *mut c_char);
+                fn hiprtcGetCodeSize(program: Handle, bytes: *mut usize);
+                fn hiprtcGetCode(program: Handle, code: *mut c_char);
+            }
+        }
+    };
+}
+
+/// Codes of `hipError_t` that mean something to callers.
+pub mod code {
+    /// A parameter is out of range.
+    pub const INVALID_VALUE: i32 = 1;
+    /// Too little memory.
+    pub const OUT_OF_MEMORY: i32 = 2;
+    /// `hipInit` was not called, or failed.
+    pub const NOT_INITIALIZED: i32 = 3;
+    /// There is no device.
+    pub const NO_DEVICE: i32 = 100;
+    /// There is no such device; `hipInit` says so where there is none at all.
+    pub const INVALID_DEVICE: i32 = 101;
+    /// Code that is not for this device.
+    pub const INVALID_IMAGE: i32 = 200;
+    /// No object.
+    pub const INVALID_HANDLE: i32 = 400;
+    /// No such name.
+    pub const NOT_FOUND: i32 = 500;
+    /// Not finished yet.
+    pub const NOT_READY: i32 = 600;
+    /// A kernel touched memory that is not its own.
+    pub const ILLEGAL_ADDRESS: i32 = 700;
+    /// A kernel ended with an exception.
+    pub const LAUNCH_FAILURE: i32 = 719;
+    /// This HIP has no such function.
+    pub const NOT_SUPPORTED: i32 = 801;
+    /// Nothing more is known.
+    pub const UNKNOWN: i32 = 999;
+}
+
+/// Values of `hipDeviceAttribute_t`.
+pub mod attribute {
+    /// Whether the device shares the host's memory.
+    pub const INTEGRATED: i32 = 16;
+    /// Work items of a group.
+    pub const MAX_THREADS_PER_BLOCK: i32 = 56;
+    /// Compute units, or pairs of them.
+    pub const MULTIPROCESSOR_COUNT: i32 = 63;
+    /// Local memory of a group, in bytes.
+    pub const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 74;
+    /// Work items of a wave.
+    pub const WARP_SIZE: i32 = 87;
+    /// Whether memory can be allocated in the order of a stream.
+    pub const MEMORY_POOLS_SUPPORTED: i32 = 88;
+}
+
+/// `hipFuncAttributeMaxThreadsPerBlock`, a value of `hipFunction_attribute`.
+pub const FUNCTION_MAX_THREADS: i32 = 0;
+
+/// Values of `hipMemcpyKind`.
+pub mod copy_kind {
+    /// From the host to the device.
+    pub const UPLOAD: i32 = 1;
+    /// From the device to the host.
+    pub const DOWNLOAD: i32 = 2;
+    /// Within the device.
+    pub const DEVICE: i32 = 3;
+}
+
+/// `hipDeviceProp_t`, as far as it is read: the device's architecture is told nowhere else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Properties {
+    /// Bytes of the structure.
+    pub bytes: usize,
+    /// Where `gcnArchName` lies in it: 256 bytes of text that ends with a zero.
+    pub architecture_at: usize,
+}
+
+/// What `hipGetDeviceProperties` writes: the structure of HIP 5.
+pub const PROPERTIES_R0000: Properties = Properties { bytes: 792, architecture_at: 396 };
+/// What `hipGetDevicePropertiesR0600` writes: the structure of HIP 6 and 7.
+pub const PROPERTIES_R0600: Properties = Properties { bytes: 1472, architecture_at: 1160 };

@@ -1,0 +1,77 @@
+//! HIP's devices as adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::driver::HipDriver;
+use crate::probe::{Found, probe};
+use crate::program::Programs;
+use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
+use ragtag_stream::{Pins, StreamDevice};
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// The backend's name.
+const NAME: &str = "hip";
+
+/// What can be said about HIP devices as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HipConfig {
+    /// The folder that compiled programs are kept in; without it every text is compiled anew.
+    pub cache_folder: Option<PathBuf>,
+    /// The program, with its arguments, that is started for each text to be compiled and calls
+    /// [`compile_child`](crate::compile_child). Empty: texts are compiled in this process, and end it where the compiler
+    /// does not know the architecture.
+    pub compiler: Vec<OsString>,
+}
+
+impl Default for HipConfig {
+    /// Programs are kept in `hip` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/hip` in the user's folder for
+    /// caches. They are compiled in this process.
+    fn default() -> Self {
+        Self { cache_folder: default_folder(NAME), compiler: Vec::new() }
+    }
+}
+
+/// The HIP backend.
+pub struct HipBackend {
+    config: HipConfig,
+    pins: Arc<Pins<HipDriver>>,
+}
+
+impl HipBackend {
+    /// A backend with this configuration.
+    pub fn new(config: HipConfig) -> Self {
+        Self { config, pins: Arc::default() }
+    }
+
+    fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<Box<dyn Device>> {
+        let folder = self.config.cache_folder.clone().map(Folder::new);
+        let programs = Programs::new(&found, self.config.compiler.clone(), folder);
+        let driver = Arc::new(HipDriver::new(&found, programs)?);
+        Ok(Box::new(StreamDevice::open(id, found.adapter, driver, Arc::clone(&self.pins), limits)?))
+    }
+}
+
+impl Backend for HipBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        Ok(probe(NAME)?.into_iter().map(|found| found.adapter).collect())
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let present = probe(NAME)?;
+        let open = |(wanted, id): &(Adapter, DeviceId)| {
+            let same = present
+                .iter()
+                .find(|found| found.adapter.label() == wanted.label() && found.adapter.name == wanted.name);
+            let found = same.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+            self.device(*id, found.clone(), limits)
+        };
+        adapters.iter().map(open).collect()
+    }
+}

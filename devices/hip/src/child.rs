@@ -1,0 +1,227 @@
+//! The compiler in a process of its own, since it can end the process that it runs in.
+//!
+//! A program starts itself, or another one, so that [`compile_child`] runs in it. The request goes to its standard input,
+//! the answer comes from its standard output, behind whatever a library may print. This module must not know the cache.
+
+use crate::api::{Code, Compiler};
+use ragtag_hal::{Error, Result, exit_in_words};
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+
+/// What stands before an answer.
+const MARK: &[u8] = b"\nragtag: compiled\n";
+/// Most bytes of a request.
+const MAX_REQUEST_BYTES: u64 = 64 << 20;
+/// Most bytes of what a process that crashed said last.
+const MAX_LAST_WORDS: usize = 2000;
+
+/// What is to be compiled, with what.
+pub(crate) struct Request<'a> {
+    /// The name that the compiler's library was found by.
+    pub(crate) library: &'a str,
+    pub(crate) options: &'a [String],
+    pub(crate) text: &'a str,
+}
+
+/// Compiles in a process that this command starts.
+///
+/// # Errors
+/// [`Error::Compile`] with the log, or with what became of the process.
+pub(crate) fn compile(command: &[OsString], request: &Request<'_>) -> Result<Code> {
+    let (program, arguments) =
+        command.split_first().ok_or_else(|| Error::invalid("a command without a program"))?;
+    let child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let said = |error: io::Error| Error::Compile {
+        log: format!("the compiler's process, {}, does not work: {error}", program.display()),
+    };
+    let output = child.and_then(|child| converse(child, request)).map_err(said)?;
+    answer(&output.stdout).unwrap_or_else(|| Err(Error::Compile { log: no_answer(&output) }))
+}
+
+/// Asks, and waits for all that the process says.
+fn converse(mut child: Child, request: &Request<'_>) -> io::Result<Output> {
+    if let Some(mut input) = child.stdin.take() {
+        // A process that ends before it has read everything says why.
+        let _ = input.write_all(&encoded(request));
+    }
+    child.wait_with_output()
+}
+
+/// Each part behind its length: the library, the text, the options.
+fn encoded(request: &Request<'_>) -> Vec<u8> {
+    let parts = [request.library, request.text].into_iter().chain(request.options.iter().map(String::as_str));
+    let part = |part: &str| [&(part.len() as u64).to_le_bytes(), part.as_bytes()].concat();
+    parts.flat_map(part).collect()
+}
+
+/// The parts of a request; `None` if it is not whole.
+fn decoded(mut request: &[u8]) -> Option<Vec<String>> {
+    let mut parts = Vec::new();
+    while !request.is_empty() {
+        let (part, rest) = split(request)?;
+        parts.push(String::from_utf8(part.to_vec()).ok()?);
+        request = rest;
+    }
+    Some(parts)
+}
+
+/// A part behind its length, and what follows.
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
+}
+
+/// What the process answered: code, or why there is none. `None` if it did not get so far.
+fn answer(said: &[u8]) -> Option<Result<Code>> {
+    let at = said.windows(MARK.len()).position(|window| window == MARK)?;
+    let (kind, rest) = said[at + MARK.len()..].split_first()?;
+    let (content, _) = split(rest)?;
+    Some(match kind {
+        0 => Ok(content.to_vec()),
+        _ => Err(Error::Compile { log: String::from_utf8_lossy(content).into_owned() }),
+    })
+}
+
+/// What is known of a process that did not answer.
+fn no_answer(output: &Output) -> String {
+    let words = String::from_utf8_lossy(&output.stderr);
+    let words = words.trim();
+    let last = words.char_indices().rev().nth(MAX_LAST_WORDS).map_or(words, |(at, _)| &words[at..]);
+    let last = if last.is_empty() { String::new() } else { format!(": {last}") };
+    format!("the compiler's process ended without an answer ({}){last}", exit_in_words(output.status))
+}
+
+/// The body of the process: reads a request from standard input, compiles, and answers on standard output. What a program
+/// calls that was started with the command of [`HipConfig::compiler`](crate::HipConfig::compiler), before it prints
+/// anything.
+///
+/// # Errors
+/// If there is nobody to read from, or to answer.
+pub fn compile_child() -> io::Result<()> {
+    let mut request = Vec::new();
+    io::stdin().lock().take(MAX_REQUEST_BYTES).read_to_end(&mut request)?;
+    let answered = match decoded(&request).as_deref() {
+        Some([library, text, options @ ..]) => {
+            let made = Compiler::first_of(std::slice::from_ref(library));
+            made.map_err(|tried| format!("no compiler in {}", tried.join(", ")))
+                .and_then(|compiler| compiler.compile(text, options).map_err(log_of))
+        }
+        _ => Err("a request that is not whole".into()),
+    };
+    let (kind, content) = match &answered {
+        Ok(code) => (0u8, code.as_slice()),
+        Err(log) => (1, log.as_bytes()),
+    };
+    let length = (content.len() as u64).to_le_bytes();
+    let mut output = io::stdout().lock();
+    [MARK, &[kind], &length, content].iter().try_for_each(|part| output.write_all(part))?;
+    output.flush()
+}
+
+/// The compiler's words alone; whoever asked makes an error of them.
+fn log_of(error: Error) -> String {
+    match error {
+        Error::Compile { log } => log,
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request<'a>(options: &'a [String], text: &'a str) -> Request<'a> {
+        Request { library: "libhiprtc.so.6", options, text }
+    }
+
+    #[test]
+    fn requests_arrive_as_they_were_sent() {
+        let options = ["-O3".to_string(), "--offload-arch=gfx1030".to_string()];
+        let sent = encoded(&request(&options, "text\0ü"));
+        let parts = ["libhiprtc.so.6", "text\0ü", &options[0], &options[1]].map(String::from);
+        assert_eq!(decoded(&sent), Some(parts.to_vec()));
+        for end in (1..sent.len()).filter(|end| decoded(&sent[..*end]).is_some()) {
+            assert!(decoded(&sent[..end]).is_some_and(|shorter| shorter.len() < parts.len()));
+        }
+        assert_eq!(decoded(&[0xff; 16]), None);
+    }
+
+    #[test]
+    fn answers_are_found_behind_what_libraries_print() {
+        let whole = |kind: u8| [b"a warning", MARK, &[kind], &3u64.to_le_bytes(), b"abc and more"].concat();
+        assert_eq!(answer(&whole(0)), Some(Ok(b"abc".to_vec())));
+        assert_eq!(answer(&whole(1)), Some(Err(Error::Compile { log: "abc".into() })));
+        assert_eq!(answer(&whole(0)[..30]), None);
+        assert_eq!(answer(b"nothing"), None);
+    }
+
+    /// The body of the compiler's process, if this process was started for that.
+    #[test]
+    fn compiler() {
+        if std::env::var_os("RAGTAG_TEST_COMPILE").is_some() {
+            compile_child().unwrap();
+        }
+    }
+
+    /// AMD's own compiler of HIP 5, where it is installed: it knows RDNA 2 and aborts for RDNA 3.
+    #[cfg(unix)]
+    #[test]
+    fn the_genuine_compiler_compiles_or_ends_its_own_process_alone() {
+        let library = "libamdhip64.so.5";
+        if let Err(tried) = Compiler::first_of(&[library.into()]) {
+            println!("skipped: {} is not installed", tried.join(", "));
+            return;
+        }
+        let own = std::env::current_exe().unwrap().into_os_string();
+        let told = ["env", "RAGTAG_TEST_COMPILE=1"].map(OsString::from).into_iter().chain([own]);
+        let asked = ["--exact", "child::tests::compiler", "--nocapture"].map(OsString::from);
+        let command: Vec<_> = told.chain(asked).collect();
+        let text = "extern \"C\" __global__ void one(unsigned int *out) { out[threadIdx.x] = 1u; }";
+        let compile = |architecture: &str, text: &str| {
+            let options = [format!("--offload-arch={architecture}")];
+            super::compile(&command, &Request { library, options: &options, text })
+        };
+        for architecture in ["gfx906", "gfx90a", "gfx1030"] {
+            let code = compile(architecture, text).unwrap();
+            // A bundle of code objects, or one: an ELF file.
+            assert!(
+                code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"),
+                "{architecture}"
+            );
+        }
+        let mistake = compile("gfx1030", "extern \"C\" __global__ void one() { no_such_name(); }");
+        assert!(
+            matches!(&mistake, Err(Error::Compile { log }) if log.contains("no_such_name")),
+            "{mistake:?}"
+        );
+        match compile("gfx1100", text) {
+            Ok(_) => println!("this version knows gfx1100"),
+            Err(Error::Compile { log }) => assert!(log.contains("SIGABRT"), "{log}"),
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_process_that_ends_early_is_an_error_with_its_last_words() {
+        let log = |script: &str| {
+            let command = ["sh", "-c", script].map(OsString::from);
+            match compile(&command, &request(&[], "text")) {
+                Err(Error::Compile { log }) => log,
+                other => panic!("{other:?}"),
+            }
+        };
+        let aborted = log("echo 'LLVM ERROR: cannot' >&2; kill -ABRT $$");
+        assert!(aborted.contains("SIGABRT") && aborted.ends_with("LLVM ERROR: cannot"), "{aborted}");
+        assert!(log("kill -SEGV $$").contains("SIGSEGV"));
+        assert!(log("exit 7").contains('7'));
+        let missing = compile(&["ragtag-is-not-here".into()], &request(&[], "text"));
+        assert!(matches!(missing, Err(Error::Compile { log }) if log.contains("ragtag-is-not-here")));
+    }
+}

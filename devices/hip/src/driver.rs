@@ -1,0 +1,362 @@
+//! HIP's calls as a device over streams wants them.
+//!
+//! Objects give back what they stand for when they are dropped. This module must not know what a device does with them.
+
+use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, copy_kind};
+use crate::api::{Api, call, call_optional, lacks};
+use crate::error::allocation_failure;
+use crate::probe::Found;
+use crate::program::Programs;
+use ragtag_hal::{DeviceFunction, Error, KernelLanguage, Result};
+use ragtag_stream::{Driver, Facts, Heap, Launch};
+use std::ffi::CString;
+use std::ptr;
+use std::sync::Arc;
+
+/// `hipStreamNonBlocking`: it does not wait for the default stream.
+const NON_BLOCKING: u32 = 1;
+/// `hipEventBlockingSync`: who waits sleeps.
+const BLOCKING_SYNC: u32 = 1;
+/// `hipHostRegisterPortable`: for all devices.
+const PORTABLE: u32 = 1;
+/// `hipStreamCaptureModeThreadLocal`: other threads are not captured and not hindered.
+const CAPTURE_THREAD_LOCAL: i32 = 1;
+
+/// Something of the driver, given back when it is dropped.
+pub(crate) struct Object {
+    api: &'static Api,
+    ordinal: i32,
+    handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> i32,
+}
+
+// SAFETY: HIP's objects may be used from any thread, and from several at once.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl Sync for Object {}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // There is nobody to tell if one of these fails; after a loss they do.
+        if self.api.select(self.ordinal).is_ok() {
+            // SAFETY: the handle is what this function destroys, and nobody has it any more.
+            let _ = unsafe { (self.destroy)(self.handle) };
+        }
+    }
+}
+
+/// A kernel function, with the module that it is part of.
+pub(crate) struct Function {
+    handle: Handle,
+    _module: Arc<Object>,
+}
+
+// SAFETY: as for objects.
+unsafe impl Send for Function {}
+// SAFETY: as for objects.
+unsafe impl Sync for Function {}
+
+/// HIP on one device.
+pub(crate) struct HipDriver {
+    api: &'static Api,
+    ordinal: i32,
+    programs: Programs,
+    local_memory_bytes: u64,
+    /// On which memory is allocated and freed, if the driver has pools for that. Nothing else is enqueued there.
+    pool: Option<Object>,
+}
+
+impl HipDriver {
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn new(found: &Found, programs: Programs) -> Result<Self> {
+        let mut driver = Self {
+            api: found.api,
+            ordinal: found.ordinal,
+            programs,
+            local_memory_bytes: found.adapter.caps.local_memory_bytes,
+            pool: None,
+        };
+        if found.pools {
+            driver.pool = Some(driver.stream()?);
+        }
+        Ok(driver)
+    }
+
+    fn select(&self) -> Result<()> {
+        self.api.select(self.ordinal)
+    }
+
+    fn object(&self, handle: Handle, destroy: unsafe extern "C" fn(Handle) -> i32) -> Object {
+        Object { api: self.api, ordinal: self.ordinal, handle, destroy }
+    }
+
+    /// Loads a code object.
+    fn module(&self, code: &[u8]) -> Result<Object> {
+        self.select()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the code says itself how long it is; it was made by the compiler, or kept with its checksum.
+        unsafe { call!(self.api.functions, hipModuleLoadData(&raw mut handle, code.as_ptr())) }?;
+        Ok(self.object(handle, self.api.functions.hipModuleUnload))
+    }
+
+    /// # Safety
+    /// Both ranges are valid until the copy has ended, and nobody else's.
+    unsafe fn copy_async(
+        &self,
+        stream: &Object,
+        from: *const u8,
+        to: Handle,
+        bytes: usize,
+        kind: i32,
+    ) -> Result<()> {
+        self.select()?;
+        // SAFETY: by the caller's promise.
+        unsafe { call!(self.api.functions, hipMemcpyAsync(to, from, bytes, kind, stream.handle)) }
+    }
+}
+
+/// An address on the device as HIP has it.
+fn handle(address: u64) -> Handle {
+    address as usize as Handle
+}
+
+impl Driver for HipDriver {
+    type Stream = Object;
+    type Event = Object;
+    type Module = Object;
+    type Function = Function;
+    type Graph = Object;
+
+    fn api(&self) -> &'static str {
+        "HIP"
+    }
+
+    fn heap(&self) -> Result<Heap> {
+        // A pool gives back what was freed when its stream is waited for; nothing but that is ever on this one.
+        self.pool.as_ref().map_or(Ok(()), |pool| self.finish(pool))?;
+        self.select()?;
+        let (free_bytes, total_bytes) = self.api.memory()?;
+        Ok(Heap { total_bytes, free_bytes })
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<u64> {
+        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        self.select()?;
+        let functions = &self.api.functions;
+        let mut address = ptr::null_mut();
+        let allocated = match &self.pool {
+            // SAFETY: it writes an address.
+            Some(pool) => unsafe {
+                call_optional!(functions, hipMallocAsync(&raw mut address, size, pool.handle))
+                    .and_then(|()| self.finish(pool))
+            },
+            // SAFETY: it writes an address.
+            None => unsafe { call!(functions, hipMalloc(&raw mut address, size)) },
+        };
+        allocated.map_err(|error| allocation_failure(error, bytes))?;
+        Ok(address as usize as u64)
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<()> {
+        self.select()?;
+        match &self.pool {
+            // SAFETY: the address was allocated on this pool, and nothing uses it, by the caller's promise.
+            Some(pool) => unsafe {
+                call_optional!(self.api.functions, hipFreeAsync(handle(address), pool.handle))
+            },
+            // SAFETY: as above, without a pool.
+            None => unsafe { call!(self.api.functions, hipFree(handle(address))) },
+        }
+    }
+
+    unsafe fn pin(&self, pointer: *mut u8, bytes: usize) -> Result<()> {
+        self.select()?;
+        // SAFETY: the bytes stay allocated as long as they are pinned, by the caller's promise.
+        unsafe { call!(self.api.functions, hipHostRegister(pointer.cast(), bytes, PORTABLE)) }
+    }
+
+    unsafe fn unpin(&self, pointer: *mut u8) -> Result<()> {
+        self.select()?;
+        // SAFETY: nothing copies from it or to it, by the caller's promise.
+        unsafe { call!(self.api.functions, hipHostUnregister(pointer.cast())) }
+    }
+
+    fn stream(&self) -> Result<Object> {
+        self.select()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: it writes a handle.
+        unsafe {
+            call!(self.api.functions, hipStreamCreateWithFlags(&raw mut handle, NON_BLOCKING))?;
+        }
+        Ok(self.object(handle, self.api.functions.hipStreamDestroy))
+    }
+
+    fn finish(&self, stream: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: a stream of this device.
+        unsafe { call!(self.api.functions, hipStreamSynchronize(stream.handle)) }
+    }
+
+    fn event(&self) -> Result<Object> {
+        self.select()?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: it writes a handle.
+        unsafe { call!(self.api.functions, hipEventCreateWithFlags(&raw mut handle, BLOCKING_SYNC)) }?;
+        Ok(self.object(handle, self.api.functions.hipEventDestroy))
+    }
+
+    fn record(&self, event: &Object, stream: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: an event and a stream of this device.
+        unsafe { call!(self.api.functions, hipEventRecord(event.handle, stream.handle)) }
+    }
+
+    fn wait(&self, stream: &Object, event: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: as above.
+        unsafe { call!(self.api.functions, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
+    }
+
+    fn synchronise(&self, event: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: an event of this device.
+        unsafe { call!(self.api.functions, hipEventSynchronize(event.handle)) }
+    }
+
+    fn elapsed_ms(&self, from: &Object, to: &Object) -> Result<f32> {
+        self.select()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: it writes one number.
+        unsafe {
+            call!(self.api.functions, hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle))?;
+        }
+        Ok(milliseconds)
+    }
+
+    unsafe fn upload(&self, stream: &Object, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller\'s promise.
+        unsafe { self.copy_async(stream, from, handle(to), bytes, copy_kind::UPLOAD) }
+    }
+
+    unsafe fn download(&self, stream: &Object, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller\'s promise.
+        unsafe { self.copy_async(stream, handle(from).cast(), to.cast(), bytes, copy_kind::DOWNLOAD) }
+    }
+
+    unsafe fn copy(&self, stream: &Object, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller\'s promise.
+        unsafe { self.copy_async(stream, handle(from).cast(), handle(to), bytes, copy_kind::DEVICE) }
+    }
+
+    unsafe fn fill(&self, stream: &Object, to: u64, word: u32, words: usize) -> Result<()> {
+        self.select()?;
+        let word = word.cast_signed();
+        // SAFETY: the range is valid and nobody else's until the fill has ended, by the caller's promise.
+        unsafe { call!(self.api.functions, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
+    }
+
+    unsafe fn launch(&self, stream: &Object, launch: &Launch<'_, Self>) -> Result<()> {
+        self.select()?;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.work_group);
+        let mut arguments = launch.arguments.pointers();
+        // SAFETY: the arguments are what the function takes, by the caller's promise; they are read before this
+        // returns.
+        unsafe {
+            call!(
+                self.api.functions,
+                hipModuleLaunchKernel(
+                    launch.function.handle,
+                    grid_x,
+                    grid_y,
+                    grid_z,
+                    block_x,
+                    block_y,
+                    block_z,
+                    launch.dynamic_local_bytes,
+                    stream.handle,
+                    arguments.as_mut_ptr(),
+                    ptr::null_mut()
+                )
+            )
+        }
+    }
+
+    fn begin_capture(&self, stream: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: a stream of this device.
+        unsafe {
+            call_optional!(self.api.functions, hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL))
+        }
+    }
+
+    fn end_capture(&self, stream: &Object) -> Result<Object> {
+        self.select()?;
+        let functions = &self.api.functions;
+        let destroy_graph = functions.hipGraphDestroy.ok_or_else(|| lacks("hipGraphDestroy"))?;
+        let destroy = functions.hipGraphExecDestroy.ok_or_else(|| lacks("hipGraphExecDestroy"))?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: a stream of this device; it writes a handle.
+        unsafe { call_optional!(functions, hipStreamEndCapture(stream.handle, &raw mut graph)) }?;
+        let graph = self.object(graph, destroy_graph);
+        let mut executable = ptr::null_mut();
+        // SAFETY: it writes a handle; there is no room for a log, and it is told so.
+        unsafe {
+            call_optional!(
+                functions,
+                hipGraphInstantiate(&raw mut executable, graph.handle, ptr::null_mut(), ptr::null_mut(), 0)
+            )
+        }?;
+        Ok(self.object(executable, destroy))
+    }
+
+    unsafe fn play(&self, stream: &Object, graph: &Object) -> Result<()> {
+        self.select()?;
+        // SAFETY: a graph of this device whose last launch has ended, by the caller's promise.
+        unsafe { call_optional!(self.api.functions, hipGraphLaunch(graph.handle, stream.handle)) }
+    }
+
+    fn load(&self, language: KernelLanguage, text: &str) -> Result<Object> {
+        if language != KernelLanguage::HipC {
+            return Err(Error::Unsupported { what: format!("{language:?} on a HIP device") });
+        }
+        self.programs.with_code(text, |code| self.module(code))
+    }
+
+    fn function(&self, module: &Arc<Object>, function: &DeviceFunction) -> Result<Function> {
+        let DeviceFunction { name, dynamic_local_bytes, .. } = function;
+        if u64::from(*dynamic_local_bytes) > self.local_memory_bytes {
+            let has = self.local_memory_bytes;
+            let what =
+                format!("{dynamic_local_bytes} bytes of local memory for {name}; the device has {has}");
+            return Err(Error::Unsupported { what });
+        }
+        self.select()?;
+        let c_name =
+            CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: a module of this device, and a name that ends with a zero; it writes a handle.
+        let found = unsafe {
+            call!(self.api.functions, hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr()))
+        };
+        match found {
+            Ok(()) => Ok(Function { handle, _module: Arc::clone(module) }),
+            Err(lost @ Error::Lost { .. }) => Err(lost),
+            Err(error) => Err(Error::Compile { log: format!("function {name}: {error}") }),
+        }
+    }
+
+    fn facts(&self, function: &Function) -> Result<Facts> {
+        self.select()?;
+        let mut items = 0;
+        // SAFETY: a function of this device; it writes one number.
+        unsafe {
+            call!(
+                self.api.functions,
+                hipFuncGetAttribute(&raw mut items, FUNCTION_MAX_THREADS, function.handle)
+            )?;
+        }
+        // HIP does not say how many parameters a function has.
+        Ok(Facts { max_work_group_items: items.unsigned_abs(), parameters: None })
+    }
+}

@@ -1,0 +1,112 @@
+//! HIP's return codes as the errors that callers act upon.
+//!
+//! This module must not know who called what.
+
+use crate::api::symbols::code;
+use ragtag_hal::Error;
+
+/// The codes after which a device or its context is gone for good: whatever is called later fails as well.
+const LOST: [i32; 7] = [
+    // The runtime is shutting down.
+    4,
+    // Memory errors that could not be corrected.
+    214,
+    code::ILLEGAL_ADDRESS,
+    // A kernel ran for too long, or the context was destroyed, or a kernel stopped itself.
+    702,
+    709,
+    710,
+    code::LAUNCH_FAILURE,
+];
+
+/// The error of a call that returned this code.
+pub(crate) fn failure(call: &str, returned: i32) -> Error {
+    let text = name(returned).map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
+    if LOST.contains(&returned) {
+        return Error::Lost { cause: format!("{text} failed with code {returned}") };
+    }
+    Error::Api { call: text, code: i64::from(returned) }
+}
+
+/// The same for calls that allocate.
+pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
+    match error {
+        Error::Api { code, .. } if code == i64::from(code::OUT_OF_MEMORY) => {
+            Error::OutOfMemory { wanted, free: None }
+        }
+        other => other,
+    }
+}
+
+/// Names of `hipError_t`, as far as people are likely to meet them.
+fn name(returned: i32) -> Option<&'static str> {
+    Some(match returned {
+        1 => "hipErrorInvalidValue",
+        2 => "hipErrorOutOfMemory",
+        3 => "hipErrorNotInitialized",
+        4 => "hipErrorDeinitialized",
+        9 => "hipErrorInvalidConfiguration",
+        17 => "hipErrorInvalidDevicePointer",
+        35 => "hipErrorInsufficientDriver",
+        98 => "hipErrorInvalidDeviceFunction",
+        100 => "hipErrorNoDevice",
+        101 => "hipErrorInvalidDevice",
+        200 => "hipErrorInvalidImage",
+        201 => "hipErrorInvalidContext",
+        209 => "hipErrorNoBinaryForGpu",
+        214 => "hipErrorECCNotCorrectable",
+        218 => "hipErrorInvalidKernelFile",
+        302 => "hipErrorSharedObjectSymbolNotFound",
+        303 => "hipErrorSharedObjectInitFailed",
+        304 => "hipErrorOperatingSystem",
+        400 => "hipErrorInvalidHandle",
+        401 => "hipErrorIllegalState",
+        500 => "hipErrorNotFound",
+        600 => "hipErrorNotReady",
+        700 => "hipErrorIllegalAddress",
+        701 => "hipErrorLaunchOutOfResources",
+        702 => "hipErrorLaunchTimeOut",
+        709 => "hipErrorContextIsDestroyed",
+        710 => "hipErrorAssert",
+        712 => "hipErrorHostMemoryAlreadyRegistered",
+        713 => "hipErrorHostMemoryNotRegistered",
+        719 => "hipErrorLaunchFailure",
+        801 => "hipErrorNotSupported",
+        900 => "hipErrorStreamCaptureUnsupported",
+        901 => "hipErrorStreamCaptureInvalidated",
+        999 => "hipErrorUnknown",
+        1052 => "hipErrorRuntimeMemory",
+        1053 => "hipErrorRuntimeOther",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_names_where_they_are_known() {
+        let call = "hipMalloc (hipErrorInvalidValue)".to_string();
+        assert_eq!(failure("hipMalloc", 1), Error::Api { call, code: 1 });
+        assert_eq!(failure("hipX", 4242), Error::Api { call: "hipX".into(), code: 4242 });
+    }
+
+    #[test]
+    fn some_codes_mean_that_the_device_is_lost() {
+        for code in LOST {
+            let error = failure("hipX", code);
+            assert!(
+                matches!(&error, Error::Lost { cause } if cause.contains("hipX (hipError") && cause.contains(&code.to_string())),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn shortages_are_told_from_other_failures() {
+        let shortage = allocation_failure(failure("hipMalloc", 2), 100);
+        assert_eq!(shortage, Error::OutOfMemory { wanted: 100, free: None });
+        assert_eq!(allocation_failure(failure("hipMalloc", 1), 100), failure("hipMalloc", 1));
+    }
+}

@@ -1,0 +1,145 @@
+//! HIP's devices as adapters, and as the facts that opening one needs.
+//!
+//! This module must not know how a device works.
+
+use crate::api::symbols::attribute;
+use crate::api::{Api, Compiler, api, compiler};
+use crate::architecture::Architecture;
+use ragtag_hal::{
+    Adapter, AdapterKind, Caps, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
+    QueueLayout, Result, Unavailable,
+};
+
+/// Alignment of a binding's offset: the widest load of a kernel.
+const BINDING_ALIGNMENT_BYTES: u64 = 16;
+/// The first version whose stream-ordered pools are used.
+const POOLS_SINCE: u32 = 6;
+/// What drivers read to hide devices.
+const VISIBILITY: [&str; 4] =
+    ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
+
+/// A device as the probe found it.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) adapter: Adapter,
+    pub(crate) api: &'static Api,
+    pub(crate) compiler: &'static Compiler,
+    /// Its number in HIP.
+    pub(crate) ordinal: i32,
+    /// What code is compiled for.
+    pub(crate) target: String,
+    /// Whether memory can be allocated in the order of a stream.
+    pub(crate) pools: bool,
+}
+
+/// All devices that kernels can be compiled for, in HIP's order.
+///
+/// # Errors
+/// If there is no library, no compiler, no device, or none whose architecture is supported.
+pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailable> {
+    let hidden = environment(|name| std::env::var(name).ok());
+    let with_hidden = |unavailable: Unavailable| match &hidden {
+        Some(hidden) => Unavailable { cause: format!("{} ({hidden})", unavailable.cause), ..unavailable },
+        None => unavailable,
+    };
+    let api = api().map_err(with_hidden)?;
+    let compiler = compiler(api).map_err(|tried| Unavailable {
+        tried,
+        cause: format!("HIP {} is installed without its compiler hiprtc", api.version),
+    })?;
+    let (mut found, mut left_out): (Vec<Found>, _) = (Vec::new(), Vec::new());
+    for ordinal in 0..api.devices {
+        match describe(backend, found.len() as u32, api, compiler, ordinal, hidden.as_deref()) {
+            Ok(one) => found.push(one),
+            Err(why) => {
+                tracing::debug!(ordinal, %why, "a HIP device is left out");
+                left_out.push(why);
+            }
+        }
+    }
+    if found.is_empty() {
+        let cause = left_out.join("; ");
+        return Err(with_hidden(Unavailable { tried: vec![api.library.clone()], cause }));
+    }
+    Ok(found)
+}
+
+/// The variables that hide devices, if any is set.
+fn environment(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let set = VISIBILITY.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
+    let set: Vec<_> = set.collect();
+    (!set.is_empty()).then(|| set.join(" "))
+}
+
+/// # Errors
+/// Why the device cannot be used, in words.
+fn describe(
+    backend: &str,
+    index: u32,
+    api: &'static Api,
+    compiler: &'static Compiler,
+    ordinal: i32,
+    hidden: Option<&str>,
+) -> std::result::Result<Found, String> {
+    let name = api.name(ordinal).map_err(|error| format!("device {ordinal}: {error}"))?;
+    let said = api.architecture(ordinal).map_err(|error| format!("{name}: {error}"))?;
+    let architecture = Architecture::of(&said).map_err(|why| format!("{name}: {why}"))?;
+    let caps = caps(api, ordinal, &architecture).map_err(|error| format!("{name}: {error}"))?;
+    let integrated = api.attribute(attribute::INTEGRATED, ordinal).unwrap_or(0) != 0;
+    let pools = api.version.major >= POOLS_SINCE
+        && api.attribute(attribute::MEMORY_POOLS_SUPPORTED, ordinal).unwrap_or(0) != 0;
+    let hidden = hidden.map_or_else(String::new, |hidden| format!(", {hidden}"));
+    let adapter = Adapter {
+        backend: backend.into(),
+        index,
+        name,
+        driver: format!("HIP {}, {}{hidden}", api.version, architecture.name()),
+        kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
+        identity: PhysicalIdentity { pci: api.pci(ordinal), uuid: api.uuid(ordinal) },
+        memory: vec![heap(api, ordinal, integrated, caps.max_allocation_bytes)],
+        caps,
+    };
+    Ok(Found { adapter, api, compiler, ordinal, target: architecture.target, pools })
+}
+
+fn heap(api: &Api, ordinal: i32, integrated: bool, total_bytes: u64) -> Memory {
+    let free_bytes = api.select(ordinal).and_then(|()| api.memory()).ok().map(|(free, _)| free);
+    Memory {
+        heap: if integrated { HeapKind::Host } else { HeapKind::Device },
+        total_bytes,
+        free_bytes: free_bytes.map(|free| free.min(total_bytes)),
+        source: MemorySource::Api,
+    }
+}
+
+fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
+    let number = |attribute| api.attribute(attribute, ordinal);
+    let total_bytes = api.total_bytes(ordinal)?;
+    Ok(Caps {
+        languages: [KernelLanguage::HipC].into(),
+        features: architecture.features(number(attribute::WARP_SIZE)?),
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: true,
+        max_allocation_bytes: total_bytes,
+        max_binding_bytes: total_bytes,
+        binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+        parallel_units: number(attribute::MULTIPROCESSOR_COUNT)?.max(1),
+        max_work_group_items: number(attribute::MAX_THREADS_PER_BLOCK)?,
+        local_memory_bytes: u64::from(number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_hide_devices_are_shown() {
+        assert_eq!(environment(|_| None), None);
+        let one = |name: &str| (name == "ROCR_VISIBLE_DEVICES").then(|| "1".to_string());
+        assert_eq!(environment(one), Some("ROCR_VISIBLE_DEVICES=1".into()));
+        let all = environment(|_| Some("0".into())).unwrap();
+        assert!(VISIBILITY.iter().all(|name| all.contains(&format!("{name}=0"))));
+    }
+}

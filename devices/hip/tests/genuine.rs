@@ -1,0 +1,24 @@
+//! AMD's own library, where it is installed: on a machine without AMD's hardware it says so, and nothing else happens.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+use ragtag_hal::{Backend, Unavailable};
+use ragtag_hip::{HipBackend, HipConfig};
+
+#[test]
+fn the_probe_names_the_cause() {
+    match HipBackend::new(HipConfig { cache_folder: None, ..HipConfig::default() }).probe() {
+        Ok(adapters) => {
+            println!("skipped: this machine has AMD devices: {adapters:#?}");
+        }
+        Err(Unavailable { tried, cause }) if cause.contains("not installed") => {
+            assert!(tried.len() >= 3, "{tried:?}");
+            println!("skipped: {cause} (tried {tried:?})");
+        }
+        Err(Unavailable { tried, cause }) => {
+            println!("{cause} (tried {tried:?})");
+            assert!(cause.contains("finds no AMD device") && cause.contains("hipErrorNoDevice"), "{cause}");
+            assert!(matches!(&tried[..], [library] if library.contains("amdhip64")), "{tried:?}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! PTX that was built ahead of time from the CUDA C++ of this crate, so that a device needs NVIDIA's driver and nothing else.
+//!
+//! It lies compressed in `artefacts/cuda`, and `cargo xtask kernels` writes it. A program is found by the digest of its
+//! text: what was built from another text is not found, whatever its name. Pure data: nothing here knows a compiler.
+
+#[path = "../artefacts/cuda/index.rs"]
+mod index;
+
+use flate2::read::GzDecoder;
+use ragtag_hal::{Feature, Features};
+use std::io::Read;
+use std::sync::Arc;
+
+/// The virtual architectures that PTX is built for, from the oldest, each with the feature of the devices that take it.
+const ARCHITECTURES: [(&str, Option<Feature>); 6] = [
+    ("61", None),
+    ("70", Some(Feature::Sm70)),
+    ("75", Some(Feature::Sm75)),
+    ("80", Some(Feature::Sm80)),
+    (OVERLAPPING, Some(Feature::Sm90)),
+    ("90a", Some(Feature::Sm90a)),
+];
+
+/// The oldest one in which a launch may begin before the last has ended.
+const OVERLAPPING: &str = "90";
+
+/// What NVRTC is told beside the architecture: IEEE arithmetic, and nothing fused that is not written so.
+pub const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
+
+/// Longest PTX of a program, in bytes.
+const MAX_BYTES: u64 = 16 << 20;
+
+/// A program in PTX.
+#[derive(Clone, Copy, Debug)]
+pub struct Artefact {
+    /// The architecture that it was built for: `61`, `90a`.
+    pub architecture: &'static str,
+    /// The name of the program.
+    pub program: &'static str,
+    /// The [`digest`] of the text that it was built from.
+    pub digest: &'static str,
+    compressed: &'static [u8],
+}
+
+/// A row of the index.
+macro_rules! ptx {
+    ($architecture:literal, $program:literal, $digest:literal) => {
+        $crate::artefacts::Artefact {
+            architecture: $architecture,
+            program: $program,
+            digest: $digest,
+            compressed: include_bytes!(concat!(
+                env!("CARGO_MANIFEST_DIR"),
+                "/artefacts/cuda/",
+                $architecture,
+                "/",
+                $program,
+                ".ptx.gz"
+            )),
+        }
+    };
+}
+use ptx;
+
+impl Artefact {
+    /// The PTX; `None` if it is damaged.
+    pub fn ptx(&self) -> Option<Arc<str>> {
+        let mut text = String::new();
+        GzDecoder::new(self.compressed).take(MAX_BYTES).read_to_string(&mut text).ok()?;
+        Some(text.into())
+    }
+}
+
+/// Everything that was built.
+pub fn artefacts() -> &'static [Artefact] {
+    index::ALL
+}
+
+/// What the PTX of a text is known by: half of the BLAKE3 hash of the compiler's options and the text, in hexadecimal.
+pub fn digest(text: &str) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for option in OPTIONS {
+        hasher.update(option.as_bytes()).update(b"\n");
+    }
+    hasher.update(text.as_bytes()).finalize().to_hex()[..32].into()
+}
+
+/// The architectures that a variant is built for which requires these features: the oldest that has them, and the one from
+/// which on launches overlap, for the devices that are newer.
+pub fn architectures(requires: &[Feature]) -> impl Iterator<Item = &'static str> {
+    let is_required = |(_, feature): &(_, Option<Feature>)| feature.is_some_and(|f| requires.contains(&f));
+    let oldest = ARCHITECTURES.iter().rposition(is_required).unwrap_or(0);
+    let is_built = move |(at, name): &(usize, &str)| *at == oldest || (*at > oldest && *name == OVERLAPPING);
+    ARCHITECTURES.iter().map(|(name, _)| *name).enumerate().filter(is_built).map(|(_, name)| name)
+}
+
+/// The best PTX of a text for a device with these features: of the newest architecture that it takes.
+pub(crate) fn find(text: &str, features: &Features) -> Option<&'static Artefact> {
+    let digest = digest(text);
+    let of_text = || artefacts().iter().filter(|artefact| artefact.digest == digest);
+    let takes = |(_, feature): &&(_, Option<Feature>)| feature.is_none_or(|f| features.contains(&f));
+    let newest_first = ARCHITECTURES.iter().rev().filter(takes);
+    newest_first.filter_map(|(name, _)| of_text().find(|artefact| artefact.architecture == *name)).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_are_built_for_the_oldest_architecture_that_they_take() {
+        let built = |requires: &[Feature]| architectures(requires).collect::<Vec<_>>();
+        assert_eq!(built(&[]), ["61", "90"]);
+        assert_eq!(built(&[Feature::Fp16]), ["61", "90"]);
+        assert_eq!(built(&[Feature::Sm80]), ["80", "90"]);
+        assert_eq!(built(&[Feature::Sm70, Feature::Sm75]), ["75", "90"]);
+        assert_eq!(built(&[Feature::Sm90]), ["90"]);
+        assert_eq!(built(&[Feature::Sm90a, Feature::Sm90]), ["90a"]);
+    }
+
+    #[test]
+    fn everything_that_was_built_is_whole() {
+        for artefact in artefacts() {
+            let name = format!("{} for {}", artefact.program, artefact.architecture);
+            let ptx = artefact.ptx().unwrap_or_else(|| panic!("{name} is damaged"));
+            assert!(ptx.contains(&format!("\n.target sm_{}\n", artefact.architecture)), "{name}");
+            // ISA 8.2 is what driver 535 takes.
+            let version = ptx.lines().find_map(|line| line.strip_prefix(".version "));
+            assert!(version.is_some_and(|v| v <= "8.2"), "{name}: ISA {version:?}");
+            assert!(
+                !ptx.contains(".visible .func") && !ptx.contains(".extern .func"),
+                "{name} calls what it has not"
+            );
+        }
+    }
+
+    /// A launch that may begin early must wait for those before it: the host relies on it for every kernel of a program.
+    #[test]
+    fn kernels_whose_launches_overlap_wait() {
+        let overlapping = || artefacts().iter().filter(|a| a.architecture.starts_with(OVERLAPPING));
+        assert!(overlapping().count() > 0);
+        for artefact in overlapping() {
+            let ptx = artefact.ptx().unwrap_or_default();
+            for entry in ptx.split(".entry ").skip(1) {
+                let waits = entry.contains("griddepcontrol.wait;");
+                assert!(waits, "{}: {}", artefact.program, entry.lines().next().unwrap_or_default());
+            }
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What each API needs, as far as files show it: libraries, kernel drivers, nodes, variables.
+//!
+//! This module must not read the machine's files by itself, nor know how packages are called.
+
+use super::machine::{Access, Distribution, Gpu, Library, Machine, Node, Vendor};
+use super::packages;
+use super::{Finding, State};
+use ragtag_devices::{BackendReport, Report, Status};
+use ragtag_hal::{Adapter, KernelLanguage};
+use std::path::PathBuf;
+
+/// The oldest driver of NVIDIA's that will do: that of CUDA 12.2.
+const NVIDIA_DRIVER: u32 = 535;
+
+const CUDA_VARIABLES: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"];
+const HIP_VARIABLES: [&str; 5] = [
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "HSA_OVERRIDE_GFX_VERSION",
+];
+const OPENCL_VARIABLES: [&str; 5] =
+    ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES", "RUSTICL_ENABLE", "CUDA_VISIBLE_DEVICES"];
+
+/// Everything about one API.
+pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machine) -> Vec<Finding> {
+    if backend.status == Status::NotCompiled {
+        let found = Finding::new("build", State::Missing, "not in this build");
+        return vec![found.advise(format!("build with --features {}", backend.name))];
+    }
+    let mut all = vec![Finding::new("build", State::Ok, "in this build")];
+    if cfg!(target_os = "linux") {
+        let examined = match backend.name.as_str() {
+            "cuda" => cuda(backend, machine),
+            "hip" => hip(backend, machine),
+            "opencl" => opencl(machine),
+            _ => Vec::new(),
+        };
+        all.extend(examined);
+    }
+    all.extend(devices(backend, report));
+    all
+}
+
+/// Variables that are set, as notes: drivers obey them, and users forget them.
+pub(super) fn variables(machine: &Machine, names: &[&str]) -> Vec<Finding> {
+    let set = names.iter().filter_map(|name| Some((name, machine.variable(name)?)));
+    set.map(|(name, value)| Finding::new("variable", State::Note, format!("{name}={value}"))).collect()
+}
+
+/// The same for variables that hide devices; an empty one, or −1, hides all.
+fn visibility(machine: &Machine, names: &[&str]) -> Vec<Finding> {
+    let hides_all = |found: &str| {
+        let (name, value) = found.split_once('=').unwrap_or_default();
+        name.ends_with("_VISIBLE_DEVICES") && matches!(value.trim(), "" | "-1" | "none" | "void")
+    };
+    let finding = |finding: Finding| match hides_all(&finding.found) {
+        true => Finding { state: State::Missing, ..finding }.advise("this hides every GPU: unset it"),
+        false => finding,
+    };
+    variables(machine, names).into_iter().map(finding).collect()
+}
+
+/// What the probe says.
+fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
+    match &backend.status {
+        Status::NotCompiled => Vec::new(),
+        Status::Unavailable(why) => vec![Finding::new("devices", State::Missing, why.to_string())],
+        Status::Found { adapters } if adapters.is_empty() => {
+            vec![Finding::new("devices", State::Missing, "the driver shows none")]
+        }
+        Status::Found { adapters } => adapters.iter().map(|adapter| device(adapter, report)).collect(),
+    }
+}
+
+fn device(adapter: &Adapter, report: &Report) -> Finding {
+    let label = report.device(&adapter.label()).map_or(adapter.label(), ToString::to_string);
+    let found = format!("{label}: {}, {}", adapter.name, adapter.driver);
+    Finding::new("devices", State::Ok, found)
+}
+
+fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
+    let on = machine.distribution();
+    let mut all = gpus(machine, Vendor::Nvidia, "nvidia", &packages::nvidia_driver(on));
+    let wanted = is_wanted(machine, Vendor::Nvidia);
+    let module = machine.module("nvidia");
+    if let Some(module) = &module {
+        all.push(nvidia_module(module, on));
+    }
+    let library = machine.library(&["libcuda.so.1", "libcuda.so"], &[PathBuf::from("/usr/lib/wsl/lib")]);
+    let advice = match &module {
+        _ if machine.in_container() => {
+            "start the container with its GPUs: --gpus all, with NVIDIA's container toolkit".into()
+        }
+        Some(module) => packages::cuda_library(on, module),
+        None => packages::nvidia_driver(on),
+    };
+    all.push(library_finding("library", "libcuda.so.1", library.as_ref(), wanted, &advice));
+    if let (Some(module), Some(library)) = (&module, &library) {
+        all.extend(mismatch(module, library));
+    }
+    if wanted && !machine.in_windows() {
+        let modprobe = "load the module: nvidia-modprobe -u -c 0 (package nvidia-modprobe)";
+        for name in ["nvidiactl", "nvidia-uvm", "nvidia0"] {
+            all.extend(nodes(machine, "/dev", name, modprobe));
+        }
+    }
+    all.push(nvrtc(backend, machine));
+    all.extend(visibility(machine, &CUDA_VARIABLES));
+    all
+}
+
+fn nvidia_module(module: &str, on: Distribution) -> Finding {
+    let major = module.split('.').next().and_then(|major| major.parse::<u32>().ok());
+    if major.is_none_or(|major| major >= NVIDIA_DRIVER) {
+        return Finding::new("driver", State::Ok, format!("{module}; {NVIDIA_DRIVER} or newer will do"));
+    }
+    Finding::new("driver", State::Missing, format!("{module}, where {NVIDIA_DRIVER} (CUDA 12.2) is needed"))
+        .advise(packages::nvidia_driver(on))
+}
+
+/// Library and module have to be of one version; after an update the old module may still be loaded.
+fn mismatch(module: &str, library: &Library) -> Option<Finding> {
+    // Windows' own driver brings a library whose name has no such version.
+    let differs = library.version.contains('.') && library.version != module;
+    let found = format!("the library is of {}, the kernel's module of {module}", library.version);
+    differs.then(|| Finding::new("driver", State::Missing, found).advise("reboot, so that both are the same"))
+}
+
+fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
+    let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
+    let homes = homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64"));
+    let library = machine.library(&names, &homes.collect::<Vec<_>>());
+    let compiles = adapters(backend).iter().any(|a| a.caps.languages.contains(&KernelLanguage::CudaC));
+    match library {
+        Some(library) => Finding::new("compiler", State::Ok, format!("NVRTC: {}", shown(&library))),
+        None if compiles => Finding::new("compiler", State::Ok, "NVRTC: found by the driver"),
+        // Kernels are built ahead of time, so nothing depends on it.
+        None => Finding::new("compiler", State::Note, "no NVRTC: the kernels that are built in are used")
+            .advise(format!("optional: {}", packages::nvrtc(machine.distribution()))),
+    }
+}
+
+fn hip(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
+    let on = machine.distribution();
+    let kernel = "load the kernel's own driver: modprobe amdgpu";
+    let mut all = gpus(machine, Vendor::Amd, "amdgpu", kernel);
+    let wanted = is_wanted(machine, Vendor::Amd);
+    let rocm = [PathBuf::from("/opt/rocm/lib")];
+    let names = ["libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so"];
+    let library = machine.library(&names, &rocm);
+    all.push(library_finding(
+        "library",
+        "libamdhip64.so.5 to .7",
+        library.as_ref(),
+        wanted,
+        &packages::hip(on),
+    ));
+    if wanted {
+        let container = "start the container with --device /dev/kfd --device /dev/dri";
+        let advice = |other| if machine.in_container() { container } else { other };
+        all.extend(nodes(
+            machine,
+            "/dev",
+            "kfd",
+            advice("the kernel's amdgpu driver makes it: see dmesg for what it says"),
+        ));
+        all.extend(nodes(machine, "/dev/dri", "renderD128", advice(kernel)));
+    }
+    all.push(hiprtc(backend, machine, library.as_ref(), &rocm));
+    all.extend(visibility(machine, &HIP_VARIABLES));
+    all
+}
+
+fn hiprtc(backend: &BackendReport, machine: &Machine, hip: Option<&Library>, rocm: &[PathBuf]) -> Finding {
+    let names = ["libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5", "libhiprtc.so"];
+    let wanted = !adapters(backend).is_empty() || is_wanted(machine, Vendor::Amd);
+    match machine.library(&names, rocm) {
+        Some(library) => Finding::new("compiler", State::Ok, format!("hiprtc: {}", shown(&library))),
+        None if hip.is_some_and(|hip| hip.version.starts_with('5')) => {
+            Finding::new("compiler", State::Ok, "hiprtc: part of libamdhip64.so.5")
+        }
+        None if wanted => {
+            Finding::new("compiler", State::Missing, "no libhiprtc.so: kernels cannot be compiled")
+                .advise(packages::hip(machine.distribution()))
+        }
+        None => Finding::new("compiler", State::Note, "no libhiprtc.so"),
+    }
+}
+
+fn opencl(machine: &Machine) -> Vec<Finding> {
+    let on = machine.distribution();
+    let library = machine.library(&["libOpenCL.so.1"], &[]);
+    let mut all = vec![library_finding(
+        "library",
+        "libOpenCL.so.1",
+        library.as_ref(),
+        true,
+        &packages::opencl_loader(on),
+    )];
+    let vendors: Vec<Vendor> = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel]
+        .into_iter()
+        .filter(|vendor| machine.gpus().iter().any(|gpu| gpu.vendor == *vendor))
+        .collect();
+    all.extend(icds(machine, &vendors, on));
+    if vendors.iter().any(|vendor| *vendor != Vendor::Nvidia) {
+        all.extend(nodes(
+            machine,
+            "/dev/dri",
+            "renderD128",
+            "the kernel's driver for the GPU makes it: see dmesg",
+        ));
+    }
+    all.extend(visibility(machine, &OPENCL_VARIABLES));
+    all
+}
+
+/// The drivers that are there, and those that the machine's GPUs lack.
+fn icds(machine: &Machine, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
+    let found = machine.icds();
+    let one = |icd: &super::machine::Icd| match &icd.library {
+        Some(library) => {
+            Finding::new("driver", State::Ok, format!("{} names {}", icd.file.display(), shown(library)))
+        }
+        None => {
+            let found = format!("{} names {}, which is not there", icd.file.display(), icd.names);
+            Finding::new("driver", State::Missing, found)
+                .advise("install its package again, or remove the file")
+        }
+    };
+    let mut all: Vec<_> = found.iter().map(one).collect();
+    for vendor in vendors.iter().filter(|vendor| !found.iter().any(|icd| drives(&icd.names, **vendor))) {
+        let missing =
+            Finding::new("driver", State::Missing, format!("no OpenCL driver for the {} GPU", vendor.name()));
+        all.push(missing.advise(packages::opencl_driver(on, Some(*vendor))));
+    }
+    if all.is_empty() {
+        let none = Finding::new("driver", State::Note, "no OpenCL driver, and no GPU that has one");
+        all.push(none.advise(packages::opencl_driver(on, None)));
+    }
+    all
+}
+
+/// Whether a library's name is that of a driver for this maker's GPUs.
+fn drives(library: &str, vendor: Vendor) -> bool {
+    let mesa = ["Rusticl", "MesaOpenCL"];
+    let own: &[&str] = match vendor {
+        Vendor::Nvidia => &["nvidia-opencl"],
+        Vendor::Amd => &["amdocl"],
+        Vendor::Intel => &["igdrcl"],
+    };
+    own.iter().any(|name| library.contains(name))
+        || vendor != Vendor::Nvidia && mesa.iter().any(|name| library.contains(name))
+}
+
+/// Whether there is hardware that an API could use.
+fn is_wanted(machine: &Machine, vendor: Vendor) -> bool {
+    machine.gpus().iter().any(|gpu| gpu.vendor == vendor) || vendor == Vendor::Nvidia && machine.in_windows()
+}
+
+/// The GPUs of one maker, each with the kernel's driver that it should have.
+fn gpus(machine: &Machine, vendor: Vendor, driver: &str, advice: &str) -> Vec<Finding> {
+    let own: Vec<Gpu> = machine.gpus().into_iter().filter(|gpu| gpu.vendor == vendor).collect();
+    if own.is_empty() && !machine.in_windows() {
+        return vec![Finding::new("GPU", State::Note, format!("no {} GPU on the PCI bus", vendor.name()))];
+    }
+    let one = |gpu: Gpu| match gpu.driver.as_deref() {
+        Some(bound) if bound == driver => {
+            Finding::new("GPU", State::Ok, format!("{}, kernel driver {bound}", gpu.address))
+        }
+        Some("vfio-pci") => {
+            Finding::new("GPU", State::Note, format!("{}, given away to a guest", gpu.address))
+        }
+        bound => {
+            let bound = bound.map_or("no kernel driver".into(), |bound| format!("kernel driver {bound}"));
+            Finding::new("GPU", State::Missing, format!("{}, {bound} where {driver} is needed", gpu.address))
+                .advise(advice)
+        }
+    };
+    own.into_iter().map(one).collect()
+}
+
+fn library_finding(
+    subject: &'static str,
+    name: &str,
+    library: Option<&Library>,
+    wanted: bool,
+    advice: &str,
+) -> Finding {
+    match library {
+        Some(library) if library.on_path => Finding::new(subject, State::Ok, shown(library)),
+        Some(library) => {
+            let folder = library.path.parent().unwrap_or(&library.path).display();
+            let found = format!("{}, where the loader does not look", shown(library));
+            Finding::new(subject, State::Missing, found)
+                .advise(format!("write {folder} into a file in /etc/ld.so.conf.d, then run ldconfig"))
+        }
+        None if wanted => Finding::new(subject, State::Missing, format!("no {name}")).advise(advice),
+        // Without hardware for it nobody needs it.
+        None => Finding::new(subject, State::Note, format!("no {name}")),
+    }
+}
+
+/// Path and version.
+fn shown(library: &Library) -> String {
+    match library.version.as_str() {
+        "" => library.path.display().to_string(),
+        version => format!("{} ({version})", library.path.display()),
+    }
+}
+
+/// The nodes of one kind, and whether this user may open them.
+fn nodes(machine: &Machine, folder: &str, name: &str, missing: &str) -> Vec<Finding> {
+    let found = machine.nodes(folder, name);
+    if found.is_empty() {
+        return vec![Finding::new("node", State::Missing, format!("no {folder}/{name}")).advise(missing)];
+    }
+    found.into_iter().map(node).collect()
+}
+
+pub(super) fn node(Node { path, access }: Node) -> Finding {
+    let path = path.display();
+    match access {
+        Access::Granted => Finding::new("node", State::Ok, path.to_string()),
+        Access::Denied { group, member: true } => {
+            let found = format!("{path}: not allowed, though the user is in group {group}");
+            Finding::new("node", State::Missing, found).advise("log out and in again")
+        }
+        // Nobody should join that group; a container that was not given the node looks the same.
+        Access::Denied { group, member: false } if group == "root" => {
+            Finding::new("node", State::Missing, format!("{path}: not allowed"))
+                .advise("it is kept from this user or container: ask who runs it")
+        }
+        Access::Denied { group, member: false } => {
+            let found = format!("{path}: not allowed; its group is {group}");
+            Finding::new("node", State::Missing, found)
+                .advise(format!("sudo usermod -aG {group} $USER, then log out and in again"))
+        }
+        Access::Failed(cause) => Finding::new("node", State::Missing, format!("{path}: {cause}")),
+    }
+}
+
+fn adapters(backend: &BackendReport) -> &[Adapter] {
+    match &backend.status {
+        Status::Found { adapters } => adapters,
+        Status::NotCompiled | Status::Unavailable(_) => &[],
+    }
+}

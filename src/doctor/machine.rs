@@ -1,0 +1,305 @@
+//! What a machine has that drivers need: GPUs on the PCI bus, device nodes, libraries, variables. Linux keeps all of that in
+//! files, so a folder that looks like a machine is as good as one.
+//!
+//! This module must not know any API.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// A maker of GPUs, by its PCI id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vendor {
+    Nvidia,
+    Amd,
+    Intel,
+}
+
+impl Vendor {
+    const IDS: [(&'static str, Vendor); 3] =
+        [("0x10de", Vendor::Nvidia), ("0x1002", Vendor::Amd), ("0x8086", Vendor::Intel)];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Vendor::Nvidia => "NVIDIA",
+            Vendor::Amd => "AMD",
+            Vendor::Intel => "Intel",
+        }
+    }
+}
+
+/// A GPU on the PCI bus.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Gpu {
+    pub(super) vendor: Vendor,
+    /// As in `0000:01:00.0`.
+    pub(super) address: String,
+    /// The kernel's driver for it.
+    pub(super) driver: Option<String>,
+}
+
+/// The distribution, which decides what packages are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Distribution {
+    /// With its major version.
+    Debian(u32),
+    Ubuntu,
+    Fedora,
+    Other,
+}
+
+/// A device node, and what comes of opening it for reading and writing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) path: PathBuf,
+    pub(super) access: Access,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Granted,
+    /// Refused; the node's group, and whether the user is in it on paper.
+    Denied {
+        group: String,
+        member: bool,
+    },
+    Failed(String),
+}
+
+/// A library as the loader would find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Library {
+    pub(super) path: PathBuf,
+    /// What its file's name says after `.so.`, all links followed.
+    pub(super) version: String,
+    /// Whether it lies where the loader looks.
+    pub(super) on_path: bool,
+}
+
+/// A file that names a driver to OpenCL's loader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Icd {
+    pub(super) file: PathBuf,
+    /// The library as the file names it.
+    pub(super) names: String,
+    pub(super) library: Option<Library>,
+}
+
+/// A machine.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    root: PathBuf,
+    variables: BTreeMap<String, String>,
+}
+
+impl Machine {
+    /// The machine whose files lie in `root`, with these environment variables.
+    pub(super) fn new(root: PathBuf, variables: BTreeMap<String, String>) -> Self {
+        Self { root, variables }
+    }
+
+    /// A path of the machine in this file system.
+    fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// A path in this file system as the machine has it.
+    fn own(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(&self.root).map_or(path.into(), |rest| Path::new("/").join(rest))
+    }
+
+    /// A file's first line.
+    fn line(&self, path: impl AsRef<Path>) -> Option<String> {
+        let text = fs::read_to_string(self.at(path)).ok()?;
+        Some(text.lines().next()?.trim().to_string())
+    }
+
+    /// What is in a folder, in order.
+    fn list(&self, folder: impl AsRef<Path>) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.at(folder)).into_iter().flatten().filter_map(|entry| entry.ok());
+        let mut paths: Vec<_> = entries.map(|entry| self.own(&entry.path())).collect();
+        paths.sort_unstable();
+        paths
+    }
+
+    pub(super) fn exists(&self, path: &str) -> bool {
+        self.at(path).exists()
+    }
+
+    pub(super) fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str)
+    }
+
+    /// The version of a kernel module that is loaded.
+    pub(super) fn module(&self, name: &str) -> Option<String> {
+        self.line(Path::new("/sys/module").join(name).join("version"))
+    }
+
+    /// Whether this is a Linux inside Windows, where GPUs have no nodes of their own.
+    pub(super) fn in_windows(&self) -> bool {
+        self.exists("/dev/dxg")
+    }
+
+    pub(super) fn in_container(&self) -> bool {
+        self.exists("/.dockerenv") || self.exists("/run/.containerenv")
+    }
+
+    pub(super) fn gpus(&self) -> Vec<Gpu> {
+        let gpu = |device: PathBuf| {
+            // Display controllers: VGA, 3D and others.
+            self.line(device.join("class")).filter(|class| class.starts_with("0x03"))?;
+            let vendor = self.line(device.join("vendor"))?;
+            let (_, vendor) = Vendor::IDS.into_iter().find(|(id, _)| *id == vendor)?;
+            let driver = fs::read_link(self.at(device.join("driver"))).ok();
+            let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+            Some(Gpu { vendor, address: name(&device)?, driver: driver.as_deref().and_then(name) })
+        };
+        self.list("/sys/bus/pci/devices").into_iter().filter_map(gpu).collect()
+    }
+
+    pub(super) fn distribution(&self) -> Distribution {
+        let text = fs::read_to_string(self.at("/etc/os-release")).unwrap_or_default();
+        let value = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+            line.unwrap_or_default().trim_matches('"').to_string()
+        };
+        let is = |name: &str| {
+            value("ID") == name || value("ID_LIKE").split_ascii_whitespace().any(|like| like == name)
+        };
+        match () {
+            () if is("ubuntu") => Distribution::Ubuntu,
+            // Relatives of Debian count their versions in ways of their own; sid has none.
+            () if value("ID") == "debian" => {
+                Distribution::Debian(value("VERSION_ID").parse().unwrap_or(u32::MAX))
+            }
+            () if value("ID") == "fedora" => Distribution::Fedora,
+            () => Distribution::Other,
+        }
+    }
+
+    /// The nodes that are called like `example`, up to the number at its end.
+    pub(super) fn nodes(&self, folder: &str, example: &str) -> Vec<Node> {
+        let prefix = example.trim_end_matches(|c: char| c.is_ascii_digit());
+        let numbered = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            name.strip_prefix(prefix).is_some_and(|rest| {
+                rest.is_empty() == (prefix == example) && rest.bytes().all(|byte| byte.is_ascii_digit())
+            })
+        };
+        self.list(folder).into_iter().filter(numbered).map(|path| self.node(path)).collect()
+    }
+
+    fn node(&self, path: PathBuf) -> Node {
+        let access = match OpenOptions::new().read(true).write(true).open(self.at(&path)) {
+            Ok(_) => Access::Granted,
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => self.denied(&path),
+            Err(error) => Access::Failed(error.to_string()),
+        };
+        Node { path, access }
+    }
+
+    pub(super) fn denied(&self, path: &Path) -> Access {
+        let text = fs::read_to_string(self.at("/etc/group")).unwrap_or_default();
+        let user = self.variable("USER").unwrap_or_default();
+        let id = group_id(&self.at(path)).map(|id| id.to_string());
+        // name:password:id:members
+        let groups = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let found = groups.into_iter().find_map(|fields| match fields[..] {
+            [name, _, number, members] if Some(number) == id.as_deref() => {
+                Some((name.to_string(), members.split(',').any(|member| member == user)))
+            }
+            _ => None,
+        });
+        let (group, member) = found.unwrap_or_else(|| (id.unwrap_or_else(|| "unknown".into()), false));
+        Access::Denied { group, member }
+    }
+
+    /// The first of these libraries that the loader would find; else one in `elsewhere`.
+    pub(super) fn library(&self, names: &[&str], elsewhere: &[PathBuf]) -> Option<Library> {
+        let folders = self.loader_folders();
+        let look = |folders: &[PathBuf], on_path| {
+            let paths = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
+            paths.into_iter().find_map(|path| self.library_at(path, on_path))
+        };
+        look(&folders, true).or_else(|| look(elsewhere, false))
+    }
+
+    fn library_at(&self, path: PathBuf, on_path: bool) -> Option<Library> {
+        // Links inside the machine: absolute ones would lead out of its folder.
+        let real = fs::canonicalize(self.at(&path)).ok()?;
+        let name = real.file_name()?.to_string_lossy();
+        let version = name.split_once(".so.").map_or(String::new(), |(_, version)| version.into());
+        Some(Library { path, version, on_path })
+    }
+
+    /// Where the loader looks, in its order.
+    fn loader_folders(&self) -> Vec<PathBuf> {
+        let variable = self.variable("LD_LIBRARY_PATH").unwrap_or_default();
+        let mut folders: Vec<PathBuf> =
+            variable.split(':').filter(|folder| folder.starts_with('/')).map(PathBuf::from).collect();
+        folders.extend(self.configured_folders("/etc/ld.so.conf"));
+        for machine in ["x86_64-linux-gnu", "aarch64-linux-gnu"] {
+            folders.extend(["/lib", "/usr/lib"].map(|folder| Path::new(folder).join(machine)));
+        }
+        folders.extend(["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from));
+        folders
+    }
+
+    /// The folders that a file of the loader's configuration names, with those of the files that it includes.
+    fn configured_folders(&self, file: &str) -> Vec<PathBuf> {
+        let text = fs::read_to_string(self.at(file)).unwrap_or_default();
+        let mut folders = Vec::new();
+        for line in text.lines().map(|line| line.split('#').next().unwrap_or_default().trim()) {
+            match line.strip_prefix("include") {
+                Some(pattern) => {
+                    let pattern = Path::new("/etc").join(pattern.trim());
+                    let included = pattern.parent().map(|folder| self.list(folder)).unwrap_or_default();
+                    let files = included.iter().filter(|path| path.extension().is_some_and(|e| e == "conf"));
+                    // A file that includes itself is nobody's configuration; the loader's have one level.
+                    folders.extend(
+                        files.filter(|path| *path != Path::new(file)).flat_map(|path| self.plain(path)),
+                    );
+                }
+                None if line.starts_with('/') => folders.push(line.into()),
+                None => {}
+            }
+        }
+        folders
+    }
+
+    fn plain(&self, file: &Path) -> Vec<PathBuf> {
+        let text = fs::read_to_string(self.at(file)).unwrap_or_default();
+        text.lines().map(str::trim).filter(|line| line.starts_with('/')).map(PathBuf::from).collect()
+    }
+
+    /// The drivers that OpenCL's loader would bring in.
+    pub(super) fn icds(&self) -> Vec<Icd> {
+        let folder = self.variable("OCL_ICD_VENDORS").unwrap_or("/etc/OpenCL/vendors");
+        let files = match folder.ends_with(".icd") {
+            true => vec![PathBuf::from(folder)],
+            false => self.list(folder),
+        };
+        let files = files.into_iter().filter(|path| path.extension().is_some_and(|e| e == "icd"));
+        let icd = |file: PathBuf| {
+            let names = self.line(&file)?;
+            let library = match names.starts_with('/') {
+                true => self.library_at(PathBuf::from(&names), true),
+                false => self.library(&[&names], &[]),
+            };
+            Some(Icd { file, names, library })
+        };
+        files.filter_map(icd).collect()
+    }
+}
+
+#[cfg(unix)]
+fn group_id(path: &Path) -> Option<u32> {
+    Some(std::os::unix::fs::MetadataExt::gid(&fs::metadata(path).ok()?))
+}
+
+#[cfg(not(unix))]
+fn group_id(_: &Path) -> Option<u32> {
+    None
+}

@@ -1,0 +1,75 @@
+//! What distributions call the packages that bring drivers.
+//!
+//! The names of Debian 12 and 13 were looked up in its archive. A distribution that is not known is told what the package
+//! holds. This module must not know how it was found out that something is missing.
+
+use super::machine::{Distribution, Vendor};
+use Distribution::{Debian, Fedora, Other, Ubuntu};
+
+/// NVIDIA's driver, with the kernel's module.
+pub(super) fn nvidia_driver(on: Distribution) -> String {
+    match on {
+        Debian(_) => "apt install nvidia-driver libcuda1 (component non-free)".into(),
+        Ubuntu => "ubuntu-drivers install".into(),
+        Fedora => "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda (from RPM Fusion)".into(),
+        Other => "install NVIDIA's driver, 535 or newer".into(),
+    }
+}
+
+/// CUDA's library for a driver whose module is there already.
+pub(super) fn cuda_library(on: Distribution, module: &str) -> String {
+    let major = module.split('.').next().unwrap_or_default();
+    match on {
+        Debian(_) => "apt install libcuda1 (component non-free)".into(),
+        Ubuntu => format!("apt install libnvidia-compute-{major}"),
+        Fedora => "dnf install xorg-x11-drv-nvidia-cuda (from RPM Fusion)".into(),
+        Other => format!("install libcuda.so.1 of driver {module}"),
+    }
+}
+
+/// NVIDIA's compiler for kernels.
+pub(super) fn nvrtc(on: Distribution) -> String {
+    match on {
+        Debian(13..) => "apt install libnvrtc12 (component non-free)".into(),
+        _ => "install cuda-nvrtc-12-9, or another version from 12 on, from NVIDIA's repository".into(),
+    }
+}
+
+/// AMD's HIP runtime.
+pub(super) fn hip(on: Distribution) -> String {
+    let amd = "rocm-hip-runtime from AMD's repository";
+    match on {
+        Debian(_) => format!("apt install libamdhip64-5; for GPUs that it does not know yet, {amd}"),
+        Ubuntu => format!("install {amd}; Ubuntu 24.04 has libamdhip64-5 as well"),
+        Fedora => "dnf install rocm-hip".into(),
+        Other => format!("install libamdhip64.so, as in {amd}"),
+    }
+}
+
+/// OpenCL's loader.
+pub(super) fn opencl_loader(on: Distribution) -> String {
+    match on {
+        Debian(_) | Ubuntu => "apt install ocl-icd-libopencl1".into(),
+        Fedora => "dnf install 'libOpenCL.so.1()(64bit)'".into(),
+        Other => "install the package that holds libOpenCL.so.1".into(),
+    }
+}
+
+/// A driver for OpenCL's loader; without a vendor, one that runs on the processor.
+pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String {
+    match (vendor, on) {
+        (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-opencl-icd (component non-free)".into(),
+        (Some(Vendor::Nvidia), Ubuntu) => "it comes with NVIDIA's driver: ubuntu-drivers install".into(),
+        (Some(Vendor::Nvidia), Fedora) => "dnf install xorg-x11-drv-nvidia-cuda (from RPM Fusion)".into(),
+        (Some(Vendor::Amd), Debian(13..)) => "apt install rocm-opencl-icd".into(),
+        (Some(Vendor::Amd), Fedora) => "dnf install rocm-opencl".into(),
+        (Some(Vendor::Amd), _) => "install rocm-opencl-runtime from AMD's repository".into(),
+        (Some(Vendor::Intel), Debian(..13) | Ubuntu) => "apt install intel-opencl-icd".into(),
+        (Some(Vendor::Intel), Fedora) => "dnf install intel-opencl".into(),
+        (Some(Vendor::Intel), _) => "install intel-opencl-icd from Intel's compute-runtime releases".into(),
+        (None, Debian(_) | Ubuntu) => "to use the processor: apt install pocl-opencl-icd".into(),
+        (None, Fedora) => "to use the processor: dnf install pocl".into(),
+        (Some(Vendor::Nvidia), Other) => "install NVIDIA's driver with its OpenCL part".into(),
+        (None, Other) => "to use the processor: install PoCL".into(),
+    }
+}

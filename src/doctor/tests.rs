@@ -1,0 +1,293 @@
+//! Machines made of files, and what is found on them.
+
+use super::machine::{Access, Distribution, Machine, Node};
+use super::{Diagnosis, Finding, State, apis, diagnose};
+use crate::devices::DeviceOptions;
+use ragtag_devices::{BackendReport, Report, Status};
+use ragtag_hal::Unavailable;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+const DEBIAN: &str = "ID=debian\nVERSION_ID=\"12\"\n";
+const UBUNTU: &str = "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n";
+const FEDORA: &str = "ID=fedora\nVERSION_ID=42\n";
+
+/// A folder that looks like a machine.
+struct Fake {
+    root: tempfile::TempDir,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Fake {
+    fn new(os_release: &str) -> Self {
+        let fake = Self { root: tempfile::tempdir().unwrap(), variables: Vec::new() };
+        fake.file("/etc/os-release", os_release);
+        fake.file("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n");
+        fake
+    }
+
+    fn at(&self, path: &str) -> std::path::PathBuf {
+        let path = self.root.path().join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    }
+
+    fn file(&self, path: &str, text: &str) {
+        fs::write(self.at(path), text).unwrap();
+    }
+
+    /// A library and the link by which it is known.
+    fn library(&self, folder: &str, name: &str, link: &str) {
+        self.file(&format!("{folder}/{name}"), "");
+        symlink(name, self.at(&format!("{folder}/{link}"))).unwrap();
+    }
+
+    fn gpu(&self, address: &str, vendor: &str, driver: Option<&str>) {
+        let device = format!("/sys/bus/pci/devices/{address}");
+        self.file(&format!("{device}/class"), "0x030000\n");
+        self.file(&format!("{device}/vendor"), &format!("{vendor}\n"));
+        if let Some(driver) = driver {
+            symlink(Path::new("../../drivers").join(driver), self.at(&format!("{device}/driver"))).unwrap();
+        }
+    }
+
+    fn machine(&self) -> Machine {
+        let variables = self.variables.iter().map(|(name, value)| (name.to_string(), value.clone()));
+        Machine::new(self.root.path().into(), variables.collect())
+    }
+
+    /// What is found about an API whose library is said to be missing.
+    fn findings(&self, api: &str) -> Vec<Finding> {
+        let why = Unavailable { tried: vec!["a library".into()], cause: "it is missing".into() };
+        self.findings_of(api, Status::Unavailable(why))
+    }
+
+    fn findings_of(&self, api: &str, status: Status) -> Vec<Finding> {
+        let backend = BackendReport { name: api.into(), status };
+        let report = Report { backends: vec![backend.clone()], devices: Vec::new() };
+        apis::findings(&backend, &report, &self.machine())
+    }
+}
+
+/// The findings about one subject, as `state: found → advice`.
+fn about(findings: &[Finding], subject: &str) -> Vec<String> {
+    let line = |finding: &Finding| {
+        let advice = finding.advice.as_ref().map_or(String::new(), |advice| format!(" → {advice}"));
+        format!("{:?}: {}{advice}", finding.state, finding.found)
+    };
+    findings.iter().filter(|finding| finding.subject == subject).map(line).collect()
+}
+
+#[test]
+fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
+    let fake = Fake::new(DEBIAN);
+    fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
+    fake.file("/sys/module/nvidia/version", "580.159.03\n");
+    fake.library("/usr/lib/x86_64-linux-gnu", "libcuda.so.580.159.03", "libcuda.so.1");
+    for node in ["nvidiactl", "nvidia-uvm", "nvidia0", "nvidia-uvm-tools", "nvidia-caps"] {
+        fake.file(&format!("/dev/{node}"), "");
+    }
+    let found = fake.findings_of("cuda", Status::Found { adapters: Vec::new() });
+    assert_eq!(about(&found, "GPU"), ["Ok: 0000:01:00.0, kernel driver nvidia"]);
+    assert_eq!(about(&found, "driver"), ["Ok: 580.159.03; 535 or newer will do"]);
+    let library = "Ok: /usr/lib/x86_64-linux-gnu/libcuda.so.1 (580.159.03)";
+    assert_eq!(about(&found, "library"), [library]);
+    assert_eq!(about(&found, "node"), ["Ok: /dev/nvidiactl", "Ok: /dev/nvidia-uvm", "Ok: /dev/nvidia0"]);
+    let compiler = about(&found, "compiler");
+    assert!(
+        compiler[0].starts_with("Note: no NVRTC") && compiler[0].contains("→ optional: "),
+        "{compiler:?}"
+    );
+    assert_eq!(about(&found, "devices"), ["Missing: the driver shows none"]);
+
+    fake.library("/usr/local/cuda/lib64", "libnvrtc.so.12.9.86", "libnvrtc.so.12");
+    let compiler = about(&fake.findings("cuda"), "compiler");
+    assert_eq!(compiler, ["Ok: NVRTC: /usr/local/cuda/lib64/libnvrtc.so.12 (12.9.86)"]);
+}
+
+#[test]
+fn an_nvidia_gpu_without_its_driver_is_told_how_to_get_it() {
+    for (system, package) in [
+        (DEBIAN, "apt install nvidia-driver libcuda1 (component non-free)"),
+        (UBUNTU, "ubuntu-drivers install"),
+        (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda (from RPM Fusion)"),
+    ] {
+        let fake = Fake::new(system);
+        fake.gpu("0000:01:00.0", "0x10de", Some("nouveau"));
+        let found = fake.findings("cuda");
+        let gpu = format!("Missing: 0000:01:00.0, kernel driver nouveau where nvidia is needed → {package}");
+        assert_eq!(about(&found, "GPU"), [gpu]);
+        assert_eq!(about(&found, "library"), [format!("Missing: no libcuda.so.1 → {package}")]);
+        assert!(about(&found, "node").iter().all(|node| node.starts_with("Missing: no /dev/nvidia")));
+    }
+}
+
+#[test]
+fn old_and_half_updated_nvidia_drivers_are_named() {
+    let fake = Fake::new(UBUNTU);
+    fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
+    fake.file("/sys/module/nvidia/version", "470.256.02\n");
+    assert_eq!(
+        about(&fake.findings("cuda"), "library"),
+        ["Missing: no libcuda.so.1 → apt install libnvidia-compute-470"]
+    );
+    fake.library("/lib/x86_64-linux-gnu", "libcuda.so.535.247.01", "libcuda.so.1");
+    let driver = about(&fake.findings("cuda"), "driver");
+    assert_eq!(driver[0], "Missing: 470.256.02, where 535 (CUDA 12.2) is needed → ubuntu-drivers install");
+    let half = "Missing: the library is of 535.247.01, the kernel's module of 470.256.02";
+    assert_eq!(driver[1], format!("{half} → reboot, so that both are the same"));
+}
+
+#[test]
+fn a_machine_without_a_gpu_is_not_told_to_install_its_driver() {
+    let fake = Fake::new(DEBIAN);
+    fake.gpu("0000:00:02.0", "0x1234", None);
+    for api in ["cuda", "hip"] {
+        let found = fake.findings(api);
+        let advised = |subject: &str| about(&found, subject).iter().any(|line| line.contains("install"));
+        assert!(about(&found, "GPU")[0].starts_with("Note: no "), "{found:?}");
+        assert!(about(&found, "node").is_empty() && !advised("library") && !advised("GPU"), "{found:?}");
+    }
+    // OpenCL has drivers for processors as well.
+    let found = fake.findings("opencl");
+    assert_eq!(about(&found, "library"), ["Missing: no libOpenCL.so.1 → apt install ocl-icd-libopencl1"]);
+    let driver =
+        "Note: no OpenCL driver, and no GPU that has one → to use the processor: apt install pocl-opencl-icd";
+    assert_eq!(about(&found, "driver"), [driver]);
+}
+
+#[test]
+fn amd_gpus_need_kfd_hip_and_hiprtc() {
+    let mut fake = Fake::new(FEDORA);
+    fake.gpu("0000:03:00.0", "0x1002", Some("amdgpu"));
+    fake.file("/dev/dri/renderD128", "");
+    fake.file("/dev/dri/card0", "");
+    let found = fake.findings("hip");
+    assert_eq!(about(&found, "GPU"), ["Ok: 0000:03:00.0, kernel driver amdgpu"]);
+    assert_eq!(about(&found, "library"), ["Missing: no libamdhip64.so.5 to .7 → dnf install rocm-hip"]);
+    let nodes = about(&found, "node");
+    assert!(
+        nodes[0].starts_with("Missing: no /dev/kfd → ") && nodes[1] == "Ok: /dev/dri/renderD128",
+        "{nodes:?}"
+    );
+    assert_eq!(
+        about(&found, "compiler"),
+        ["Missing: no libhiprtc.so: kernels cannot be compiled → dnf install rocm-hip"]
+    );
+
+    // Installed where the loader does not look; then told to look there; the newest goes first.
+    fake.library("/opt/rocm/lib", "libamdhip64.so.6.4.60400", "libamdhip64.so.6");
+    fake.library("/opt/rocm/lib", "libhiprtc.so.6.4.60400", "libhiprtc.so.6");
+    let library = about(&fake.findings("hip"), "library");
+    assert!(
+        library[0].contains("(6.4.60400), where the loader does not look → write /opt/rocm/lib"),
+        "{library:?}"
+    );
+    fake.file("/etc/ld.so.conf.d/rocm.conf", "# ROCm\n/opt/rocm/lib\n");
+    fake.file("/dev/kfd", "");
+    fake.library("/usr/lib64", "libamdhip64.so.5.7.1", "libamdhip64.so.5");
+    let found = fake.findings("hip");
+    assert_eq!(about(&found, "library"), ["Ok: /opt/rocm/lib/libamdhip64.so.6 (6.4.60400)"]);
+    assert_eq!(about(&found, "node"), ["Ok: /dev/kfd", "Ok: /dev/dri/renderD128"]);
+    assert_eq!(about(&found, "compiler"), ["Ok: hiprtc: /opt/rocm/lib/libhiprtc.so.6 (6.4.60400)"]);
+
+    fake.file("/.dockerenv", "");
+    fs::remove_file(fake.at("/dev/kfd")).unwrap();
+    let nodes = about(&fake.findings("hip"), "node");
+    assert!(
+        nodes[0].ends_with("→ start the container with --device /dev/kfd --device /dev/dri"),
+        "{nodes:?}"
+    );
+
+    fake.variables = vec![("HIP_VISIBLE_DEVICES", "0".into()), ("ROCR_VISIBLE_DEVICES", String::new())];
+    let variables = about(&fake.findings("hip"), "variable");
+    assert_eq!(
+        variables,
+        ["Note: HIP_VISIBLE_DEVICES=0", "Missing: ROCR_VISIBLE_DEVICES= → this hides every GPU: unset it"]
+    );
+}
+
+#[test]
+fn the_compiler_of_hip_5_is_in_its_library() {
+    let fake = Fake::new(DEBIAN);
+    fake.gpu("0000:03:00.0", "0x1002", Some("amdgpu"));
+    fake.library("/usr/lib/x86_64-linux-gnu", "libamdhip64.so.5.2.21153", "libamdhip64.so.5");
+    let found = fake.findings("hip");
+    assert_eq!(about(&found, "compiler"), ["Ok: hiprtc: part of libamdhip64.so.5"]);
+}
+
+#[test]
+fn opencl_drivers_are_followed_from_their_files_to_their_libraries() {
+    let mut fake = Fake::new(DEBIAN);
+    fake.gpu("0000:00:02.0", "0x8086", Some("i915"));
+    fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
+    fake.file("/dev/dri/renderD128", "");
+    fake.library("/usr/lib/x86_64-linux-gnu", "libOpenCL.so.1.0.0", "libOpenCL.so.1");
+    fake.file("/etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n");
+    fake.library("/usr/lib/x86_64-linux-gnu", "libnvidia-opencl.so.535.261.03", "libnvidia-opencl.so.1");
+    fake.file("/etc/OpenCL/vendors/pocl.icd", "/usr/lib/x86_64-linux-gnu/libpocl.so.2.10.0\n");
+    fake.file("/etc/OpenCL/vendors/readme.txt", "not a driver\n");
+    let drivers = about(&fake.findings("opencl"), "driver");
+    let names = "/etc/OpenCL/vendors/nvidia.icd names /usr/lib/x86_64-linux-gnu/libnvidia-opencl.so.1";
+    assert_eq!(drivers[0], format!("Ok: {names} (535.261.03)"));
+    assert!(drivers[1].starts_with("Missing: /etc/OpenCL/vendors/pocl.icd names "), "{drivers:?}");
+    assert_eq!(drivers[2], "Missing: no OpenCL driver for the Intel GPU → apt install intel-opencl-icd");
+    assert_eq!(drivers.len(), 3);
+
+    fake.variables = vec![("OCL_ICD_VENDORS", "/opt/mine.icd".into())];
+    fake.file("/opt/mine.icd", "libigdrcl.so\n");
+    let found = fake.findings("opencl");
+    assert_eq!(about(&found, "variable"), ["Note: OCL_ICD_VENDORS=/opt/mine.icd"]);
+    assert!(about(&found, "driver")[0].contains("libigdrcl.so, which is not there"), "{found:?}");
+}
+
+#[test]
+fn nodes_that_may_not_be_opened_name_the_group_to_join() {
+    let mut fake = Fake::new(DEBIAN);
+    fake.file("/dev/kfd", "");
+    let gid = std::os::unix::fs::MetadataExt::gid(&fs::metadata(fake.at("/dev/kfd")).unwrap());
+    let denied = |fake: &Fake| fake.machine().denied(Path::new("/dev/kfd"));
+    assert_eq!(denied(&fake), Access::Denied { group: gid.to_string(), member: false });
+    fake.file("/etc/group", &format!("other:x:{}:me\nrender:x:{gid}:you,me\n", gid + 1));
+    fake.variables = vec![("USER", "me".into())];
+    assert_eq!(denied(&fake), Access::Denied { group: "render".into(), member: true });
+
+    let finding = |group: &str, member| {
+        let access = Access::Denied { group: group.into(), member };
+        about(&[apis::node(Node { path: "/dev/kfd".into(), access })], "node").remove(0)
+    };
+    let join = "Missing: /dev/kfd: not allowed; its group is render → sudo usermod -aG render $USER";
+    assert!(finding("render", false).starts_with(join));
+    assert!(finding("render", true).ends_with("though the user is in group render → log out and in again"));
+    assert!(!finding("root", false).contains("usermod"), "nobody joins that group");
+}
+
+#[test]
+fn distributions_are_told_apart() {
+    let of = |os_release: &str| Fake::new(os_release).machine().distribution();
+    assert_eq!(of(DEBIAN), Distribution::Debian(12));
+    assert_eq!(of("ID=debian\nPRETTY_NAME=\"Debian sid\"\n"), Distribution::Debian(u32::MAX));
+    assert_eq!(of(UBUNTU), Distribution::Ubuntu);
+    assert_eq!(of("ID=ubuntu\nID_LIKE=debian\n"), Distribution::Ubuntu);
+    assert_eq!(of(FEDORA), Distribution::Fedora);
+    for other in ["ID=arch\n", "ID=\"rhel\"\nID_LIKE=\"fedora\"\n", ""] {
+        assert_eq!(of(other), Distribution::Other, "{other}");
+    }
+}
+
+#[test]
+fn what_is_not_in_the_build_and_what_is_selected_is_said_first() {
+    let mut fake = Fake::new(DEBIAN);
+    fake.variables = vec![("RAGTAG_DEVICES", "cuda:0".into())];
+    let backend = BackendReport { name: "cuda".into(), status: Status::NotCompiled };
+    let report = Report { backends: vec![backend], devices: Vec::new() };
+    let options = DeviceOptions { from_environment: Some("cuda:0".into()), ..DeviceOptions::default() };
+    let found = diagnose(&report, &options, &fake.machine());
+    let [Diagnosis { findings: selection, .. }, Diagnosis { api, findings }] = &found[..] else { panic!() };
+    assert!(about(selection, "devices")[0].starts_with("Missing: backend \"cuda\" is not compiled"));
+    assert_eq!(about(selection, "variable"), ["Note: RAGTAG_DEVICES=cuda:0"]);
+    assert_eq!((api.as_str(), findings[0].state), ("cuda", State::Missing));
+    assert_eq!(about(findings, "build"), ["Missing: not in this build → build with --features cuda"]);
+    assert_eq!(findings.len(), 1);
+}

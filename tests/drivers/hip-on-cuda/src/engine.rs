@@ -1,0 +1,370 @@
+//! CUDA's devices by their primary contexts, and HIP's calls on them: mostly the call of the same name.
+
+use crate::cuda::{Driver, driver};
+use crate::nvrtc;
+use hip_shim::symbols::Handle;
+use hip_shim::symbols::code::{LAUNCH_FAILURE, NO_DEVICE};
+use hip_shim::{Engine, Facts, Result, Shape, Signature};
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr;
+use std::sync::OnceLock;
+
+/// Values of `CUdevice_attribute`.
+mod attribute {
+    pub(super) const MAX_THREADS_PER_BLOCK: i32 = 1;
+    pub(super) const MAX_SHARED_MEMORY_PER_BLOCK: i32 = 8;
+    pub(super) const MULTIPROCESSOR_COUNT: i32 = 16;
+    pub(super) const CAPABILITY_MAJOR: i32 = 75;
+    pub(super) const CAPABILITY_MINOR: i32 = 76;
+    pub(super) const MEMORY_POOLS_SUPPORTED: i32 = 115;
+}
+
+/// `CU_STREAM_NON_BLOCKING`.
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_BLOCKING_SYNC`.
+const BLOCKING_SYNC: u32 = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE`.
+const PORTABLE: u32 = 1;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`.
+const CAPTURE_THREAD_LOCAL: i32 = 1;
+/// `CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK`.
+const FUNCTION_MAX_THREADS: i32 = 0;
+
+/// All devices.
+pub(crate) struct Cuda {
+    driver: Driver,
+    /// The primary context of each device, kept for good.
+    contexts: Vec<Shared>,
+    facts: Vec<Facts>,
+    /// The compute capability that texts are compiled for: the first device's.
+    capability: i32,
+}
+
+/// A handle of CUDA's.
+#[derive(Clone, Copy)]
+struct Shared(Handle);
+
+// SAFETY: CUDA's objects may be used from any thread, and from several at once.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// An object of a device that goes when it is dropped.
+pub(crate) struct Object {
+    device: usize,
+    handle: Shared,
+    destroy: unsafe extern "C" fn(Handle) -> i32,
+}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        if let Ok(engine) = Cuda::engine()
+            && engine.select(self.device).is_ok()
+        {
+            // SAFETY: the handle is what this function destroys, and nobody has it any more.
+            unsafe { (self.destroy)(self.handle.0) };
+        }
+    }
+}
+
+/// A kernel function.
+pub(crate) struct Function {
+    device: usize,
+    handle: Shared,
+}
+
+/// The codes are HIP's own, but for exceptions of kernels, which HIP does not tell apart.
+fn check(code: i32) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        714..=718 => Err(LAUNCH_FAILURE),
+        other => Err(other),
+    }
+}
+
+/// A text that a function writes into a buffer.
+fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
+    let mut buffer = [0u8; 256];
+    check(write(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1))?;
+    let text = CStr::from_bytes_until_nul(&buffer).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+fn facts(driver: &Driver, device: i32) -> Result<Facts> {
+    let number = |attribute| {
+        let mut value = 0;
+        // SAFETY: it writes one number.
+        check(unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, attribute, device) }).map(|()| value)
+    };
+    let (mut total_bytes, mut uuid) = (0, [0; 16]);
+    // SAFETY: it writes one number.
+    check(unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total_bytes, device) })?;
+    // SAFETY: it writes sixteen bytes.
+    let identified = check(unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) });
+    Ok(Facts {
+        // SAFETY: it writes no more than it is told.
+        name: text(|buffer, bytes| unsafe { (driver.cuDeviceGetName)(buffer, bytes, device) })?,
+        // SAFETY: it writes no more than it is told.
+        pci: text(|buffer, bytes| unsafe { (driver.cuDeviceGetPCIBusId)(buffer, bytes, device) }).ok(),
+        uuid: identified.ok().map(|()| uuid),
+        total_bytes,
+        units: number(attribute::MULTIPROCESSOR_COUNT)?,
+        max_items: number(attribute::MAX_THREADS_PER_BLOCK)?,
+        local_bytes: number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?,
+        pools: number(attribute::MEMORY_POOLS_SUPPORTED).unwrap_or(0) != 0,
+    })
+}
+
+impl Cuda {
+    fn new() -> Result<Self> {
+        let driver = driver()?;
+        let mut count = 0;
+        // SAFETY: nothing was called before; it writes one number.
+        check(unsafe { (driver.cuInit)(0) })?;
+        // SAFETY: it writes one number.
+        check(unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
+        let facts = (0..count).map(|device| facts(&driver, device)).collect::<Result<Vec<_>>>()?;
+        let context = |device| {
+            let mut context = ptr::null_mut();
+            // SAFETY: it writes a handle.
+            check(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut context, device) })?;
+            Ok(Shared(context))
+        };
+        let contexts = (0..count).map(context).collect::<Result<Vec<_>>>()?;
+        if contexts.is_empty() {
+            return Err(NO_DEVICE);
+        }
+        let [mut major, mut minor] = [0; 2];
+        for (value, which) in
+            [(&mut major, attribute::CAPABILITY_MAJOR), (&mut minor, attribute::CAPABILITY_MINOR)]
+        {
+            // SAFETY: it writes one number.
+            check(unsafe { (driver.cuDeviceGetAttribute)(value, which, 0) })?;
+        }
+        Ok(Self { driver, contexts, facts, capability: 10 * major + minor })
+    }
+
+    fn select(&self, device: usize) -> Result<()> {
+        // SAFETY: the context is kept for good.
+        check(unsafe { (self.driver.cuCtxSetCurrent)(self.contexts[device].0) })
+    }
+
+    /// Has a function write a handle.
+    fn handle(&self, device: usize, make: impl FnOnce(*mut Handle) -> i32) -> Result<Handle> {
+        self.select(device)?;
+        let mut handle = ptr::null_mut();
+        check(make(&raw mut handle))?;
+        Ok(handle)
+    }
+}
+
+impl Engine for Cuda {
+    type Stream = Object;
+    type Event = Object;
+    type Module = Object;
+    type Function = Function;
+    type Graph = Object;
+
+    fn engine() -> Result<&'static Self> {
+        static ENGINE: OnceLock<Result<Cuda>> = OnceLock::new();
+        ENGINE.get_or_init(Cuda::new).as_ref().map_err(|code| *code)
+    }
+
+    fn devices(&self) -> &[Facts] {
+        &self.facts
+    }
+
+    fn free_bytes(&self, device: usize) -> Result<usize> {
+        self.select(device)?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: it writes two numbers.
+        check(unsafe { (self.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) })?;
+        Ok(free)
+    }
+
+    fn allocate(&self, device: usize, bytes: usize) -> Result<Handle> {
+        // SAFETY: it writes an address.
+        self.handle(device, |address| unsafe { (self.driver.cuMemAlloc_v2)(address, bytes) })
+    }
+
+    fn free(&self, device: usize, address: Handle) -> Result<()> {
+        self.select(device)?;
+        // SAFETY: the address was allocated, and nothing uses it, by the promise of whoever calls HIP.
+        check(unsafe { (self.driver.cuMemFree_v2)(address) })
+    }
+
+    fn allocate_on(&self, stream: &Object, bytes: usize) -> Result<Handle> {
+        self.handle(stream.device, |address| {
+            // SAFETY: it writes an address.
+            unsafe { (self.driver.cuMemAllocAsync)(address, bytes, stream.handle.0) }
+        })
+    }
+
+    fn free_on(&self, stream: &Object, address: Handle) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: as for `free`.
+        check(unsafe { (self.driver.cuMemFreeAsync)(address, stream.handle.0) })
+    }
+
+    fn pin(&self, device: usize, pointer: *mut c_void, bytes: usize) -> Result<()> {
+        self.select(device)?;
+        // SAFETY: the bytes stay allocated by the promise of whoever calls HIP.
+        check(unsafe { (self.driver.cuMemHostRegister_v2)(pointer, bytes, PORTABLE) })
+    }
+
+    fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()> {
+        self.select(device)?;
+        // SAFETY: nothing copies from it or to it, by the promise of whoever calls HIP.
+        check(unsafe { (self.driver.cuMemHostUnregister)(pointer) })
+    }
+
+    fn stream(&self, device: usize) -> Result<Object> {
+        // SAFETY: it writes a handle.
+        let handle =
+            self.handle(device, |stream| unsafe { (self.driver.cuStreamCreate)(stream, NON_BLOCKING) });
+        Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuStreamDestroy_v2 })
+    }
+
+    fn finish(&self, stream: &Object) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: a stream of this device.
+        check(unsafe { (self.driver.cuStreamSynchronize)(stream.handle.0) })
+    }
+
+    fn event(&self, device: usize) -> Result<Object> {
+        // SAFETY: it writes a handle.
+        let handle =
+            self.handle(device, |event| unsafe { (self.driver.cuEventCreate)(event, BLOCKING_SYNC) });
+        Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuEventDestroy_v2 })
+    }
+
+    fn record(&self, event: &Object, stream: &Object) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: an event and a stream of this device.
+        check(unsafe { (self.driver.cuEventRecord)(event.handle.0, stream.handle.0) })
+    }
+
+    fn wait(&self, stream: &Object, event: &Object) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: as above.
+        check(unsafe { (self.driver.cuStreamWaitEvent)(stream.handle.0, event.handle.0, 0) })
+    }
+
+    fn synchronise(&self, event: &Object) -> Result<()> {
+        self.select(event.device)?;
+        // SAFETY: an event of this device.
+        check(unsafe { (self.driver.cuEventSynchronize)(event.handle.0) })
+    }
+
+    fn elapsed_ms(&self, from: &Object, to: &Object) -> Result<f32> {
+        self.select(from.device)?;
+        let mut milliseconds = 0.0;
+        // SAFETY: it writes one number.
+        check(unsafe {
+            (self.driver.cuEventElapsedTime)(&raw mut milliseconds, from.handle.0, to.handle.0)
+        })?;
+        Ok(milliseconds)
+    }
+
+    fn copy(&self, stream: &Object, to: Handle, from: *const u8, bytes: usize, _: i32) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: both ranges are valid until the copy has ended, by the promise of whoever calls HIP. The driver knows by
+        // the addresses which side they are of.
+        check(unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes, stream.handle.0) })
+    }
+
+    fn fill(&self, stream: &Object, to: Handle, word: u32, words: usize) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: as for copies.
+        check(unsafe { (self.driver.cuMemsetD32Async)(to, word, words, stream.handle.0) })
+    }
+
+    fn compile(
+        &self,
+        _: &[usize],
+        text: &str,
+        _: &[String],
+    ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
+        // CUDA knows itself what a function's parameters are.
+        Ok((Vec::new(), nvrtc::compile(text, self.capability)?))
+    }
+
+    fn load(&self, device: usize, _: Vec<Signature>, code: &[u8]) -> Result<Object> {
+        // SAFETY: what NVRTC made says itself how long it is.
+        let module = |module| unsafe { (self.driver.cuModuleLoadData)(module, code.as_ptr()) };
+        let handle = Shared(self.handle(device, module)?);
+        Ok(Object { device, handle, destroy: self.driver.cuModuleUnload })
+    }
+
+    fn function(&self, module: &Object, name: &CStr) -> Result<Function> {
+        let device = module.device;
+        let handle = self.handle(device, |function| {
+            // SAFETY: a module of this device, and a name that ends with a zero.
+            unsafe { (self.driver.cuModuleGetFunction)(function, module.handle.0, name.as_ptr()) }
+        });
+        Ok(Function { device, handle: Shared(handle?) })
+    }
+
+    fn max_items(&self, function: &Function) -> Result<i32> {
+        self.select(function.device)?;
+        let mut items = 0;
+        // SAFETY: it writes one number.
+        check(unsafe {
+            (self.driver.cuFuncGetAttribute)(&raw mut items, FUNCTION_MAX_THREADS, function.handle.0)
+        })?;
+        Ok(items)
+    }
+
+    fn launch(
+        &self,
+        stream: &Object,
+        function: &Function,
+        shape: &Shape,
+        arguments: *const Handle,
+    ) -> Result<()> {
+        self.select(stream.device)?;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
+        // SAFETY: the arguments are what the function takes, by the promise of whoever calls HIP.
+        check(unsafe {
+            (self.driver.cuLaunchKernel)(
+                function.handle.0,
+                grid_x,
+                grid_y,
+                grid_z,
+                block_x,
+                block_y,
+                block_z,
+                shape.shared_bytes,
+                stream.handle.0,
+                arguments,
+                ptr::null_mut(),
+            )
+        })
+    }
+
+    fn begin_capture(&self, stream: &Object) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: a stream of this device.
+        check(unsafe { (self.driver.cuStreamBeginCapture_v2)(stream.handle.0, CAPTURE_THREAD_LOCAL) })
+    }
+
+    fn end_capture(&self, stream: &Object) -> Result<Object> {
+        let device = stream.device;
+        let graph = self.handle(device, |graph| {
+            // SAFETY: a stream of this device; it writes a handle.
+            unsafe { (self.driver.cuStreamEndCapture)(stream.handle.0, graph) }
+        });
+        let graph = Object { device, handle: Shared(graph?), destroy: self.driver.cuGraphDestroy };
+        let executable = self.handle(device, |executable| {
+            // SAFETY: a graph; it writes a handle.
+            unsafe { (self.driver.cuGraphInstantiateWithFlags)(executable, graph.handle.0, 0) }
+        });
+        Ok(Object { device, handle: Shared(executable?), destroy: self.driver.cuGraphExecDestroy })
+    }
+
+    fn play(&self, graph: &Object, stream: &Object) -> Result<()> {
+        self.select(stream.device)?;
+        // SAFETY: a graph of this device.
+        check(unsafe { (self.driver.cuGraphLaunch)(graph.handle.0, stream.handle.0) })
+    }
+}

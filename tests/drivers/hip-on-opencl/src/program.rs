@@ -1,0 +1,200 @@
+//! HIP C++ as OpenCL C: texts, programs and kernels.
+
+use crate::engine::{Place, lock, unknown};
+use crate::work::Argument;
+use hip_shim::symbols::Handle;
+use hip_shim::symbols::code::{INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
+use hip_shim::{Result, Shape, Signature};
+use opencl3::command_queue::CommandQueue;
+use opencl3::device::{Device, cl_device_id};
+use opencl3::kernel::{self, CL_KERNEL_ARG_ADDRESS_GLOBAL, create_program_kernels};
+use opencl3::program::Program;
+use std::sync::{Arc, Mutex};
+
+/// What takes the place of everything in front of [`END`].
+const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
+/// The last line of the prelude of a text.
+const END: &str = "// == end of the prelude ==";
+/// What texts are compiled with.
+const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
+
+/// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
+/// halves from private memory wrongly.
+fn options(device: &Device) -> String {
+    let half =
+        device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
+    format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
+}
+
+/// The text in OpenCL C.
+///
+/// # Errors
+/// If it has no prelude whose place another could take.
+fn translated(text: &str) -> std::result::Result<String, String> {
+    let at = text.find(END).ok_or_else(|| format!("the text has no line {END:?}"))?;
+    // An OpenCL prelude may end with the same line, or not.
+    Ok(format!("{PRELUDE}\n{}", &text[at + END.len()..]))
+}
+
+/// Compiles for each of these devices: the code object is loaded on any of them.
+///
+/// # Errors
+/// The compiler's log.
+pub(crate) fn compile(
+    places: &[Place],
+    devices: &[usize],
+    text: &str,
+) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
+    let text = translated(text)?;
+    let (mut signatures, mut binaries) = (Vec::new(), Vec::new());
+    for (number, place) in places.iter().enumerate() {
+        if !devices.contains(&number) {
+            binaries.push(Vec::new());
+            continue;
+        }
+        let program = Program::create_and_build_from_source(&place.context, &text, &options(&place.device))?;
+        let said = |error: opencl3::error_codes::ClError| error.to_string();
+        signatures = create_program_kernels(&program)
+            .map_err(said)?
+            .iter()
+            .map(signature)
+            .collect::<Result<_>>()
+            .map_err(|code| format!("the compiler does not tell the kernels' parameters ({code})"))?;
+        let mut binary = program.get_binaries().map_err(said)?;
+        binaries.push(binary.pop().ok_or("the compiler gives no code")?);
+    }
+    let part = |binary: Vec<u8>| [&(binary.len() as u64).to_le_bytes()[..], &binary].concat();
+    Ok((signatures, binaries.into_iter().flat_map(part).collect()))
+}
+
+fn signature(kernel: &kernel::Kernel) -> Result<Signature> {
+    let address = |at| {
+        let space = kernel.get_arg_address_qualifier(at).map_err(unknown)?;
+        Ok(space == CL_KERNEL_ARG_ADDRESS_GLOBAL)
+    };
+    let parameters = kernel.num_args().map_err(unknown)?;
+    let name = kernel.function_name().map_err(unknown)?;
+    Ok(Signature { name, addresses: (0..parameters).map(address).collect::<Result<_>>()? })
+}
+
+/// The binary for the device of this number, of those that stand one after the other.
+fn part(mut binaries: &[u8], number: usize) -> Option<&[u8]> {
+    for at in 0.. {
+        let (length, rest) = binaries.split_first_chunk::<8>()?;
+        let (binary, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        if at == number {
+            return Some(binary);
+        }
+        binaries = rest;
+    }
+    None
+}
+
+/// Loaded code.
+pub(crate) struct Module {
+    program: Program,
+    signatures: Vec<Signature>,
+    device: DeviceId,
+}
+
+/// A device's handle.
+#[derive(Clone, Copy)]
+struct DeviceId(cl_device_id);
+
+// SAFETY: handles of devices are good on every thread, for as long as the process runs.
+unsafe impl Send for DeviceId {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceId {}
+
+impl Module {
+    pub(crate) fn new(
+        place: &Place,
+        number: usize,
+        signatures: Vec<Signature>,
+        binaries: &[u8],
+    ) -> Result<Self> {
+        let device = place.device.id();
+        let binary = part(binaries, number).ok_or(INVALID_IMAGE)?;
+        // SAFETY: a binary that the same driver made for this device.
+        let program = unsafe { Program::create_from_binary(&place.context, &[device], &[binary]) };
+        let mut program = program.map_err(|_| INVALID_IMAGE)?;
+        program.build(&[device], "").map_err(|_| INVALID_IMAGE)?;
+        Ok(Self { program, signatures, device: DeviceId(device) })
+    }
+
+    pub(crate) fn kernel(&self, name: &str) -> Result<Kernel> {
+        let signature = self.signatures.iter().find(|one| one.name == name).ok_or(NOT_FOUND)?;
+        let kernel = kernel::Kernel::create(&self.program, name).map_err(|_| NOT_FOUND)?;
+        Ok(Kernel {
+            kernel: Arc::new(Mutex::new(kernel)),
+            addresses: signature.addresses.clone().into(),
+            device: self.device,
+        })
+    }
+}
+
+/// A kernel function.
+#[derive(Clone)]
+pub(crate) struct Kernel {
+    /// Locked from the first argument to the launch.
+    kernel: Arc<Mutex<kernel::Kernel>>,
+    /// Which parameters are addresses.
+    addresses: Arc<[bool]>,
+    device: DeviceId,
+}
+
+impl Kernel {
+    pub(crate) fn max_items(&self) -> Result<i32> {
+        let items = lock(&self.kernel).get_work_group_size(self.device.0).map_err(unknown)?;
+        Ok(i32::try_from(items).unwrap_or(i32::MAX))
+    }
+
+    /// The arguments that pointers point at.
+    ///
+    /// # Safety
+    /// There are as many pointers as parameters, and each points at what its parameter takes.
+    pub(crate) unsafe fn arguments(&self, pointers: *const Handle) -> Vec<Argument> {
+        let argument = |(at, address): (usize, &bool)| {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                let pointer = *pointers.add(at);
+                if *address {
+                    Argument::Address(pointer.cast::<u64>().read_unaligned())
+                } else {
+                    Argument::Word(pointer.cast::<u32>().read_unaligned())
+                }
+            }
+        };
+        self.addresses.iter().enumerate().map(argument).collect()
+    }
+
+    pub(crate) fn launch(&self, queue: &CommandQueue, arguments: &[Argument], shape: &Shape) -> Result<()> {
+        let kernel = lock(&self.kernel);
+        for (at, argument) in (0..).zip(arguments) {
+            // SAFETY: each argument is of its parameter's kind.
+            unsafe {
+                match argument {
+                    Argument::Address(address) => {
+                        kernel.set_arg_svm_pointer(at, *address as usize as *const _)
+                    }
+                    Argument::Word(word) => kernel.set_arg(at, word),
+                }
+            }
+            .map_err(|_| INVALID_VALUE)?;
+        }
+        let local = shape.block.map(|side| side as usize);
+        let global = [0, 1, 2].map(|axis| shape.grid[axis] as usize * local[axis]);
+        // SAFETY: the kernel has all its arguments, and what they point at is valid by the promise of whoever launches.
+        let launched = unsafe {
+            queue.enqueue_nd_range_kernel(
+                kernel.get(),
+                3,
+                std::ptr::null(),
+                global.as_ptr(),
+                local.as_ptr(),
+                &[],
+            )
+        };
+        launched.map(drop).map_err(|_| INVALID_VALUE)
+    }
+}

@@ -1,0 +1,49 @@
+//! What is enqueued on a queue, or kept in a graph to be enqueued again.
+
+use crate::engine::unknown;
+use crate::program::Kernel;
+use hip_shim::{Result, Shape};
+use opencl3::command_queue::CommandQueue;
+use opencl3::types::CL_NON_BLOCKING;
+
+/// An argument of a launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Argument {
+    /// An address.
+    Address(u64),
+    /// A word.
+    Word(u32),
+}
+
+/// A piece of work. Addresses are of either side.
+pub(crate) enum Work {
+    /// Copies bytes.
+    Copy { from: usize, to: usize, bytes: usize },
+    /// Fills bytes with a word.
+    Fill { to: usize, word: u32, bytes: usize },
+    /// Launches a kernel.
+    Launch { kernel: Kernel, arguments: Vec<Argument>, shape: Shape },
+}
+
+/// Captured work.
+pub(crate) struct Graph(pub(crate) Vec<Work>);
+
+impl Work {
+    pub(crate) fn enqueue(&self, queue: &CommandQueue) -> Result<()> {
+        match self {
+            Work::Copy { bytes: 0, .. } | Work::Fill { bytes: 0, .. } => Ok(()),
+            // SAFETY: whoever asked HIP for the copy promised that both ranges are valid until it has ended.
+            Work::Copy { from, to, bytes } => unsafe {
+                queue
+                    .enqueue_svm_mem_cpy(CL_NON_BLOCKING, *to as *mut _, *from as *const _, *bytes, &[])
+                    .map(drop)
+                    .map_err(unknown)
+            },
+            // SAFETY: as above; the pattern is copied before this returns.
+            Work::Fill { to, word, bytes } => unsafe {
+                queue.enqueue_svm_mem_fill(*to as *mut _, &[*word], *bytes, &[]).map(drop).map_err(unknown)
+            },
+            Work::Launch { kernel, arguments, shape } => kernel.launch(queue, arguments, shape),
+        }
+    }
+}

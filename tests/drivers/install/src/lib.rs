@@ -1,0 +1,110 @@
+//! Tests in processes of their own that find a stand-in where they would find AMD's driver.
+//!
+//! The loader reads where to look when a process starts, and a library is loaded once in a process: so a test starts its
+//! binary again for itself alone, with a folder in front of the loader's path in which the stand-in has the driver's name.
+//! The stand-in is built by cargo when the first test wants it.
+//!
+//! This crate is for tests alone and must not know what they test.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The stand-in on OpenCL devices.
+pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
+/// The names that the backend looks for first: whatever else is installed comes after it.
+const NAMES: [&str; 2] = ["libamdhip64.so.7", "libhiprtc.so.7"];
+/// Set to the test's name in the process that a test starts for itself.
+const INSIDE: &str = "RAGTAG_TEST_INSIDE";
+
+/// Runs the body of a test in a process of its own that finds HIP on OpenCL, with these variables set besides. `test` is the
+/// test's full name in its binary.
+///
+/// # Panics
+/// If the stand-in cannot be built, or the test fails there.
+#[track_caller]
+pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    if env::var(INSIDE).is_ok_and(|inside| inside == test) {
+        return body();
+    }
+    if !cfg!(target_os = "linux") {
+        println!("skipped: the loader is told where to look on Linux alone");
+        return;
+    }
+    let folder = hip_on_opencl();
+    let cache = tempfile::tempdir().expect("a folder for compiled programs");
+    let output = Command::new(env::current_exe().expect("a program knows its file"))
+        .args(["--exact", test, "--nocapture"])
+        .env(INSIDE, test)
+        .env("LD_LIBRARY_PATH", library_path(folder))
+        .env("RAGTAG_CACHE_DIR", cache.path())
+        .envs(variables.iter().copied())
+        .output()
+        .expect("a test starts its own binary");
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    print!("{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{test} in its process: {}", output.status);
+}
+
+/// The folder with the stand-in on OpenCL under the driver's names, built if it was not yet.
+///
+/// # Panics
+/// If that fails.
+pub fn hip_on_opencl() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
+}
+
+/// A folder in front of where the loader looks.
+pub fn library_path(folder: &Path) -> OsString {
+    let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let all = [folder.to_path_buf()].into_iter().chain(env::split_paths(&before));
+    env::join_paths(all).expect("folders without a colon")
+}
+
+/// Builds a stand-in as the tests are built, and gives it the driver's names.
+fn installed(package: &str) -> PathBuf {
+    let exe = env::current_exe().expect("a program knows its file");
+    // target/<profile>/deps/<test>
+    let deps = exe.parent().expect("a file is in a folder");
+    let output = if deps.ends_with("deps") { deps.parent().unwrap_or(deps) } else { deps };
+    build(package, output);
+    let library = output.join(format!("lib{}.so", package.replace('-', "_")));
+    assert!(library.is_file(), "cargo built no {}", library.display());
+    let folder = output.join("drivers").join(package);
+    std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
+    NAMES.iter().for_each(|name| link(&library, &folder.join(name)));
+    folder
+}
+
+fn build(package: &str, output: &Path) {
+    let profile = match output.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(other) => other,
+    };
+    let target = output.parent().unwrap_or(output);
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--locked", "--package", package, "--profile", profile, "--target-dir"])
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .status()
+        .expect("cargo starts");
+    assert!(status.success(), "cargo build --package {package}: {status}");
+}
+
+/// A link of this name, in place of another that may be there. Tests of several processes make it at the same time.
+fn link(library: &Path, name: &Path) {
+    #[cfg(unix)]
+    {
+        let passing = name.with_extension(format!("{}.new", std::process::id()));
+        let _ = std::fs::remove_file(&passing);
+        std::os::unix::fs::symlink(library, &passing).expect("a link to the stand-in");
+        std::fs::rename(&passing, name).expect("the link takes its name");
+    }
+    #[cfg(not(unix))]
+    unreachable!("{} and {}: nobody asks for links here", library.display(), name.display());
+}

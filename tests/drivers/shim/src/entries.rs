@@ -1,0 +1,368 @@
+//! The functions, over any engine: handles become objects, results become codes.
+
+#![allow(non_snake_case)] // named as HIP names them
+#![allow(clippy::missing_safety_doc)] // each asks for what HIP's own documentation says
+#![allow(clippy::too_many_arguments)] // as HIP has them
+
+use crate::code;
+use crate::settings::{aborts, architecture, visible};
+use crate::symbols::code::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED};
+use crate::symbols::{
+    FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
+};
+use crate::{Engine, Facts, Result, Shape};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char};
+use std::sync::{Arc, Mutex};
+
+/// The version that is pretended, as HIP packs it.
+const VERSION: i32 = 60_000_000;
+/// hiprtc's code for a text that does not compile.
+const COMPILATION: i32 = 6;
+
+thread_local! {
+    /// The device that is current, as the caller numbers it.
+    static CURRENT: Cell<i32> = const { Cell::new(0) };
+}
+
+/// The engine's number of a device.
+fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
+    let shown = visible(engine.devices().len());
+    usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
+}
+
+fn facts<E: Engine>(device: i32) -> Result<&'static Facts> {
+    let engine = E::engine()?;
+    engine.devices().get(physical(engine, device)?).ok_or(INVALID_DEVICE)
+}
+
+/// The engine and the current device.
+fn current<E: Engine>() -> Result<(&'static E, usize)> {
+    let engine = E::engine()?;
+    Ok((engine, physical(engine, CURRENT.get())?))
+}
+
+/// An object as its handle.
+fn give<T>(object: T) -> Handle {
+    Box::into_raw(Box::new(object)).cast()
+}
+
+/// # Safety
+/// The handle came from [`give`] for this type, and was not taken.
+unsafe fn borrow<'a, T>(handle: Handle) -> Result<&'a T> {
+    // SAFETY: by the caller's promise.
+    unsafe { handle.cast::<T>().as_ref() }.ok_or(INVALID_HANDLE)
+}
+
+/// # Safety
+/// As for [`borrow`]; nobody uses it afterwards.
+unsafe fn take<T>(handle: Handle) -> Result<Box<T>> {
+    if handle.is_null() {
+        return Err(INVALID_HANDLE);
+    }
+    // SAFETY: by the caller's promise.
+    Ok(unsafe { Box::from_raw(handle.cast()) })
+}
+
+/// # Safety
+/// A value can be written there, unless it is null.
+unsafe fn put<T>(to: *mut T, value: T) -> Result<()> {
+    if to.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// # Safety
+/// As many bytes can be written there.
+unsafe fn put_text(to: *mut c_char, bytes: usize, text: &str) -> Result<()> {
+    let length = text.len().min(bytes.checked_sub(1).ok_or(INVALID_VALUE)?);
+    // SAFETY: by the caller's promise; the zero fits as well.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, length);
+        to.add(length).write(0);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// There is a text that ends with a zero.
+unsafe fn text_at<'a>(text: *const c_char) -> Result<&'a CStr> {
+    if text.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: by the caller's promise.
+    Ok(unsafe { CStr::from_ptr(text) })
+}
+
+/// # Safety
+/// There is room for the structure.
+unsafe fn put_properties<E: Engine>(to: *mut u8, device: i32, layout: Properties) -> Result<()> {
+    facts::<E>(device)?;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        to.write_bytes(0, layout.bytes);
+        put_text(to.add(layout.architecture_at).cast(), 256, &architecture())
+    }
+}
+
+fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
+    Ok(match wanted {
+        attribute::INTEGRATED => 0,
+        attribute::MAX_THREADS_PER_BLOCK => facts.max_items,
+        attribute::MULTIPROCESSOR_COUNT => facts.units,
+        attribute::MAX_SHARED_MEMORY_PER_BLOCK => facts.local_bytes,
+        attribute::WARP_SIZE => 32,
+        attribute::MEMORY_POOLS_SUPPORTED => i32::from(facts.pools),
+        _ => return Err(INVALID_VALUE),
+    })
+}
+
+/// A module with the functions that were asked for: they go before it.
+struct Loaded<E: Engine> {
+    functions: Mutex<Vec<Box<E::Function>>>,
+    module: E::Module,
+}
+
+/// A text on its way through the compiler.
+struct Program {
+    text: String,
+    log: String,
+    code: Vec<u8>,
+}
+
+/// Defines functions whose bodies say what comes of them.
+macro_rules! entries {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`.")]
+            pub unsafe fn $name<E: Engine>($($argument: $type),*) -> i32 {
+                #[allow(unused_unsafe)] // some of them do nothing unsafe
+                // SAFETY: whoever calls does what HIP says about this function.
+                let result: Result<()> = unsafe { (|| $body)() };
+                result.err().unwrap_or(0)
+            }
+        )*
+    };
+}
+
+entries! {
+    fn hipInit(_flags: u32) {
+        let devices = E::engine()?.devices().len();
+        if visible(devices).is_empty() { Err(NO_DEVICE) } else { Ok(()) }
+    }
+    fn hipRuntimeGetVersion(version: *mut i32) {
+        put(version, VERSION)
+    }
+    fn hipGetDeviceCount(count: *mut i32) {
+        put(count, visible(E::engine()?.devices().len()).len() as i32)
+    }
+    fn hipSetDevice(device: i32) {
+        facts::<E>(device)?;
+        CURRENT.set(device);
+        Ok(())
+    }
+    fn hipDeviceGetName(name: *mut c_char, bytes: i32, device: i32) {
+        put_text(name, bytes as usize, &facts::<E>(device)?.name)
+    }
+    fn hipDeviceGetPCIBusId(text: *mut c_char, bytes: i32, device: i32) {
+        put_text(text, bytes as usize, facts::<E>(device)?.pci.as_ref().ok_or(NOT_SUPPORTED)?)
+    }
+    fn hipDeviceTotalMem(bytes: *mut usize, device: i32) {
+        put(bytes, facts::<E>(device)?.total_bytes)
+    }
+    fn hipDeviceGetAttribute(value: *mut i32, wanted: i32, device: i32) {
+        put(value, value_of(facts::<E>(device)?, wanted)?)
+    }
+    fn hipMemGetInfo(free: *mut usize, total: *mut usize) {
+        let (engine, device) = current::<E>()?;
+        put(free, engine.free_bytes(device)?)?;
+        put(total, engine.devices()[device].total_bytes)
+    }
+    fn hipMalloc(address: *mut Handle, bytes: usize) {
+        let (engine, device) = current::<E>()?;
+        put(address, engine.allocate(device, bytes)?)
+    }
+    fn hipFree(address: Handle) {
+        let (engine, device) = current::<E>()?;
+        engine.free(device, address)
+    }
+    fn hipHostRegister(pointer: Handle, bytes: usize, _flags: u32) {
+        let (engine, device) = current::<E>()?;
+        engine.pin(device, pointer, bytes)
+    }
+    fn hipHostUnregister(pointer: Handle) {
+        let (engine, device) = current::<E>()?;
+        engine.unpin(device, pointer)
+    }
+    fn hipMemcpyAsync(to: Handle, from: *const u8, bytes: usize, kind: i32, stream: Handle) {
+        E::engine()?.copy(borrow(stream)?, to, from, bytes, kind)
+    }
+    fn hipMemsetD32Async(to: Handle, word: i32, words: usize, stream: Handle) {
+        E::engine()?.fill(borrow(stream)?, to, word.cast_unsigned(), words)
+    }
+    fn hipStreamCreateWithFlags(stream: *mut Handle, _flags: u32) {
+        let (engine, device) = current::<E>()?;
+        put(stream, give(engine.stream(device)?))
+    }
+    fn hipStreamDestroy(stream: Handle) {
+        take::<E::Stream>(stream).map(drop)
+    }
+    fn hipStreamSynchronize(stream: Handle) {
+        E::engine()?.finish(borrow(stream)?)
+    }
+    fn hipStreamWaitEvent(stream: Handle, event: Handle, _flags: u32) {
+        E::engine()?.wait(borrow(stream)?, borrow(event)?)
+    }
+    fn hipEventCreateWithFlags(event: *mut Handle, _flags: u32) {
+        let (engine, device) = current::<E>()?;
+        put(event, give(engine.event(device)?))
+    }
+    fn hipEventDestroy(event: Handle) {
+        take::<E::Event>(event).map(drop)
+    }
+    fn hipEventRecord(event: Handle, stream: Handle) {
+        E::engine()?.record(borrow(event)?, borrow(stream)?)
+    }
+    fn hipEventSynchronize(event: Handle) {
+        E::engine()?.synchronise(borrow(event)?)
+    }
+    fn hipEventElapsedTime(milliseconds: *mut f32, from: Handle, to: Handle) {
+        put(milliseconds, E::engine()?.elapsed_ms(borrow(from)?, borrow(to)?)?)
+    }
+    fn hipModuleLoadData(module: *mut Handle, image: *const u8) {
+        let (engine, device) = current::<E>()?;
+        let (signatures, code) = code::decoded(code::whole(image)?)?;
+        let loaded = engine.load(device, signatures, code)?;
+        put(module, give(Loaded::<E> { functions: Mutex::default(), module: loaded }))
+    }
+    fn hipModuleUnload(module: Handle) {
+        take::<Loaded<E>>(module).map(drop)
+    }
+    fn hipModuleGetFunction(function: *mut Handle, module: Handle, name: *const c_char) {
+        let loaded = borrow::<Loaded<E>>(module)?;
+        let found = Box::new(E::engine()?.function(&loaded.module, text_at(name)?)?);
+        put(function, std::ptr::from_ref(found.as_ref()).cast_mut().cast())?;
+        loaded.functions.lock().map_err(|_| INVALID_VALUE)?.push(found);
+        Ok(())
+    }
+    fn hipFuncGetAttribute(value: *mut i32, wanted: i32, function: Handle) {
+        match wanted {
+            FUNCTION_MAX_THREADS => put(value, E::engine()?.max_items(borrow(function)?)?),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+    fn hipModuleLaunchKernel(
+        function: Handle,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared_bytes: u32,
+        stream: Handle,
+        arguments: *mut Handle,
+        extra: *mut Handle,
+    ) {
+        if !extra.is_null() {
+            return Err(NOT_SUPPORTED);
+        }
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let shape = Shape { grid, block, shared_bytes };
+        E::engine()?.launch(borrow(stream)?, borrow(function)?, &shape, arguments)
+    }
+    fn hipGetDevicePropertiesR0600(properties: *mut u8, device: i32) {
+        put_properties::<E>(properties, device, PROPERTIES_R0600)
+    }
+    fn hipGetDeviceProperties(properties: *mut u8, device: i32) {
+        put_properties::<E>(properties, device, PROPERTIES_R0000)
+    }
+    fn hipDeviceGetUuid(uuid: *mut u8, device: i32) {
+        put(uuid.cast(), facts::<E>(device)?.uuid.ok_or(NOT_SUPPORTED)?)
+    }
+    fn hipMallocAsync(address: *mut Handle, bytes: usize, stream: Handle) {
+        put(address, E::engine()?.allocate_on(borrow(stream)?, bytes)?)
+    }
+    fn hipFreeAsync(address: Handle, stream: Handle) {
+        E::engine()?.free_on(borrow(stream)?, address)
+    }
+    fn hipStreamBeginCapture(stream: Handle, _mode: i32) {
+        E::engine()?.begin_capture(borrow(stream)?)
+    }
+    fn hipStreamEndCapture(stream: Handle, graph: *mut Handle) {
+        put(graph, give(Arc::new(E::engine()?.end_capture(borrow(stream)?)?)))
+    }
+    fn hipGraphInstantiate(
+        executable: *mut Handle,
+        graph: Handle,
+        _error_node: *mut Handle,
+        _log: *mut c_char,
+        _log_bytes: usize,
+    ) {
+        put(executable, give(Arc::clone(borrow::<Arc<E::Graph>>(graph)?)))
+    }
+    fn hipGraphLaunch(executable: Handle, stream: Handle) {
+        E::engine()?.play(borrow::<Arc<E::Graph>>(executable)?, borrow(stream)?)
+    }
+    fn hipGraphDestroy(graph: Handle) {
+        take::<Arc<E::Graph>>(graph).map(drop)
+    }
+    fn hipGraphExecDestroy(executable: Handle) {
+        take::<Arc<E::Graph>>(executable).map(drop)
+    }
+    fn hiprtcVersion(major: *mut i32, minor: *mut i32) {
+        put(major, 9)?;
+        put(minor, 0)
+    }
+    fn hiprtcCreateProgram(
+        program: *mut Handle,
+        text: *const c_char,
+        _name: *const c_char,
+        _headers: i32,
+        _header_texts: *const *const c_char,
+        _header_names: *const *const c_char,
+    ) {
+        let text = text_at(text)?.to_str().map_err(|_| INVALID_VALUE)?.to_string();
+        put(program, give(Mutex::new(Program { text, log: String::new(), code: Vec::new() })))
+    }
+    fn hiprtcDestroyProgram(program: *mut Handle) {
+        take::<Mutex<Program>>(*program).map(drop)
+    }
+    fn hiprtcCompileProgram(program: Handle, options: i32, texts: *const *const c_char) {
+        if aborts() {
+            std::process::abort();
+        }
+        let option = |at: i32| Ok(text_at(*texts.add(at as usize))?.to_string_lossy().into_owned());
+        let options = (0..options).map(option).collect::<Result<Vec<_>>>()?;
+        let mut program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
+        let engine = E::engine()?;
+        match engine.compile(&visible(engine.devices().len()), &program.text, &options) {
+            Ok((signatures, code)) => program.code = code::encoded(&signatures, &code),
+            Err(log) => {
+                program.log = log;
+                return Err(COMPILATION);
+            }
+        }
+        Ok(())
+    }
+    fn hiprtcGetProgramLogSize(program: Handle, bytes: *mut usize) {
+        let program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
+        put(bytes, program.log.len() + 1)
+    }
+    fn hiprtcGetProgramLog(program: Handle, log: *mut c_char) {
+        let program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
+        put_text(log, program.log.len() + 1, &program.log)
+    }
+    fn hiprtcGetCodeSize(program: Handle, bytes: *mut usize) {
+        let program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
+        put(bytes, program.code.len())
+    }
+    fn hiprtcGetCode(program: Handle, code: *mut c_char) {
+        let program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
+        std::ptr::copy_nonoverlapping(program.code.as_ptr().cast(), code, program.code.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,108 @@
+//! Drivers that crash or hang when they are asked for their devices: the command says so, and goes on with the others.
+//!
+//! The drivers are libraries that these tests build with the system's C compiler; without one the tests skip visibly.
+
+#![cfg(target_os = "linux")]
+
+use crate::support::{ragtag, text};
+use ragtag_devices::{Backends, Config};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// A library in the place of a backend's own, and what it does in the function that a probe calls first.
+struct Driver {
+    backend: &'static str,
+    library: &'static str,
+    entry: &'static str,
+}
+
+const DRIVERS: [Driver; 1] =
+    [Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "clGetPlatformIDs" }];
+
+/// Builds a library whose one function does what `body` says. `None`, and a word about it, where there is no compiler.
+fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
+    let source = folder.join("driver.c");
+    let code = format!(
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
+         int {}(void) {{ {body} return 0; }}\n",
+        driver.entry
+    );
+    std::fs::write(&source, code).unwrap();
+    let library = folder.join(driver.library);
+    let arguments = ["-shared", "-fPIC", "-o", text(&library), text(&source)];
+    match Command::new("cc").args(arguments).status() {
+        Ok(status) => assert!(status.success(), "the driver does not compile"),
+        Err(error) => {
+            eprintln!("SKIPPED: no C compiler to build a driver with: {error}");
+            return None;
+        }
+    }
+    Some(())
+}
+
+/// What the command says of a backend with this driver, and how long it took.
+fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
+    let compiled = Backends::new(&Config::default()).compiled(driver.backend);
+    if !compiled {
+        eprintln!("SKIPPED: {} is not in this build", driver.backend);
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    build(driver, body, folder.path())?;
+    let begun = Instant::now();
+    let output = ragtag()
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env("RAGTAG_PROBE_LIMIT", limit_s)
+        .args(["devices", "--json"])
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{:?}: {err}", output.status);
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(json["selected"] == serde_json::json!(["cpu:0"]), "the others are there: {json}");
+    let backends = json["report"]["backends"].as_array().unwrap();
+    let found = backends.iter().find(|backend| backend["name"] == driver.backend).unwrap();
+    assert_eq!(found["status"], "unavailable", "{found}");
+    Some((found["cause"].clone(), begun.elapsed()))
+}
+
+#[test]
+fn a_driver_that_crashes_is_unavailable_with_the_signal() {
+    for driver in &DRIVERS {
+        // A real fault: one that is only raised is taken for an overflow of the stack and looked at once more.
+        let crash = "*(volatile int *)0 = 1;";
+        let Some((cause, _)) = status(driver, crash, "60") else { return };
+        assert_eq!(
+            cause,
+            "the driver crashed when it was asked for its devices: SIGSEGV (segmentation fault)"
+        );
+        let abort = "fputs(\"LLVM ERROR: unknown processor\\n\", stderr); abort();";
+        let Some((cause, _)) = status(driver, abort, "60") else { return };
+        let cause = cause.as_str().unwrap();
+        assert!(cause.ends_with("SIGABRT (abort), after it said: LLVM ERROR: unknown processor"), "{cause}");
+    }
+}
+
+#[test]
+fn a_driver_that_hangs_is_unavailable_after_the_limit() {
+    for driver in &DRIVERS {
+        let Some((cause, took)) = status(driver, "for (;;) pause();", "1") else { return };
+        assert_eq!(cause, "the driver did not say within 1 s which devices it has");
+        assert!(took < Duration::from_secs(60), "{took:?}");
+    }
+}
+
+/// The process that asks gets nothing but the answer, and a backend that is not there has none.
+#[test]
+fn a_probe_prints_one_line() {
+    let output = ragtag().args(["probe", "cpu"]).output().unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && out.lines().count() == 1, "{out}");
+    assert!(out.starts_with("ragtag-probe {\"found\":[{\"backend\":\"cpu\""), "{out}");
+    let output = ragtag().args(["probe", "abacus"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let help = ragtag().arg("--help").output().unwrap();
+    assert!(!String::from_utf8(help.stdout).unwrap().contains("probe "), "users need not know of it");
+}

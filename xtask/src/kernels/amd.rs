@@ -1,0 +1,48 @@
+//! AMD's GPUs by way of clang: the compiler that hiprtc has inside, without ROCm and without a GPU. What the kernels call of
+//! ROCm's device library stays open, so this proves that the texts compile, not that they link.
+
+use super::jobs;
+use super::programs::{Program, in_language};
+use ragtag_hal::KernelLanguage;
+use std::path::Path;
+use std::process::Command;
+
+const CLANG: &str = "clang-19";
+
+/// One of each kind: Vega, CDNA 2 (waves of 64, matrix cores), RDNA 2, RDNA 3, RDNA 4.
+const GPUS: [&str; 5] = ["gfx906", "gfx90a", "gfx1030", "gfx1100", "gfx1201"];
+
+/// As the backend has HIP C++ compiled, but without headers and libraries.
+const OPTIONS: &[&str] = &[
+    "-xhip",
+    "--offload-device-only",
+    "--no-gpu-bundle-output",
+    "-nogpuinc",
+    "-nogpulib",
+    "-std=c++17",
+    "-O1",
+    "-ffp-contract=off",
+    "-Werror",
+    "-S",
+    "-o",
+    if cfg!(windows) { "NUL" } else { "/dev/null" },
+];
+
+/// Compiles the texts that lie in `folder`.
+pub(super) fn compile(programs: &[&Program], folder: &Path) -> Result<(), String> {
+    if let Some(why) = jobs::missing(CLANG) {
+        println!("SKIPPED AMD's GPUs: {CLANG} does not start: {why}");
+        return Ok(());
+    }
+    let programs = in_language(programs, KernelLanguage::HipC);
+    let jobs: Vec<_> = programs.iter().flat_map(|program| GPUS.map(|gpu| (program, gpu))).collect();
+    let results = jobs::each("AMD", &jobs, |(program, gpu)| {
+        let mut command = Command::new(CLANG);
+        command.arg(format!("--offload-arch={gpu}")).args(OPTIONS);
+        jobs::run(command.arg(folder.join(program.file_name())))
+    });
+    let failed = |((program, gpu), result): (&(&&Program, &str), Result<String, String>)| {
+        Some((format!("{} for {gpu}", program.name), result.err()?))
+    };
+    jobs::verdict("AMD", jobs.len(), &jobs.iter().zip(results).filter_map(failed).collect::<Vec<_>>())
+}

@@ -1,0 +1,132 @@
+//! NVRTC, NVIDIA's compiler from CUDA C++ to PTX, as a library that needs neither a driver nor a GPU.
+//!
+//! This module must not know kernels or artefacts.
+
+use libloading::{Library, Symbol};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::path::Path;
+use std::ptr;
+
+/// The release whose PTX has ISA 8.2, which is what the oldest driver takes that the CUDA backend supports.
+const RELEASE: (c_int, c_int) = (12, 2);
+
+/// The library.
+pub(super) struct Nvrtc {
+    library: Library,
+}
+
+type Handle = *mut c_void;
+type Query = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
+type Read = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
+
+impl Nvrtc {
+    /// Loads it from a folder.
+    pub fn load(folder: &Path) -> Result<Self, String> {
+        let path = folder.join(if cfg!(windows) { "nvrtc64_120_0.dll" } else { "libnvrtc.so.12" });
+        // SAFETY: NVIDIA's library does nothing when it is loaded that would harm this program.
+        let library = unsafe { Library::new(&path) }.map_err(|e| format!("{}: {e}", path.display()))?;
+        let nvrtc = Self { library };
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the function has this type in every release; both places are there.
+        let code = unsafe {
+            let version =
+                nvrtc.function::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>("nvrtcVersion")?;
+            version(&raw mut major, &raw mut minor)
+        };
+        if code != 0 || (major, minor) != RELEASE {
+            let (wanted, release) = (RELEASE.0, RELEASE.1);
+            return Err(format!(
+                "{}: PTX is built with NVRTC {wanted}.{release}, and this is {major}.{minor}",
+                path.display()
+            ));
+        }
+        Ok(nvrtc)
+    }
+
+    /// # Safety
+    /// The function must have this type.
+    unsafe fn function<T>(&self, name: &str) -> Result<Symbol<'_, T>, String> {
+        // SAFETY: the caller's promise.
+        unsafe { self.library.get(name.as_bytes()) }.map_err(|e| format!("{name}: {e}"))
+    }
+
+    /// The PTX of a text. It is not the same every time: now and then NVRTC numbers or orders something by where it lies in
+    /// memory.
+    ///
+    /// # Errors
+    /// The compiler's log.
+    pub fn compile(&self, name: &str, text: &str, options: &[&str]) -> Result<String, String> {
+        let c_string = |text: &str| CString::new(text).map_err(|e| format!("{name}: {e}"));
+        let options = options.iter().copied().map(c_string).collect::<Result<Vec<_>, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let program = Program::new(self, &c_string(text)?, &c_string(name)?)?;
+        type Compile = unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int;
+        // SAFETY: the type is NVRTC's; the program lives, and so do the options, which are as many as is said.
+        let code = unsafe {
+            let compile = self.function::<Compile>("nvrtcCompileProgram")?;
+            compile(program.handle, options.len() as c_int, options.as_ptr())
+        };
+        if code == 0 {
+            program.text("nvrtcGetPTXSize", "nvrtcGetPTX")
+        } else {
+            Err(program.text("nvrtcGetProgramLogSize", "nvrtcGetProgramLog")?)
+        }
+    }
+}
+
+/// A program, destroyed when dropped.
+struct Program<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: Handle,
+}
+
+impl<'a> Program<'a> {
+    fn new(nvrtc: &'a Nvrtc, text: &CString, name: &CString) -> Result<Self, String> {
+        type Create = unsafe extern "C" fn(
+            *mut Handle,
+            *const c_char,
+            *const c_char,
+            c_int,
+            *const *const c_char,
+            *const *const c_char,
+        ) -> c_int;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the type is NVRTC's; both strings end in a zero, and there are no headers.
+        let code = unsafe {
+            let create = nvrtc.function::<Create>("nvrtcCreateProgram")?;
+            create(&raw mut handle, text.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null())
+        };
+        if code == 0 { Ok(Self { nvrtc, handle }) } else { Err(format!("nvrtcCreateProgram: {code}")) }
+    }
+
+    /// A text that NVRTC has of the program.
+    fn text(&self, size: &str, read: &str) -> Result<String, String> {
+        let mut bytes = 0;
+        // SAFETY: both types are NVRTC's; the program lives, and the text has room for as many bytes as NVRTC says.
+        let text = unsafe {
+            let code = self.nvrtc.function::<Query>(size)?(self.handle, &raw mut bytes);
+            let mut text = vec![0_u8; if code == 0 { bytes } else { 0 }];
+            let code = if code == 0 {
+                self.nvrtc.function::<Read>(read)?(self.handle, text.as_mut_ptr().cast())
+            } else {
+                code
+            };
+            if code == 0 { Ok(text) } else { Err(format!("{read}: {code}")) }
+        }?;
+        let text = String::from_utf8(text).map_err(|e| e.to_string())?;
+        Ok(text.trim_end_matches('\0').into())
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the type is NVRTC's; nobody uses the program after this.
+        unsafe {
+            if let Ok(destroy) =
+                self.nvrtc.function::<unsafe extern "C" fn(*mut Handle) -> c_int>("nvrtcDestroyProgram")
+            {
+                destroy(&raw mut self.handle);
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The PTX that is committed: written, and held to the texts that it was built from.
+
+use super::nvrtc::Nvrtc;
+use super::programs::{Program, in_language};
+use super::{jobs, write};
+use flate2::{Compression, GzBuilder};
+use ragtag_hal::KernelLanguage;
+use ragtag_kernels::artefacts::{self, artefacts};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+/// What a row of the index names: architecture and program, with the digest of the text.
+type Index = BTreeMap<(String, String), String>;
+
+fn folder(root: &Path) -> PathBuf {
+    root.join("kernels/artefacts/cuda")
+}
+
+fn file(root: &Path, architecture: &str, program: &str) -> PathBuf {
+    folder(root).join(architecture).join(format!("{program}.ptx.gz"))
+}
+
+/// The CUDA programs, each with an architecture that it is built for.
+fn wanted<'a>(programs: &[&'a Program]) -> Vec<(&'a Program, &'static str)> {
+    let programs = in_language(programs, KernelLanguage::CudaC);
+    programs.into_iter().flat_map(|p| p.architectures().into_iter().map(move |a| (p, a))).collect()
+}
+
+fn index(programs: &[(&Program, &str)]) -> Index {
+    let row = |(program, architecture): &(&Program, &str)| {
+        ((String::from(*architecture), program.name.clone()), artefacts::digest(&program.text))
+    };
+    programs.iter().map(row).collect()
+}
+
+/// What this program was compiled with: the index of the tree.
+fn committed() -> Index {
+    artefacts().iter().map(|a| ((a.architecture.into(), a.program.into()), a.digest.into())).collect()
+}
+
+/// Builds the programs with `only` in their names; the others stay if they were built from the same text. What belongs to
+/// no program goes.
+pub(super) fn build(root: &Path, programs: &[Program], only: &str, nvrtc: &Nvrtc) -> Result<(), String> {
+    let programs: Vec<&Program> = programs.iter().collect();
+    let wanted = wanted(&programs);
+    let jobs: Vec<_> = wanted.iter().copied().filter(|(program, _)| program.name.contains(only)).collect();
+    let results = jobs::each("PTX", &jobs, |(program, architecture)| {
+        let ptx = compile(nvrtc, program, architecture)?;
+        write(&file(root, architecture, &program.name), &compressed(&ptx)?)
+    });
+    jobs::verdict("PTX", jobs.len(), &failures(&jobs, results))?;
+    let built = index(&jobs);
+    let before = committed();
+    let mut index = index(&wanted);
+    index.retain(|key, digest| built.contains_key(key) || before.get(key) == Some(digest));
+    for stray in strays(root, &index)? {
+        fs::remove_file(&stray).map_err(|e| format!("{}: {e}", stray.display()))?;
+    }
+    write_index(root, &index)?;
+    let bytes = index.keys().map(|(a, p)| fs::metadata(file(root, a, p)).map_or(0, |m| m.len())).sum::<u64>();
+    println!("PTX: {} built, {} in all, {} KiB", built.len(), index.len(), bytes >> 10);
+    Ok(())
+}
+
+fn compile(nvrtc: &Nvrtc, program: &Program, architecture: &str) -> Result<String, String> {
+    let architecture = format!("--gpu-architecture=compute_{architecture}");
+    let options = [&[architecture.as_str()][..], &artefacts::OPTIONS].concat();
+    nvrtc.compile(&program.file_name(), &program.text, &options)
+}
+
+/// Compressed as small as it gets; the same bytes every time.
+fn compressed(text: &str) -> Result<Vec<u8>, String> {
+    let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
+    encoder.write_all(text.as_bytes()).and_then(|()| encoder.finish()).map_err(|e| e.to_string())
+}
+
+fn failures<T>(jobs: &[(&Program, &str)], results: Vec<Result<T, String>>) -> Vec<(String, String)> {
+    let name = |(program, architecture): &(&Program, &str)| format!("{} for {architecture}", program.name);
+    jobs.iter().zip(results).filter_map(|(job, result)| Some((name(job), result.err()?))).collect()
+}
+
+/// The files in the folder that the index does not name.
+fn strays(root: &Path, index: &Index) -> Result<Vec<PathBuf>, String> {
+    let named: BTreeSet<PathBuf> = index.keys().map(|(a, p)| file(root, a, p)).collect();
+    let mut strays = Vec::new();
+    for folder in list(&folder(root))?.into_iter().filter(|path| path.is_dir()) {
+        strays.extend(list(&folder)?.into_iter().filter(|path| !named.contains(path)));
+    }
+    Ok(strays)
+}
+
+fn list(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs::read_dir(folder).and_then(|entries| entries.map(|e| Ok(e?.path())).collect());
+    entries.map_err(|e| format!("{}: {e}", folder.display()))
+}
+
+fn write_index(root: &Path, index: &Index) -> Result<(), String> {
+    let mut text = String::from(
+        "//! What was built ahead of time, with the digests of the texts. `cargo xtask kernels` writes this file.\n\n\
+         use super::{Artefact, ptx};\n\n/// By architecture and name.\npub(super) const ALL: &[Artefact] = &[\n",
+    );
+    for ((architecture, program), digest) in index {
+        text.push_str(&format!("    ptx!(\"{architecture}\", \"{program}\", \"{digest}\"),\n"));
+    }
+    text.push_str("];\n");
+    write(&folder(root).join("index.rs"), text.as_bytes())
+}
+
+/// Holds what is committed to the texts: every program for every architecture, built from this very text, and nothing else.
+pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
+    let programs: Vec<&Program> = programs.iter().collect();
+    let (wanted, committed) = (index(&wanted(&programs)), committed());
+    let mut wrong = Vec::new();
+    for ((architecture, program), digest) in &wanted {
+        match committed.get(&(architecture.clone(), program.clone())) {
+            None => wrong.push(format!("{program} is not built for {architecture}")),
+            Some(found) if found != digest => {
+                wrong.push(format!("{program} for {architecture} was built from another text"));
+            }
+            Some(_) => {}
+        }
+    }
+    wrong.extend(
+        committed
+            .keys()
+            .filter(|key| !wanted.contains_key(*key))
+            .map(|(a, p)| format!("{p} for {a}: no such program")),
+    );
+    wrong.extend(
+        strays(root, &committed)?.into_iter().map(|path| format!("{}: not in the index", path.display())),
+    );
+    if wrong.is_empty() {
+        println!("PTX: {} committed, each built from its text", committed.len());
+        return Ok(());
+    }
+    Err(format!("PTX is stale: `cargo xtask kernels --nvrtc DIR` builds it\n  {}", wrong.join("\n  ")))
+}
+
+/// Holds what is committed to what NVRTC makes of the texts, as far as that is the same every time.
+pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc) -> Result<(), String> {
+    let jobs = wanted(programs);
+    let results = jobs::each("PTX compared", &jobs, |(program, architecture)| {
+        let ptx = compile(nvrtc, program, architecture)?;
+        let same = |a: &&artefacts::Artefact| a.architecture == *architecture && a.program == program.name;
+        let committed = artefacts().iter().find(same).and_then(artefacts::Artefact::ptx);
+        let committed = committed.ok_or("it is not committed, or damaged")?;
+        if interface(&committed) == interface(&ptx) {
+            Ok(())
+        } else {
+            Err(String::from("what is committed is not what NVRTC makes of the text"))
+        }
+    });
+    jobs::verdict("PTX compared", jobs.len(), &failures(&jobs, results))
+}
+
+/// What of a PTX does not depend on how its compiler numbers and orders instructions: the compiler, the target, entries
+/// with their parameters and bounds, shared memory.
+fn interface(ptx: &str) -> Vec<&str> {
+    let starts =
+        ["// Cuda", ".version", ".target", ".visible", ".param", ".maxntid", ".shared", ".minnctapersm"];
+    ptx.lines().map(str::trim).filter(|line| starts.iter().any(|start| line.starts_with(start))).collect()
+}
+
+/// The PTX of these programs as it lies in the tree: architecture, program, text.
+pub(super) fn read<'a>(
+    root: &Path,
+    programs: &[&'a Program],
+) -> Result<Vec<(&'static str, &'a Program, String)>, String> {
+    let one = |(program, architecture): (&'a Program, &'static str)| {
+        let path = file(root, architecture, &program.name);
+        let mut text = String::new();
+        let read =
+            fs::File::open(&path).and_then(|f| flate2::read::GzDecoder::new(f).read_to_string(&mut text));
+        read.map(|_| (architecture, program, text)).map_err(|e| format!("{}: {e}", path.display()))
+    };
+    wanted(programs).into_iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::interface;
+
+    #[test]
+    fn an_interface_is_what_a_launch_relies_on() {
+        let ptx = |register: &str, parameter: &str, items: u32| {
+            format!(
+                ".version 8.2\n.target sm_61\n.visible .entry add(\n\t.param {parameter} add_param_0\n)\n\
+                 .maxntid {items}, 1, 1\n{{\n\tmov.u32 {register}, %tid.x;\n}}\n"
+            )
+        };
+        let one = ptx("%r1", ".u64", 256);
+        assert_eq!(interface(&one).len(), 5);
+        assert_eq!(interface(&one), interface(&ptx("%r2", ".u64", 256)));
+        assert_ne!(interface(&one), interface(&ptx("%r1", ".u32", 256)));
+        assert_ne!(interface(&one), interface(&ptx("%r1", ".u64", 128)));
+    }
+}
