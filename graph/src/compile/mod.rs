@@ -100,14 +100,15 @@ pub fn compile(
 }
 
 /// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
-/// not depend on the rows, so that a row's result does not, and is enough to give each of a device's units two groups.
+/// not depend on the rows, so that a row's result does not, and gives each of a device's units one group at most: a second one
+/// that had to wait would double the time.
 fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
     let merges = Activations::ALL.map(Kernel::AttentionMerge);
     let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
     if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
         return None;
     }
-    let splits = caps.parallel_units.saturating_mul(2).div_ceil(model.hyperparameters().kv_heads);
+    let splits = caps.parallel_units / model.hyperparameters().kv_heads.max(1);
     Some(splits.clamp(1, most_splits(lowering)))
 }
 

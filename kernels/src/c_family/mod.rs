@@ -4,8 +4,10 @@
 //! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is a language's
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
+mod decode;
 mod matrix_units;
 mod rows;
+mod streams;
 mod weights;
 
 use crate::kernel::Kernel;
@@ -19,7 +21,8 @@ const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage:
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    let mut out = rows::variants();
+    let mut out = decode::variants();
+    out.extend(rows::variants());
     out.extend(matrix_units::products());
     out.extend(weights::variants());
     out
@@ -41,6 +44,9 @@ fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
+
+/// What the kernels with f16 activations share.
+const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 
 /// What the parts rely on, in terms of a language.
 fn prelude(language: KernelLanguage) -> &'static str {

@@ -1,6 +1,6 @@
 //! The kernels that have no weights in blocks: row by row, and the two of the cache.
 
-use super::{Function, Items, matrix_units, names, program};
+use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
 use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
@@ -74,7 +74,7 @@ fn function(
 /// One program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
-        include_str!("../half_rows/half_rows.cl"),
+        HALF_ROWS,
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
         include_str!("../quantize/quantize.cl"),

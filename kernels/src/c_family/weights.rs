@@ -1,6 +1,6 @@
 //! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
 
-use super::{Function, Items, Names, names, program};
+use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
@@ -196,13 +196,12 @@ fn tiled_grid(constants: &[u32]) -> [u32; 3] {
 }
 
 const PLAIN: &str = include_str!("weights/plain.cl");
-const QUANTISED: &str = include_str!("weights/quantised.cl");
+pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
 const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
-const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
 /// How weights of a type without blocks are read, whatever their layout.
-fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
+pub(super) fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
     match tensor_type {
         TensorType::F32 => Some(include_str!("weights/f32.cl")),
         TensorType::F16 => Some(include_str!("weights/f16.cl")),
@@ -211,22 +210,27 @@ fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
     }
 }
 
+/// How weights of a type in blocks are read.
+pub(super) fn quantised_reader(tensor_type: TensorType) -> &'static str {
+    match tensor_type {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => "",
+        TensorType::Q8_0 => include_str!("weights/q8_0.cl"),
+        TensorType::Q4_0 => include_str!("weights/q4_0.cl"),
+        TensorType::Q4_1 => include_str!("weights/q4_1.cl"),
+        TensorType::Q5_0 => include_str!("weights/q5_0.cl"),
+        TensorType::Q5_1 => include_str!("weights/q5_1.cl"),
+        TensorType::Q4_K => include_str!("weights/q4_k.cl"),
+        TensorType::Q5_K => include_str!("weights/q5_k.cl"),
+        TensorType::Q6_K => include_str!("weights/q6_k.cl"),
+        TensorType::TQ1_0 | TensorType::TQ2_0 => include_str!("weights/ternary.cl"),
+    }
+}
+
 /// How weights of this type are read from `Rows16`.
 fn reader(tensor_type: TensorType) -> [&'static str; 3] {
-    let quantised = |text| [QUANTISED, text, VALUES];
-    match tensor_type {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => {
-            [plain_reader(tensor_type).unwrap_or_default(), PLAIN, ""]
-        }
-        TensorType::Q8_0 => quantised(include_str!("weights/q8_0.cl")),
-        TensorType::Q4_0 => quantised(include_str!("weights/q4_0.cl")),
-        TensorType::Q4_1 => quantised(include_str!("weights/q4_1.cl")),
-        TensorType::Q5_0 => quantised(include_str!("weights/q5_0.cl")),
-        TensorType::Q5_1 => quantised(include_str!("weights/q5_1.cl")),
-        TensorType::Q4_K => quantised(include_str!("weights/q4_k.cl")),
-        TensorType::Q5_K => quantised(include_str!("weights/q5_k.cl")),
-        TensorType::Q6_K => quantised(include_str!("weights/q6_k.cl")),
-        TensorType::TQ1_0 | TensorType::TQ2_0 => quantised(include_str!("weights/ternary.cl")),
+    match plain_reader(tensor_type) {
+        Some(text) => [text, PLAIN, ""],
+        None => [QUANTISED, quantised_reader(tensor_type), VALUES],
     }
 }
 
@@ -243,7 +247,7 @@ fn embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_reader(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-const BLOCKS: &str = include_str!("../matmul/blocks.cl");
+pub(super) const BLOCKS: &str = include_str!("../matmul/blocks.cl");
 const GEMV: &str = include_str!("../matmul/gemv.cl");
 const TILED: &str = include_str!("../matmul/tiled_exact.cl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");

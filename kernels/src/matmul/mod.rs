@@ -10,15 +10,14 @@
 //! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
 //! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
 //!
-//! One group for each [`TASK_ROWS`] rows of weights, which loops
-//! over the tokens, so that weights are read from memory once.
+//! One group for each [`TASK_ROWS`] rows of weights, which loops over the tokens, so that weights are read from memory once.
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
 //! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
 //! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later take
 //! f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers ask
-//! [`activations_for`](crate::activations_for). A sum is taken over blocks of 32 columns in order, with matrix units in an
-//! order of theirs, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
+//! [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
+//! of 32 columns as they stand, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};

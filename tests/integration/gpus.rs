@@ -1,12 +1,13 @@
-//! Models on OpenCL devices, alone and in pipelines with devices of other APIs.
+//! Models on every device that is no CPU backend's, alone and in pipelines with devices of other APIs.
 //!
-//! The tests take whatever OpenCL adapters there are; without any they are skipped visibly. `RAGTAG_TEST_OPENCL_ADAPTERS`
-//! says how many there must be: continuous integration installs implementations that run on the processor.
+//! The tests take whatever adapters there are; without any they are skipped visibly. `RAGTAG_TEST_OPENCL_ADAPTERS` says how
+//! many OpenCL must show: continuous integration installs implementations that run on the processor.
 
 use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
 use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt};
+use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, NumericsClass};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
@@ -15,33 +16,32 @@ const SEGMENTS: u32 = 14;
 /// The models' page promises equal tokens from this margin on.
 const MARGIN: f64 = 0.005;
 
-/// The OpenCL adapters as `(label, driver)`.
-fn adapters() -> Vec<(String, String)> {
+/// The adapters, but those of the CPU backend.
+fn adapters() -> Vec<Adapter> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
-    let found: Vec<_> = devices
-        .report()
-        .adapters()
-        .filter(|adapter| adapter.backend == "opencl")
-        .map(|adapter| (adapter.label(), adapter.driver.clone()))
-        .collect();
+    let found: Vec<_> =
+        devices.report().adapters().filter(|adapter| adapter.backend != "cpu").cloned().collect();
+    let opencl = found.iter().filter(|adapter| adapter.backend == "opencl").count();
     let wanted = std::env::var("RAGTAG_TEST_OPENCL_ADAPTERS").map_or(0, |n| n.parse().unwrap());
-    assert!(found.len() >= wanted, "{wanted} OpenCL adapters are wanted; there are {found:?}");
-    if found.is_empty() {
-        let status = devices.report().backends.iter().find(|b| b.name == "opencl").map(|b| &b.status);
-        eprintln!("SKIPPED: no OpenCL adapter: {status:?}");
+    assert!(opencl >= wanted, "{wanted} OpenCL adapters are wanted; there are {opencl}");
+    for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
+        if !found.iter().any(|adapter| adapter.backend == backend.name) {
+            eprintln!("SKIPPED: no adapter of {}: {:?}", backend.name, backend.status);
+        }
     }
     found
 }
 
-/// One adapter of each driver: twins need not be tried in every combination.
-fn drivers() -> Vec<String> {
-    let mut all = adapters();
-    all.dedup_by(|a, b| a.1 == b.1);
-    all.into_iter().map(|(label, _)| label).collect()
+/// The first and the last adapter of each driver: twins need not be tried in every combination.
+fn drivers() -> Vec<[String; 2]> {
+    let all = adapters();
+    let twins = all.chunk_by(|a, b| (&a.backend, &a.driver) == (&b.backend, &b.driver));
+    twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
 fn check_logits(activations: Activations, class: NumericsClass) {
-    for (label, driver) in adapters() {
+    for adapter in adapters() {
+        let (label, driver) = (adapter.label(), &adapter.driver);
         for name in MODELS {
             let Some(path) = model_path(name) else { continue };
             let (model, golden) = (Model::open(path).unwrap(), golden(name));
@@ -65,7 +65,7 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     within(600, || check_logits(Activations::Int8, NumericsClass::Fast));
 }
 
-/// As devices with matrix units compute, of which OpenCL shows none.
+/// As devices with matrix units compute wide micro-batches; OpenCL shows none of them.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     within(600, || check_logits(Activations::F16, NumericsClass::Fast));
@@ -96,8 +96,10 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, what: &str) -> usize {
 fn every_cut_over_two_apis_in_both_orders_gives_the_golden_tokens() {
     within(1200, || {
         let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
-        let devices: Vec<String> = [vec!["cpu:0".to_string()], drivers()].concat();
-        let pairs = devices.iter().flat_map(|a| devices.iter().map(move |b| (a, b))).filter(|(a, b)| a != b);
+        let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
+        // Where a driver shows several devices, the second stage is on another than the first.
+        let pairs =
+            devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
         for (first, second) in pairs {
             let mut compared = 0;
             for cut in 1..SEGMENTS {
@@ -114,8 +116,8 @@ fn every_cut_over_two_apis_in_both_orders_gives_the_golden_tokens() {
 
 #[test]
 fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
-    let opencl: Vec<String> = adapters().into_iter().map(|(label, _)| label).collect();
-    let [first, second, ..] = &opencl[..] else { return };
+    let all: Vec<String> = adapters().iter().map(Adapter::label).collect();
+    let [first, .., second] = &all[..] else { return };
     let (first, second) = (first.clone(), second.clone());
     within(300, move || {
         let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
