@@ -135,7 +135,7 @@ fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32) -> [u3
     [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(MULTIPROCESSORS) }, 1, 1]
 }
 
-/// Attention, better ones first. It is for more rows than attention of single rows.
+/// Attention, better ones first.
 pub(super) fn attention() -> [Variant; 2] {
     let parts_bytes = 2 * 64 * TILE_ROW * 2;
     let wgmma_bytes = 4 * (2 * QUERIES * TILE_ROW + 16) + 2 * parts_bytes + ALIGNMENT;

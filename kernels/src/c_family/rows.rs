@@ -41,9 +41,9 @@ pub(super) fn variants() -> Vec<Variant> {
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
-    let [[append, decode, tiled], [append_f16, decode_f16, tiled_f16]] =
+    let [[append, partial, tiled], [append_f16, partial_f16, tiled_f16]] =
         [KvType::F32, KvType::F16].map(cache_functions);
-    out.extend([append, append_f16, decode, decode_f16]);
+    out.extend([append, append_f16, partial, partial_f16]);
     let mut out: Vec<Variant> = out.into_iter().flat_map(Function::variants).collect();
     out.extend(matrix_units::attention());
     out.extend([tiled, tiled_f16].into_iter().flat_map(Function::variants));
