@@ -1,4 +1,6 @@
-// A warp's ring of stages in shared memory, filled by its lanes' asynchronous copies (compute capability 8.0).
+// A warp's ring of STAGES stages of STAGE bytes in shared memory, filled by its lanes' asynchronous copies (compute capability
+// 8.0). PTX ISA 8.2: cp.async. As many groups of copies are committed as stages are filled or skipped, so that the oldest of
+// STAGES is the next stage's.
 
 #define WARPS (ITEMS / 32)
 // Barriers of a warp: there are none.
@@ -21,6 +23,7 @@ FN void ring_start(Ring *ring, uchar *stages, ulong *barriers) {
 // The lanes that fill.
 #define FILLS true
 
+// So many bytes will come into the next stage: then `ring_copy` for each part, then `ring_filled`.
 FN void ring_expect(Ring *ring, uint bytes) {}
 
 FN void ring_copy(Ring *ring, uint offset, const uchar *from, uint bytes) {
@@ -30,6 +33,7 @@ FN void ring_copy(Ring *ring, uint offset, const uchar *from, uint bytes) {
     }
 }
 
+// In the place of filling a stage, when there is nothing more.
 FN void ring_skip(Ring *ring) { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 FN void ring_filled(Ring *ring) {
@@ -37,12 +41,14 @@ FN void ring_filled(Ring *ring) {
     ring->fill = ring->fill + 1 == STAGES ? 0 : ring->fill + 1;
 }
 
+// The next stage, when its bytes are there.
 FN const uchar *ring_await(Ring *ring) {
     asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
     __syncwarp();
     return ring->stages + ring->drain * STAGE;
 }
 
+// All lanes have read the stage.
 FN void ring_drained(Ring *ring) {
     __syncwarp();
     ring->drain = ring->drain + 1 == STAGES ? 0 : ring->drain + 1;

@@ -1,5 +1,5 @@
-// A warp's ring of stages in shared memory, filled by the copy engine (compute capability 9.0): one lane asks, and the
-// bytes' arrival counts on a barrier in shared memory.
+// A warp's ring of STAGES stages of STAGE bytes in shared memory, filled by the copy engine (compute capability 9.0): one lane
+// asks, and the arrival of bytes counts on a barrier in shared memory. PTX ISA 8.2: mbarrier, cp.async.bulk.
 
 #define WARPS (ITEMS / 32)
 // Barriers of a warp.

@@ -213,6 +213,7 @@ fn define_sections(tensor_type: TensorType) -> String {
 }
 
 const LANES: &str = include_str!("lanes.cu");
+const SHARES: &str = include_str!("../matmul/shares.cu");
 const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");
 const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
 
@@ -225,7 +226,7 @@ fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: 
             Rows::One => include_str!("../matmul/gemv_rows.cu"),
             Rows::Few => include_str!("../matmul/few_rows.cu"),
         };
-        let parts = [&chunks, &values, reader, ring.source, LANES, CHUNKS_ROWS, product];
+        let parts = [&chunks, &values, reader, ring.source, SHARES, LANES, CHUNKS_ROWS, product];
         return program(language, ring.items, &parts);
     }
     let sections = define_sections(tensor_type);
@@ -237,7 +238,8 @@ fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: 
             include_str!("../matmul/few_blocks.cu"),
         ],
     };
-    let before = [&chunks, &sections, QUANTISED, quantised_reader(tensor_type), ring.source, CHUNKS_BLOCKS];
+    let reader = quantised_reader(tensor_type);
+    let before = [&chunks, &sections, QUANTISED, reader, ring.source, SHARES, CHUNKS_BLOCKS];
     program(language, ring.items, &[&before, product].concat())
 }
 

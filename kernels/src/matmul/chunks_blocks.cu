@@ -1,5 +1,5 @@
 // The way of quantised weights through a warp's ring. A work group takes some groups of 16 rows of weights, a warp of it every
-// WARPS-th chunk of CHUNK columns.
+// WARPS-th chunk of CHUNK columns. A group of rows has SECTIONS sections, with SECTION_BYTES(s) bytes for 256 columns.
 
 #define CHUNK_BLOCKS (CHUNK / 32)
 // Columns that the warps take at once.
@@ -50,11 +50,4 @@ FN void fill(Ring *ring, Chunks *chunks) {
     }
     ring_filled(ring);
     advance(chunks);
-}
-
-// The groups of rows that are the work group's: the first of them, and how many.
-FN uint first_group(uint n) { return ((n + 15) / 16 + gridDim.x - 1) / gridDim.x * GROUP(0); }
-FN uint own_groups(uint n) {
-    uint groups = (n + 15) / 16, share = (groups + gridDim.x - 1) / gridDim.x;
-    return share * GROUP(0) < groups ? min(share, groups - share * GROUP(0)) : 0;
 }

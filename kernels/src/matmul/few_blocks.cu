@@ -71,18 +71,18 @@ FN void accumulate_block(const uchar *stage, const Column *x, float acc[4]) {
             acc[i] = fma(pair.first[i / 2] * x->scale[i % 2], (float)first[i], acc[i]);
             acc[i] = fma(pair.last[i / 2] * x->scale[i % 2], (float)last[i], acc[i]);
         }
-        return;
-    }
-    int sum[4];
-    #pragma unroll
-    for (uint i = 0; i < 4; i++) sum[i] = -OFFSET * (x->first[i % 2] + x->last[i % 2]);
-    dot_block(words, x->quads[0], x->quads[1], sum);
-    #pragma unroll
-    for (uint i = 0; i < 4; i++) {
-        acc[i] = fma(pair.first[i / 2] * x->scale[i % 2], (float)sum[i], acc[i]);
-        if (MINIMA) {
-            float all = (float)(x->first[i % 2] + x->last[i % 2]);
-            acc[i] = fma(-pair.minimum[i / 2] * x->scale[i % 2], all, acc[i]);
+    } else {
+        int sum[4];
+        #pragma unroll
+        for (uint i = 0; i < 4; i++) sum[i] = -OFFSET * (x->first[i % 2] + x->last[i % 2]);
+        dot_block(words, x->quads[0], x->quads[1], sum);
+        #pragma unroll
+        for (uint i = 0; i < 4; i++) {
+            acc[i] = fma(pair.first[i / 2] * x->scale[i % 2], (float)sum[i], acc[i]);
+            if (MINIMA) {
+                float all = (float)(x->first[i % 2] + x->last[i % 2]);
+                acc[i] = fma(-pair.minimum[i / 2] * x->scale[i % 2], all, acc[i]);
+            }
         }
     }
 }
