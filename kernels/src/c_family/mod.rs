@@ -5,6 +5,7 @@
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
 mod decode;
+mod fragments;
 mod matrix_units;
 mod rows;
 mod streams;
@@ -24,6 +25,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let mut out = decode::variants();
     out.extend(rows::variants());
     out.extend(matrix_units::products());
+    out.extend(fragments::products());
     out.extend(weights::variants());
     out
 }

@@ -213,9 +213,9 @@ impl Engine for OpenCl {
         &self,
         devices: &[usize],
         text: &str,
-        _: &[String],
+        options: &[String],
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
-        compile(&self.places, devices, text)
+        compile(&self.places, devices, text, options)
     }
 
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Module> {

@@ -2,8 +2,8 @@
 //! address is an address.
 //!
 //! Kernels come as HIP C++ whose text is the C family's behind a prelude of its own; here the prelude of OpenCL C takes its
-//! place. So memory, queues, programs and the kernels' text are executed, and AMD's compilers are not. This crate must not
-//! know the backend that calls it.
+//! place, and functions after the ISA documents that of matrix instructions. So memory, queues, programs and the kernels' text
+//! are executed, and AMD's compilers are not. This crate must not know the backend that calls it.
 
 mod engine;
 mod program;

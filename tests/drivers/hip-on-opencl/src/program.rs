@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 
 /// What takes the place of everything in front of [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
+/// What takes the place of AMD's matrix instructions.
+const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
 /// The last line of the prelude of a text.
 const END: &str = "// == end of the prelude ==";
 /// What texts are compiled with.
@@ -26,6 +28,13 @@ fn options(device: &Device) -> String {
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
+/// What compilers for AMD's devices define for the architecture that these options name, as far as texts ask for it once
+/// their prelude is gone.
+fn generation(options: &[String]) -> &'static str {
+    let is_rdna3 = options.iter().any(|option| option.starts_with("--offload-arch=gfx11"));
+    if is_rdna3 { " -D__GFX11__=1" } else { "" }
+}
+
 /// The text in OpenCL C.
 ///
 /// # Errors
@@ -33,10 +42,10 @@ fn options(device: &Device) -> String {
 fn translated(text: &str) -> std::result::Result<String, String> {
     let at = text.find(END).ok_or_else(|| format!("the text has no line {END:?}"))?;
     // An OpenCL prelude may end with the same line, or not.
-    Ok(format!("{PRELUDE}\n{}", &text[at + END.len()..]))
+    Ok(format!("{PRELUDE}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
-/// Compiles for each of these devices: the code object is loaded on any of them.
+/// Compiles with options of HIP's for each of these devices: the code object is loaded on any of them.
 ///
 /// # Errors
 /// The compiler's log.
@@ -44,15 +53,17 @@ pub(crate) fn compile(
     places: &[Place],
     devices: &[usize],
     text: &str,
+    hip_options: &[String],
 ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
-    let text = translated(text)?;
+    let (text, generation) = (translated(text)?, generation(hip_options));
     let (mut signatures, mut binaries) = (Vec::new(), Vec::new());
     for (number, place) in places.iter().enumerate() {
         if !devices.contains(&number) {
             binaries.push(Vec::new());
             continue;
         }
-        let program = Program::create_and_build_from_source(&place.context, &text, &options(&place.device))?;
+        let options = format!("{}{generation}", options(&place.device));
+        let program = Program::create_and_build_from_source(&place.context, &text, &options)?;
         let said = |error: opencl3::error_codes::ClError| error.to_string();
         signatures = create_program_kernels(&program)
             .map_err(said)?

@@ -5,7 +5,7 @@
 #![allow(clippy::too_many_arguments)] // as HIP has them
 
 use crate::code;
-use crate::settings::{aborts, architecture, visible};
+use crate::settings::{aborts, architecture, visible, wave_items};
 use crate::symbols::code::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED};
 use crate::symbols::{
     FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
@@ -114,7 +114,7 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
         attribute::MAX_THREADS_PER_BLOCK => facts.max_items,
         attribute::MULTIPROCESSOR_COUNT => facts.units,
         attribute::MAX_SHARED_MEMORY_PER_BLOCK => facts.local_bytes,
-        attribute::WARP_SIZE => 32,
+        attribute::WARP_SIZE => wave_items(),
         attribute::MEMORY_POOLS_SUPPORTED => i32::from(facts.pools),
         _ => return Err(INVALID_VALUE),
     })

@@ -3,12 +3,17 @@
 use std::env;
 
 /// The architecture that devices have unless they are told another: with waves of 32 work items and without matrix
-/// instructions, since no engine has AMD's.
+/// instructions, since not every engine has something in place of AMD's.
 pub const ARCHITECTURE: &str = "gfx1030";
 
 /// The architecture to show.
 pub(crate) fn architecture() -> String {
     env::var("RAGTAG_FAKE_ARCH").unwrap_or_else(|_| ARCHITECTURE.into())
+}
+
+/// Work items of a wave of that architecture: 64 until RDNA.
+pub(crate) fn wave_items() -> i32 {
+    if architecture().starts_with("gfx9") { 64 } else { 32 }
 }
 
 /// Whether the compiler is to end the process.

@@ -1,0 +1,80 @@
+//! The products for the matrix units of AMD's devices, in HIP C++: row-major weights with f16 activations.
+//!
+//! | needs | instruction | |
+//! | --- | --- | --- |
+//! | [`Feature::Wmma`] | WMMA, 16 × 16 × 16 | RDNA 3 and 4, whose lanes have other values of the matrices |
+//! | [`Feature::Mfma`], [`Feature::Wave64`] | MFMA, 32 × 32 × 8 | CDNA |
+//!
+//! With bf16 weights they take x as bf16, too, which rounds it to 8 bits (a relative error of 2e-3).
+
+use super::{HALF_ROWS, Items, program};
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::Layout;
+use crate::matmul;
+use crate::table::{Code, Text, Variant};
+use ragtag_hal::{Feature, KernelLanguage};
+use std::sync::Arc;
+
+const ITEMS: Items = Items(256);
+
+/// Rows of x from which on the products are preferred: fewer leave most of a tile empty. Nobody has measured it.
+const MIN_ROWS: u32 = 16;
+
+/// Most rows of x that the smaller tile is for: with it there are groups enough for all of a device. Nobody has measured it.
+const FEW: u32 = 128;
+
+/// Bytes of a row of a tile in local memory: `TILE_PITCH` in the source.
+const TILE_ROW: u32 = 80;
+
+/// The products, better ones first.
+pub(super) fn products() -> [Variant; 8] {
+    [
+        product::<false, false, 64>("hip-wmma-64", FEW),
+        product::<false, false, 128>("hip-wmma", u32::MAX),
+        product::<false, true, 64>("hip-mfma-64", FEW),
+        product::<false, true, 128>("hip-mfma", u32::MAX),
+        product::<true, false, 64>("hip-wmma-64", FEW),
+        product::<true, false, 128>("hip-wmma", u32::MAX),
+        product::<true, true, 64>("hip-mfma-64", FEW),
+        product::<true, true, 128>("hip-mfma", u32::MAX),
+    ]
+}
+
+/// A product with bf16 or f16 weights, of CDNA or RDNA, whose groups take a tile of so many rows of either matrix.
+fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
+    name: &'static str,
+    max_rows: u32,
+) -> Variant {
+    let tensor_type = if BF16 { TensorType::BF16 } else { TensorType::F16 };
+    Variant {
+        kernel: Kernel::MatMul(tensor_type, Activations::F16),
+        name,
+        class: NumericsClass::Fast,
+        requires: if CDNA { &[Feature::Mfma, Feature::Wave64] } else { &[Feature::Wmma] },
+        abi: matmul::abi(tensor_type, Layout::RowMajor, Activations::F16),
+        // Tiles that read the same weights are neighbours.
+        grid: |constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1],
+        layout: Some(Layout::RowMajor),
+        min_rows: MIN_ROWS,
+        max_rows,
+        code: Code::Text(Text {
+            language: KernelLanguage::HipC,
+            compose: source::<BF16, CDNA, TILE>,
+            function: "matmul_fragments",
+            work_group: [ITEMS.0, 1, 1],
+            local_bytes: u64::from(2 * TILE * TILE_ROW),
+            dynamic_local_bytes: 0,
+        }),
+    }
+}
+
+fn source<const BF16: bool, const CDNA: bool, const TILE: u32>(language: KernelLanguage) -> Arc<str> {
+    let figures = format!(
+        "#define WEIGHTS_BF16 {}\n#define FRAGMENTS_OF_CDNA {}\n#define TILE {TILE}\n",
+        u32::from(BF16),
+        u32::from(CDNA)
+    );
+    let parts = [&figures, HALF_ROWS, include_str!("fragments.cu"), include_str!("../matmul/fragments.cl")];
+    program(language, ITEMS, &parts)
+}
