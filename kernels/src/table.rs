@@ -301,6 +301,29 @@ mod tests {
     }
 
     #[test]
+    fn matrix_units_of_amd_are_used_where_there_are_any() {
+        use Feature::{Mfma, Wave64, Wmma};
+        for tensor_type in [TensorType::F16, TensorType::BF16] {
+            let product = Kernel::MatMul(tensor_type, Activations::F16);
+            for (features, names) in [
+                (&[Wmma][..], ["hip-wmma-64", "hip-wmma"]),
+                (&[Mfma, Wave64], ["hip-mfma-64", "hip-mfma"]),
+                // Their lanes would be others than those of the instructions.
+                (&[Mfma], ["hip-tiled"; 2]),
+                (&[Wave64], ["hip-tiled"; 2]),
+            ] {
+                let caps = gpu(KernelLanguage::HipC, 1024, 64 << 10);
+                let caps = Caps { features: features.iter().copied().collect(), ..caps };
+                let found = [32, 512].map(|rows| select(product, &caps, rows).map(|v| v.name));
+                assert_eq!(found, names.map(Some), "{features:?}");
+                let has_any = names[0] != "hip-tiled";
+                assert_eq!([8, 32].map(|rows| preferred(product, &caps, rows).is_some()), [false, has_any]);
+                assert_eq!(has_f16_products(&caps), has_any);
+            }
+        }
+    }
+
+    #[test]
     fn every_kernel_runs_on_any_opencl_device() {
         runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
     }
@@ -384,9 +407,16 @@ mod tests {
 
     #[test]
     fn wide_products_take_f16_where_there_are_matrix_units() {
-        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
-            let features = [feature].into();
-            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+        use KernelLanguage::{CudaC, HipC};
+        for (language, features) in [
+            (CudaC, &[Feature::Sm70][..]),
+            (CudaC, &[Feature::Sm80]),
+            (CudaC, &[Feature::Sm90a]),
+            (HipC, &[Feature::Wmma]),
+            (HipC, &[Feature::Mfma, Feature::Wave64]),
+        ] {
+            let features = features.iter().copied().collect();
+            let caps = Caps { features, ..gpu(language, 1024, 227 << 10) };
             assert!(has_f16_products(&caps));
             for tensor_type in TensorType::ALL {
                 let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);

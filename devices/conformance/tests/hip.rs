@@ -66,47 +66,44 @@ fn the_stand_in_on_opencl() {
 }
 
 /// The products for matrix units on the stand-in, which executes everything of them but AMD's instructions: those are
-/// functions after the ISA documents.
+/// functions after the ISA documents. One device of the stand-in is enough here, too.
 #[track_caller]
-fn matrix_units_of(architecture: &str, names: &str) {
-    let backends = Backends::new(&Config::default());
-    let adapters = match adapters(&backends) {
-        Ok(adapters) => adapters,
-        Err(why) if std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some() => panic!("{why}"),
-        Err(why) => return println!("skipped: HIP on OpenCL: {why}"),
-    };
-    for adapter in adapters {
-        let open = || {
-            let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
-            Ok(devices.swap_remove(0))
+fn matrix_units(test: &str, architecture: &str, names: &str) {
+    let variables = [("RAGTAG_FAKE_ARCH", architecture), ("HIP_VISIBLE_DEVICES", "0")];
+    with_hip_on_opencl(test, &variables, || {
+        let backends = Backends::new(&Config::default());
+        let adapters = match adapters(&backends) {
+            Ok(adapters) => adapters,
+            Err(why) if std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some() => panic!("{why}"),
+            Err(why) => return println!("skipped: HIP on OpenCL: {why}"),
         };
-        let report = Suite::new().only(names).run(&adapter, open, |_| {});
-        for test in &report.tests {
-            println!("{architecture}, {}: {}: {:?}", adapter.name, test.name, test.verdict);
-            assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
+        for adapter in adapters {
+            let open = || {
+                let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
+                Ok(devices.swap_remove(0))
+            };
+            let report = Suite::new().only(names).run(&adapter, open, |_| {});
+            for test in &report.tests {
+                println!("{architecture}, {}: {}: {:?}", adapter.name, test.name, test.verdict);
+                assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
+            }
+            // Of f16 and of bf16 weights, for few rows and for many.
+            assert_eq!(report.tests.len(), 4);
         }
-        // Of f16 and of bf16 weights, for few rows and for many.
-        assert_eq!(report.tests.len(), 4);
-    }
+    });
 }
 
 #[test]
 fn matrix_units_of_rdna_3() {
-    with_hip_on_opencl("matrix_units_of_rdna_3", &[("RAGTAG_FAKE_ARCH", "gfx1100")], || {
-        matrix_units_of("gfx1100", "hip-wmma");
-    });
+    matrix_units("matrix_units_of_rdna_3", "gfx1100", "hip-wmma");
 }
 
 #[test]
 fn matrix_units_of_rdna_4() {
-    with_hip_on_opencl("matrix_units_of_rdna_4", &[("RAGTAG_FAKE_ARCH", "gfx1201")], || {
-        matrix_units_of("gfx1201", "hip-wmma");
-    });
+    matrix_units("matrix_units_of_rdna_4", "gfx1201", "hip-wmma");
 }
 
 #[test]
 fn matrix_units_of_cdna() {
-    with_hip_on_opencl("matrix_units_of_cdna", &[("RAGTAG_FAKE_ARCH", "gfx90a")], || {
-        matrix_units_of("gfx90a", "hip-mfma");
-    });
+    matrix_units("matrix_units_of_cdna", "gfx90a", "hip-mfma");
 }

@@ -3,14 +3,22 @@
 
 use super::jobs;
 use super::programs::{Program, in_language};
-use ragtag_hal::KernelLanguage;
+use ragtag_hal::{Feature, KernelLanguage};
 use std::path::Path;
 use std::process::Command;
 
 const CLANG: &str = "clang-19";
 
-/// One of each kind: Vega, CDNA 2 (waves of 64, matrix cores), RDNA 2, RDNA 3, RDNA 4.
-const GPUS: [&str; 5] = ["gfx906", "gfx90a", "gfx1030", "gfx1100", "gfx1201"];
+/// One of each kind, with what kernels may ask of it: Vega; CDNA 1 to 3, whose matrix instructions differ; RDNA 2 to 4.
+const GPUS: [(&str, &[Feature]); 7] = [
+    ("gfx906", &[Feature::Wave64]),
+    ("gfx908", &[Feature::Wave64, Feature::Mfma]),
+    ("gfx90a", &[Feature::Wave64, Feature::Mfma]),
+    ("gfx942", &[Feature::Wave64, Feature::Mfma]),
+    ("gfx1030", &[]),
+    ("gfx1100", &[Feature::Wmma]),
+    ("gfx1201", &[Feature::Wmma]),
+];
 
 /// As the backend has HIP C++ compiled, but without headers and libraries.
 const OPTIONS: &[&str] = &[
@@ -35,7 +43,9 @@ pub(super) fn compile(programs: &[&Program], folder: &Path) -> Result<(), String
         return Ok(());
     }
     let programs = in_language(programs, KernelLanguage::HipC);
-    let jobs: Vec<_> = programs.iter().flat_map(|program| GPUS.map(|gpu| (program, gpu))).collect();
+    let all = programs.iter().flat_map(|program| GPUS.map(|(gpu, features)| (program, gpu, features)));
+    let jobs = all.filter(|(program, _, features)| program.runs_with(features));
+    let jobs: Vec<_> = jobs.map(|(program, gpu, _)| (program, gpu)).collect();
     let results = jobs::each("AMD", &jobs, |(program, gpu)| {
         let mut command = Command::new(CLANG);
         command.arg(format!("--offload-arch={gpu}")).args(OPTIONS);

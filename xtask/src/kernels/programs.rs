@@ -26,6 +26,11 @@ impl Program {
         format!("{}.{extension}", self.name)
     }
 
+    /// Whether a device with these features takes any variant of it.
+    pub fn runs_with(&self, features: &[Feature]) -> bool {
+        self.requires.iter().any(|requires| requires.iter().all(|feature| features.contains(feature)))
+    }
+
     /// The architectures for which PTX of it is committed.
     pub fn architectures(&self) -> BTreeSet<&'static str> {
         self.requires.iter().flat_map(|requires| artefacts::architectures(requires)).collect()

@@ -4,18 +4,20 @@
 //
 // Each lane shows its registers to the others in local memory, as floats.
 
+// LLVM 15, as PoCL has it, dies of inlining these functions later.
+#define INLINED static inline __attribute__((always_inline))
 // Most values of one matrix that a lane has.
 #define SHOWN 16
 #define FRAGMENT_SPACE() __local float fragment_space[ITEMS * 2 * SHOWN]
 
-static float value_of(uint bits, int is_bf16) {
+INLINED float value_of(uint bits, int is_bf16) {
     if (is_bf16) return as_float(bits << 16);
     ushort half_bits = (ushort)bits;
     return vload_half(0, (const __private half *)&half_bits);
 }
 
 // Shows `count` values of each matrix, two in a word.
-static void show(__local float *space, const __private uint *a, const __private uint *b, uint count, int is_bf16) {
+INLINED void show(__local float *space, const __private uint *a, const __private uint *b, uint count, int is_bf16) {
     __local float *own = space + get_local_id(0) * 2 * SHOWN;
     for (uint i = 0; i < count; i++) {
         own[i] = value_of(a[i / 2] >> i % 2 * 16 & 0xffffu, is_bf16);
@@ -26,7 +28,7 @@ static void show(__local float *space, const __private uint *a, const __private 
 
 // v_mfma_f32_32x32x8: register i of lane l has row l % 32 and value l / 32 · 4 + i of either matrix; float i of the result
 // is in column l % 32 and in row i / 4 · 8 + l / 32 · 4 + i % 4.
-static void mfma_32x32x8(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
+INLINED void mfma_32x32x8(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 4, is_bf16);
     uint lane = get_local_id(0) % 64, first = get_local_id(0) - lane, column = lane % 32;
     for (uint i = 0; i < 16; i++) {
@@ -42,7 +44,7 @@ static void mfma_32x32x8(__local float *space, __private float *d, const __priva
 
 // v_wmma_f32_16x16x16 of RDNA 3: lane l has row l % 16 of either matrix, lanes 16 to 31 the same as lanes 0 to 15; float i of
 // the result is in column l % 16 and in row 2 · i + l / 16. Here lanes 16 to 31 take what they themselves have been given.
-static void wmma_of_rdna3(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
+INLINED void wmma_of_rdna3(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 16, is_bf16);
     uint lane = get_local_id(0) % 32, first = get_local_id(0) - lane % 16;
     for (uint i = 0; i < 8; i++) {
@@ -55,7 +57,7 @@ static void wmma_of_rdna3(__local float *space, __private float *d, const __priv
 
 // v_wmma_f32_16x16x16 of RDNA 4: register i of lane l has row l % 16 and value l / 16 · 8 + i of either matrix; float i of the
 // result is in column l % 16 and in row l / 16 · 8 + i.
-static void wmma_of_rdna4(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
+INLINED void wmma_of_rdna4(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 8, is_bf16);
     uint lane = get_local_id(0) % 32, first = get_local_id(0) - lane;
     for (uint i = 0; i < 8; i++) {
