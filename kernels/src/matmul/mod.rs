@@ -14,9 +14,9 @@
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
 //! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
-//! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later take
-//! f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers ask
-//! [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
+//! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later and of
+//! AMD's take f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers
+//! ask [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
 //! of 32 columns as they stand, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
