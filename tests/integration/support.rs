@@ -180,6 +180,8 @@ pub fn ragtag() -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // A folder that names no OpenCL driver: these tests know the devices that there are.
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
+    // The same for CUDA: a device that does not exist hides all others.
+    command.env("CUDA_VISIBLE_DEVICES", "-1");
     command.timeout(std::time::Duration::from_secs(300));
     command
 }
