@@ -9,6 +9,7 @@ mod command;
 mod drivers;
 mod faults;
 mod golden;
+mod hip;
 mod memory;
 mod opencl;
 mod pipelines;

@@ -25,7 +25,9 @@ impl Architecture {
             format!("its architecture is {name:?}, which is not named like one of AMD's (gfx900 …)")
         })?;
         if number < OLDEST {
-            return Err(format!("its architecture {name} is older than gfx900, the oldest that is supported"));
+            return Err(format!(
+                "its architecture {name} is older than gfx900, the oldest that is supported"
+            ));
         }
         Ok(Self { target: target.into(), number })
     }
@@ -94,8 +96,8 @@ mod tests {
     }
 
     const ALL: &[&str] = &[
-        "gfx900", "gfx902", "gfx906", "gfx908", "gfx90a", "gfx90c", "gfx942", "gfx950", "gfx1010", "gfx1011", "gfx1030",
-        "gfx1036", "gfx1100", "gfx1151", "gfx1201", "gfx1250",
+        "gfx900", "gfx902", "gfx906", "gfx908", "gfx90a", "gfx90c", "gfx942", "gfx950", "gfx1010", "gfx1011",
+        "gfx1030", "gfx1036", "gfx1100", "gfx1151", "gfx1201", "gfx1250",
     ];
 
     #[test]

@@ -190,10 +190,16 @@ mod tests {
         for architecture in ["gfx906", "gfx90a", "gfx1030"] {
             let code = compile(architecture, text).unwrap();
             // A bundle of code objects, or one: an ELF file.
-            assert!(code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"), "{architecture}");
+            assert!(
+                code.starts_with(b"__CLANG_OFFLOAD_BUNDLE__") || code.starts_with(b"\x7fELF"),
+                "{architecture}"
+            );
         }
         let mistake = compile("gfx1030", "extern \"C\" __global__ void one() { no_such_name(); }");
-        assert!(matches!(&mistake, Err(Error::Compile { log }) if log.contains("no_such_name")), "{mistake:?}");
+        assert!(
+            matches!(&mistake, Err(Error::Compile { log }) if log.contains("no_such_name")),
+            "{mistake:?}"
+        );
         match compile("gfx1100", text) {
             Ok(_) => println!("this version knows gfx1100"),
             Err(Error::Compile { log }) => assert!(log.contains("SIGABRT"), "{log}"),

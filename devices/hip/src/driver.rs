@@ -229,10 +229,7 @@ impl Driver for HipDriver {
         let mut milliseconds = 0.0;
         // SAFETY: it writes one number.
         unsafe {
-            call!(
-                self.api.functions,
-                hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle)
-            )?;
+            call!(self.api.functions, hipEventElapsedTime(&raw mut milliseconds, from.handle, to.handle))?;
         }
         Ok(milliseconds)
     }
@@ -256,9 +253,7 @@ impl Driver for HipDriver {
         self.select()?;
         let word = word.cast_signed();
         // SAFETY: the range is valid and nobody else's until the fill has ended, by the caller's promise.
-        unsafe {
-            call!(self.api.functions, hipMemsetD32Async(handle(to), word, words, stream.handle))
-        }
+        unsafe { call!(self.api.functions, hipMemsetD32Async(handle(to), word, words, stream.handle)) }
     }
 
     unsafe fn launch(&self, stream: &Object, launch: &Launch<'_, Self>) -> Result<()> {
@@ -291,10 +286,7 @@ impl Driver for HipDriver {
         self.select()?;
         // SAFETY: a stream of this device.
         unsafe {
-            call_optional!(
-                self.api.functions,
-                hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL)
-            )
+            call_optional!(self.api.functions, hipStreamBeginCapture(stream.handle, CAPTURE_THREAD_LOCAL))
         }
     }
 
@@ -312,13 +304,7 @@ impl Driver for HipDriver {
         unsafe {
             call_optional!(
                 functions,
-                hipGraphInstantiate(
-                    &raw mut executable,
-                    graph.handle,
-                    ptr::null_mut(),
-                    ptr::null_mut(),
-                    0
-                )
+                hipGraphInstantiate(&raw mut executable, graph.handle, ptr::null_mut(), ptr::null_mut(), 0)
             )
         }?;
         Ok(self.object(executable, destroy))
@@ -341,7 +327,8 @@ impl Driver for HipDriver {
         let DeviceFunction { name, dynamic_local_bytes, .. } = function;
         if u64::from(*dynamic_local_bytes) > self.local_memory_bytes {
             let has = self.local_memory_bytes;
-            let what = format!("{dynamic_local_bytes} bytes of local memory for {name}; the device has {has}");
+            let what =
+                format!("{dynamic_local_bytes} bytes of local memory for {name}; the device has {has}");
             return Err(Error::Unsupported { what });
         }
         self.select()?;
@@ -350,10 +337,7 @@ impl Driver for HipDriver {
         let mut handle = ptr::null_mut();
         // SAFETY: a module of this device, and a name that ends with a zero; it writes a handle.
         let found = unsafe {
-            call!(
-                self.api.functions,
-                hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr())
-            )
+            call!(self.api.functions, hipModuleGetFunction(&raw mut handle, module.handle, c_name.as_ptr()))
         };
         match found {
             Ok(()) => Ok(Function { handle, _module: Arc::clone(module) }),

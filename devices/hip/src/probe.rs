@@ -6,8 +6,8 @@ use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, compiler};
 use crate::architecture::Architecture;
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity, QueueLayout,
-    Result, Unavailable,
+    Adapter, AdapterKind, Caps, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
+    QueueLayout, Result, Unavailable,
 };
 
 /// Alignment of a binding's offset: the widest load of a kernel.

@@ -231,10 +231,11 @@ fn mistakes_in_a_text_are_told() {
         let backend = backend(None);
         let Some(adapter) = adapters(&backend).into_iter().next() else { return };
         let mut bench = Bench::open(&backend, &adapter).unwrap();
-        let create = |bench: &mut Bench, text: &str| match bench.device.create_module(ModuleId(1), &module(text)) {
-            Err(Error::Compile { log }) => log,
-            other => panic!("{other:?}"),
-        };
+        let create =
+            |bench: &mut Bench, text: &str| match bench.device.create_module(ModuleId(1), &module(text)) {
+                Err(Error::Compile { log }) => log,
+                other => panic!("{other:?}"),
+            };
         let log = create(&mut bench, &TEXT.replace("factor * in", "no_such_name * in"));
         assert!(log.contains("no_such_name"), "{log}");
         let log = create(&mut bench, &TEXT.replace("scale(", "another("));

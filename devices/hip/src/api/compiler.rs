@@ -66,14 +66,18 @@ impl Compiler {
     /// [`Error::Compile`] with the log.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<Code> {
         let c_string = |text: &str| {
-            CString::new(text).map_err(|_| Error::Compile { log: "a text or an option with a zero in it".into() })
+            CString::new(text)
+                .map_err(|_| Error::Compile { log: "a text or an option with a zero in it".into() })
         };
         let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::new(&self.functions, &c_string(text)?)?;
         // SAFETY: a program, and as many texts as it is told.
         let compiled = unsafe {
-            call!(self.functions, hiprtcCompileProgram(program.handle, options.len() as i32, options.as_ptr()))
+            call!(
+                self.functions,
+                hiprtcCompileProgram(program.handle, options.len() as i32, options.as_ptr())
+            )
         };
         match compiled {
             Ok(()) => program.code(),

@@ -166,8 +166,9 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     })?;
     // Its threads and handlers outlive any use of it.
     let library: &'static Library = Box::leak(Box::new(library));
-    let functions = Functions::of(library)
-        .map_err(|missing| (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed")))?;
+    let functions = Functions::of(library).map_err(|missing| {
+        (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
+    })?;
     Ok(Runtime { functions, name })
 }
 

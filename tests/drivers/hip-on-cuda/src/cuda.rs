@@ -105,6 +105,7 @@ pub(crate) fn nvrtc() -> Result<Nvrtc, String> {
     let told = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let folders = told.chain([PathBuf::from("/usr/local/cuda")]).map(|root| root.join("lib64"));
     let elsewhere = folders.flat_map(|folder| names.map(|name| folder.join(name).into_os_string()));
-    let library = load(names.map(OsString::from).into_iter().chain(elsewhere)).ok_or("NVRTC is not installed")?;
+    let library =
+        load(names.map(OsString::from).into_iter().chain(elsewhere)).ok_or("NVRTC is not installed")?;
     Nvrtc::of(library).map_err(|error| error.to_string())
 }

@@ -220,7 +220,8 @@ impl Engine for Cuda {
 
     fn stream(&self, device: usize) -> Result<Object> {
         // SAFETY: it writes a handle.
-        let handle = self.handle(device, |stream| unsafe { (self.driver.cuStreamCreate)(stream, NON_BLOCKING) });
+        let handle =
+            self.handle(device, |stream| unsafe { (self.driver.cuStreamCreate)(stream, NON_BLOCKING) });
         Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuStreamDestroy_v2 })
     }
 
@@ -232,7 +233,8 @@ impl Engine for Cuda {
 
     fn event(&self, device: usize) -> Result<Object> {
         // SAFETY: it writes a handle.
-        let handle = self.handle(device, |event| unsafe { (self.driver.cuEventCreate)(event, BLOCKING_SYNC) });
+        let handle =
+            self.handle(device, |event| unsafe { (self.driver.cuEventCreate)(event, BLOCKING_SYNC) });
         Ok(Object { device, handle: Shared(handle?), destroy: self.driver.cuEventDestroy_v2 })
     }
 

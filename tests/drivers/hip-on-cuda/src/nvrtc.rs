@@ -52,7 +52,8 @@ unsafe fn bytes(
 pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
     let nvrtc = compiler()?;
     let c_text = CString::new(text).map_err(|error| error.to_string())?;
-    let options = OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{capability}")]);
+    let options =
+        OPTIONS.map(String::from).into_iter().chain([format!("--gpu-architecture=sm_{capability}")]);
     let options: Vec<CString> =
         options.map(CString::new).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();

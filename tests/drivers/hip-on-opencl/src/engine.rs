@@ -76,8 +76,11 @@ fn facts(device: &Device) -> std::result::Result<Facts, ClError> {
 
 impl OpenCl {
     fn new() -> Result<Self> {
-        let (places, facts): (Vec<_>, Vec<_>) =
-            places().into_iter().filter_map(|place| Some((facts(&place.device).ok()?, place))).map(|(f, p)| (p, f)).unzip();
+        let (places, facts): (Vec<_>, Vec<_>) = places()
+            .into_iter()
+            .filter_map(|place| Some((facts(&place.device).ok()?, place)))
+            .map(|(f, p)| (p, f))
+            .unzip();
         if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
     }
 

@@ -21,7 +21,8 @@ const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
 /// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
 /// halves from private memory wrongly.
 fn options(device: &Device) -> String {
-    let half = device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
+    let half =
+        device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
@@ -53,7 +54,11 @@ pub(crate) fn compile(
         }
         let program = Program::create_and_build_from_source(&place.context, &text, &options(&place.device))?;
         let said = |error: opencl3::error_codes::ClError| error.to_string();
-        signatures = create_program_kernels(&program).map_err(said)?.iter().map(signature).collect::<Result<_>>()
+        signatures = create_program_kernels(&program)
+            .map_err(said)?
+            .iter()
+            .map(signature)
+            .collect::<Result<_>>()
             .map_err(|code| format!("the compiler does not tell the kernels' parameters ({code})"))?;
         let mut binary = program.get_binaries().map_err(said)?;
         binaries.push(binary.pop().ok_or("the compiler gives no code")?);
@@ -169,7 +174,9 @@ impl Kernel {
             // SAFETY: each argument is of its parameter's kind.
             unsafe {
                 match argument {
-                    Argument::Address(address) => kernel.set_arg_svm_pointer(at, *address as usize as *const _),
+                    Argument::Address(address) => {
+                        kernel.set_arg_svm_pointer(at, *address as usize as *const _)
+                    }
                     Argument::Word(word) => kernel.set_arg(at, word),
                 }
             }

@@ -20,7 +20,8 @@ pub struct Signature {
 
 /// A code object: the mark, the length of what follows, lengths and parts.
 pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
-    let kinds = |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };
+    let kinds =
+        |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };
     let parts = signatures.iter().flat_map(|one| [one.name.clone().into_bytes(), kinds(one)]);
     let count = (signatures.len() as u64).to_le_bytes().to_vec();
     let part = |part: Vec<u8>| [&(part.len() as u64).to_le_bytes()[..], &part].concat();

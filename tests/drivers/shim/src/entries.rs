@@ -6,9 +6,7 @@
 
 use crate::code;
 use crate::settings::{aborts, architecture, visible};
-use crate::symbols::code::{
-    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, NO_DEVICE,
-};
+use crate::symbols::code::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED};
 use crate::symbols::{
     FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
 };

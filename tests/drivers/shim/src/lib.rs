@@ -111,7 +111,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Milliseconds between two events.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
     /// Enqueues a copy, of a `hipMemcpyKind`.
-    fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32) -> Result<()>;
+    fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
+    -> Result<()>;
     /// Enqueues the filling of memory with words of 32 bits.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
     /// Compiles a text for some devices, whatever architecture they pretend to have: its kernels and their code.
