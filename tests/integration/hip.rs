@@ -33,7 +33,7 @@ fn logits_are_golden_in_both_classes() {
             return;
         }
         let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
-        within(900, move || {
+        within(1800, move || {
             for (activations, class) in classes {
                 for name in MODELS {
                     let Some(path) = model_path(name) else { continue };
