@@ -1,122 +1,270 @@
-//! Decode on a device against its floor: bytes of weights per token over the rate at which the device copies its own
-//! memory (bytes read plus bytes written), in one run.
+//! Decode and prefill on a device against their floors, in one run: bytes of weights per token over the rate at which the
+//! device copies its own memory (bytes read plus bytes written), and operations on weights per second.
 //!
-//! `cargo bench --bench device_decode -- DEVICE ROUNDS MODEL.gguf …`, for instance `opencl:0 5 7b-f16.gguf`, with models
-//! of `cargo xtask synth-model`. Copies and models take turns. Raw samples are printed as JSON.
-#![allow(clippy::print_stdout)] // a report is what it is for
+//! `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`: models are PRESET:TYPE, with random weights made in
+//! memory (the presets of `cargo xtask synth-model`), or GGUF files. `--help` lists the rest. Copies and models take turns.
+//! Raw samples are printed as JSON.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // a report is what it is for
 
-use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt, Summary,
-};
+use clap::Parser;
+use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{BufferId, BufferRange, Command, Device, DeviceId, Limits, QueueKind, Submission, Work};
 use ragtag_kernels::{Activations, KvType};
-use std::time::Instant;
+use ragtag_synth::{Preset, Shape};
+use std::time::{Duration, Instant};
 
 /// Bytes that one copy moves, far beyond any cache.
 const COPY_BYTES: u64 = 1 << 30;
 /// Copies of one sample.
 const COPIES: usize = 16;
-/// Tokens of one sample.
-const TOKENS: u32 = 48;
-/// Rows of the prompt whose prefill is timed.
-const PROMPT: u32 = 512;
 
-struct Subject {
-    name: String,
-    read_bytes: u64,
-    engine: Engine,
-    decode_tokens_per_s: Vec<f64>,
-    prefill_tokens_per_s: Vec<f64>,
+#[derive(Parser)]
+struct Arguments {
+    /// The device, or several that the model is split over
+    #[arg(long, default_value = "cpu:0")]
+    device: String,
+    /// Samples of each figure; the median is reported
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Tokens in the cache when decode is measured
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    contexts: Vec<u32>,
+    /// Sequences that decode at the same time
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    sequences: Vec<u32>,
+    /// Tokens of each sequence in one sample of decode
+    #[arg(long, default_value_t = 64)]
+    tokens: u32,
+    /// Tokens of the prompt whose prefill is measured; 0 for none
+    #[arg(long, default_value_t = 512)]
+    prompt: u32,
+    /// Most tokens of a micro-batch
+    #[arg(long, default_value_t = 512)]
+    chunk: u32,
+    /// f32 or int8
+    #[arg(long, default_value = "int8")]
+    activations: String,
+    /// Added by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// PRESET:TYPE, as in 7b:q4_0, or a GGUF file
+    #[arg(required = true)]
+    models: Vec<String>,
 }
 
 fn main() -> ragtag::Result<()> {
-    // Cargo itself adds `--bench`.
-    let mut arguments = std::env::args().skip(1).filter(|a| !a.starts_with("--"));
-    let usage = || ragtag::Error::Usage("arguments: DEVICE ROUNDS MODEL.gguf …".into());
-    let device = arguments.next().ok_or_else(usage)?;
-    let rounds: usize = arguments.next().and_then(|a| a.parse().ok()).ok_or_else(usage)?;
-    let models: Vec<String> = arguments.collect();
-    let mut copy = Copier::open(&device)?;
-    let mut copy_rates: Vec<f64> = (0..rounds).map(|_| copy.bytes_per_s()).collect::<ragtag::Result<_>>()?;
-    println!("{device}: copies {:.0} GB/s, read and written", median(&copy_rates) / 1e9);
+    let arguments = Arguments::parse();
+    let mut copies = Copies::measure(&arguments)?;
     let mut samples = serde_json::Map::new();
-    // One at a time: together they might not fit.
-    for path in &models {
-        let mut subject = subject(path, &device)?;
-        for _ in 0..rounds {
-            copy_rates.push(copy.bytes_per_s()?);
-            let (decode, prefill) =
-                (generate(&subject.engine, 1, TOKENS)?, generate(&subject.engine, PROMPT, 2)?);
-            subject.decode_tokens_per_s.push(decode.decode_tokens_per_s());
-            subject.prefill_tokens_per_s.push(prefill.prefill_tokens_per_s());
+    for name in &arguments.models {
+        let model = model(name)?;
+        let mut figures = Vec::new();
+        if arguments.prompt > 0 {
+            figures.push(prefill(&arguments, name, &model, &mut copies)?);
         }
-        let (rate, tokens_per_s) = (median(&copy_rates), median(&subject.decode_tokens_per_s));
-        println!(
-            "{}: prefill {:.0} tokens/s; decode {tokens_per_s:.1} tokens/s × {:.1} MB = {:.0} GB/s = {:.0} % of the copy rate {:.0} GB/s",
-            subject.name,
-            median(&subject.prefill_tokens_per_s),
-            subject.read_bytes as f64 / 1e6,
-            tokens_per_s * subject.read_bytes as f64 / 1e9,
-            tokens_per_s * subject.read_bytes as f64 / rate * 100.0,
-            rate / 1e9,
-        );
-        samples.insert(
-            subject.name.clone(),
-            serde_json::json!({
-                "read_bytes": subject.read_bytes,
-                "decode_tokens_per_s": subject.decode_tokens_per_s,
-                "prefill_tokens_per_s": subject.prefill_tokens_per_s,
-            }),
-        );
+        for &context in &arguments.contexts {
+            for &sequences in &arguments.sequences {
+                figures.push(
+                    decode(&arguments, name, &model, (context, sequences), &mut copies).unwrap_or_else(
+                        |error| {
+                            // Too much for the device's memory, say.
+                            println!("{name}: {sequences} × {context}: {error}");
+                            serde_json::json!({ "context": context, "sequences": sequences, "error": error.to_string() })
+                        },
+                    ),
+                );
+            }
+        }
+        samples.insert(name.clone(), figures.into());
     }
-    println!(
-        "{}",
-        serde_json::json!({ "device": device, "copy_bytes_per_s": copy_rates, "models": samples })
-    );
+    let report = serde_json::json!({
+        "device": arguments.device,
+        "activations": arguments.activations,
+        "copy_bytes_per_s": copies.samples,
+        "models": samples,
+    });
+    println!("{report}");
     Ok(())
 }
 
-fn subject(path: &str, device: &str) -> ragtag::Result<Subject> {
+/// A model made in memory, or a file.
+fn model(name: &str) -> ragtag::Result<Model> {
+    let Some((preset, tensor_type)) = name.split_once(':') else { return Model::open(name) };
     let start = Instant::now();
-    let model = Model::open(path)?;
-    let devices = Devices::probe(&DeviceOptions { requested: Some(device.into()), ..Default::default() })?;
-    let planner = Planner::new(&model).devices(&devices).context(1024).chunk(PROMPT).kv(KvType::F16);
-    let plan = planner.activations(Activations::Int8).plan()?;
-    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
-    println!("{}: loaded in {:.1} s", model.name(), start.elapsed().as_secs_f64());
+    let usage = |why: String| ragtag::Error::Usage(format!("{name}: {why}"));
+    let preset = <Preset as clap::ValueEnum>::from_str(preset, true).map_err(usage)?;
+    let tensor_type = ragtag_synth::tensor_type(tensor_type).map_err(usage)?;
+    let bytes = ragtag_synth::in_memory(&Shape { tensor_type, ..preset.shape() }, 1).map_err(usage)?;
+    eprintln!("{name}: {} MB made in {:.1} s", bytes.len() / 1_000_000, start.elapsed().as_secs_f64());
+    Model::from_bytes(name, bytes)
+}
+
+/// An engine for sequences of up to `context` tokens, and the bytes of weights that a token reads.
+fn engine(
+    arguments: &Arguments,
+    name: &str,
+    model: &Model,
+    context: u32,
+    sequences: u32,
+) -> ragtag::Result<(Engine, u64)> {
+    let start = Instant::now();
+    let activations = match arguments.activations.as_str() {
+        "f32" => Activations::F32,
+        _ => Activations::Int8,
+    };
+    let options = DeviceOptions { requested: Some(arguments.device.clone()), ..Default::default() };
+    let devices = Devices::probe(&options)?;
+    let planner = Planner::new(model).devices(&devices).context(context).sequences(sequences);
+    let plan = planner.chunk(arguments.chunk).kv(KvType::F16).activations(activations).plan()?;
+    let engine = Engine::start(model, &devices, &plan, EngineOptions::default())?;
+    eprintln!("{name}: loaded in {:.1} s", start.elapsed().as_secs_f64());
     let lowering = ragtag_graph::Lowering {
         activations: plan.activations,
         kv: plan.kv,
         context: plan.context,
-        sequences: 1,
+        sequences,
         chunk: plan.chunk,
         logit_rows: 1,
     };
-    let segments = model
-        .graph()
-        .segments(&lowering)
-        .map_err(|cause| ragtag::Error::Model { name: path.into(), cause })?;
-    let read_bytes = segments.iter().map(|s| s.read_bytes).sum();
-    let (decode_tokens_per_s, prefill_tokens_per_s) = (Vec::new(), Vec::new());
-    Ok(Subject { name: model.name().into(), read_bytes, engine, decode_tokens_per_s, prefill_tokens_per_s })
+    let segments = model.graph().segments(&lowering);
+    let segments = segments.map_err(|cause| ragtag::Error::Model { name: name.into(), cause })?;
+    Ok((engine, segments.iter().map(|s| s.read_bytes).sum()))
 }
 
-/// One sequence: its prompt of so many tokens, then so many more.
-fn generate(engine: &Engine, prompt: u32, tokens: u32) -> ragtag::Result<Summary> {
+/// Prompts of so many tokens, one after the other.
+fn prefill(
+    arguments: &Arguments,
+    name: &str,
+    model: &Model,
+    copies: &mut Copies,
+) -> ragtag::Result<serde_json::Value> {
+    let (engine, _) = engine(arguments, name, model, arguments.prompt + 2, 1)?;
+    let mut rates = Vec::new();
+    // The first is a warm-up.
+    for round in 0..=arguments.rounds {
+        copies.again()?;
+        let start = Instant::now();
+        let first = generate(&engine, 1, arguments.prompt, 1)?[0][0];
+        if round > 0 {
+            rates.push(f64::from(arguments.prompt) / first.duration_since(start).as_secs_f64());
+        }
+    }
+    let rate = median(&rates);
+    let operations = 2.0 * weights(model) as f64 * rate;
+    println!("{name}: prefill of {}: {rate:.0} tokens/s, {:.1} TFLOP/s", arguments.prompt, operations / 1e12);
+    Ok(serde_json::json!({ "prompt": arguments.prompt, "chunk": arguments.chunk, "tokens_per_s": rates }))
+}
+
+/// Weights of the matrices that a prompt's token is multiplied with: all but the embedding and the head.
+fn weights(model: &Model) -> u64 {
+    let blocks = model.graph().weights().tensors().iter().filter(|tensor| tensor.name.starts_with("blk."));
+    blocks.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
+}
+
+/// So many sequences that decode together, each with so many tokens in the cache.
+fn decode(
+    arguments: &Arguments,
+    name: &str,
+    model: &Model,
+    (context, sequences): (u32, u32),
+    copies: &mut Copies,
+) -> ragtag::Result<serde_json::Value> {
+    // Those whose prompts are through first decode while the others' are read.
+    let steps = sequences * context.div_ceil(arguments.chunk);
+    let tokens = arguments.tokens + if sequences > 1 { 2 * steps } else { 0 };
+    let (engine, read_bytes) = engine(arguments, name, model, context + tokens, sequences)?;
+    let mut rates = Vec::new();
+    for round in 0..=arguments.rounds {
+        copies.again()?;
+        let times = generate(&engine, sequences, context, tokens)?;
+        if round > 0 {
+            rates.push(rate_together(&times));
+        }
+    }
+    let (rate, copied) = (median(&rates), median(&copies.samples));
+    let read = rate / f64::from(sequences) * read_bytes as f64;
+    println!(
+        "{name}: decode of {sequences} at {context}: {rate:.1} tokens/s; × {:.0} MB of weights / {sequences} = {:.0} GB/s = {:.1} % of the copy rate {:.0} GB/s",
+        read_bytes as f64 / 1e6,
+        read / 1e9,
+        read / copied * 100.0,
+        copied / 1e9,
+    );
+    Ok(serde_json::json!({
+        "context": context, "sequences": sequences, "read_bytes": read_bytes, "tokens_per_s": rates,
+    }))
+}
+
+/// Tokens per second of all sequences while all of them decode.
+fn rate_together(times: &[Vec<Instant>]) -> f64 {
+    let from = times.iter().filter_map(|one| one.first()).max();
+    let to = times.iter().filter_map(|one| one.last()).min();
+    let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };
+    let inside = times.iter().flatten().filter(|&&at| at > from && at <= to).count();
+    inside as f64 / to.saturating_duration_since(from).max(Duration::from_nanos(1)).as_secs_f64()
+}
+
+/// When the tokens of sequences came that were submitted together, each with a prompt of so many tokens.
+fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag::Result<Vec<Vec<Instant>>> {
     let generation = Generation { max_tokens: tokens, ignore_end: true, ..Generation::greedy() };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|e| ragtag::Error::Usage(format!("the async runtime does not start: {e}")))?;
-    let prompt: Vec<u32> = (1..=prompt).collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..sequences).map(|s| (1..=prompt).map(|at| (at * 7 + s) % 500 + 1).collect()).collect();
+    let session = engine.session();
+    let streams: ragtag::Result<Vec<_>> =
+        prompts.iter().map(|prompt| session.generate(Prompt::Tokens(prompt), &generation)).collect();
     runtime.block_on(async {
-        let mut stream = engine.session().generate(Prompt::Tokens(&prompt), &generation)?;
-        loop {
-            if let Event::Finished(summary) = stream.next_event().await? {
-                return Ok(summary);
-            }
-        }
+        let mut tasks = tokio::task::JoinSet::new();
+        let local = tokio::task::LocalSet::new();
+        local
+            .run_until(async {
+                for (index, mut stream) in streams?.into_iter().enumerate() {
+                    tasks.spawn_local(async move {
+                        let mut times = Vec::new();
+                        loop {
+                            match stream.next_event().await? {
+                                Event::Finished(_) => return Ok((index, times)),
+                                _ => times.push(Instant::now()),
+                            }
+                        }
+                    });
+                }
+                let mut all = vec![Vec::new(); tasks.len()];
+                while let Some(done) = tasks.join_next().await {
+                    let done: ragtag::Result<(usize, Vec<Instant>)> =
+                        done.map_err(|e| ragtag::Error::Usage(e.to_string()))?;
+                    let (index, times) = done?;
+                    all[index] = times;
+                }
+                Ok(all)
+            })
+            .await
     })
+}
+
+/// Rates at which the first device copies its own memory.
+struct Copies {
+    copier: Copier,
+    samples: Vec<f64>,
+}
+
+impl Copies {
+    fn measure(arguments: &Arguments) -> ragtag::Result<Self> {
+        let label = arguments.device.split(',').next().unwrap_or_default();
+        let mut copies = Self { copier: Copier::open(label)?, samples: Vec::new() };
+        (0..arguments.rounds).try_for_each(|_| copies.again())?;
+        println!("{label}: copies {:.0} GB/s, read and written", median(&copies.samples) / 1e9);
+        Ok(copies)
+    }
+
+    /// One more sample.
+    fn again(&mut self) -> ragtag::Result<()> {
+        self.samples.push(self.copier.bytes_per_s()?);
+        Ok(())
+    }
 }
 
 /// Copies from one buffer of the device to another.
@@ -170,5 +318,5 @@ impl Copier {
 fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
-    sorted[sorted.len() / 2]
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }

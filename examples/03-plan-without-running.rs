@@ -23,6 +23,7 @@ fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -
         exact_flops_per_s: figure(tera_flops * 1e12),
         fast_flops_per_s: figure(tera_flops * 4e12),
         launch_us: figure(2.0),
+        f16_products: false,
     }
 }
 

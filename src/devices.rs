@@ -167,5 +167,26 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
         None => (0, FigureSource::Assumed),
     };
     let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
-    DeviceFacts::assumed(&adapter.label(), adapter.kind, adapter.caps.parallel_units, usable, source)
+    let (label, caps) = (adapter.label(), &adapter.caps);
+    let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
+    DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_devices::Physical;
+
+    #[test]
+    fn two_apis_of_one_device_divide_its_memory() {
+        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let mut devices = Devices::probe(&options).unwrap();
+        let alone = devices.facts()[0].memory_bytes;
+        let mut other = devices.selected()[0].clone();
+        other.backend = "abacus".into();
+        devices.report.devices = vec![Physical { adapters: vec!["cpu:0".into(), other.label()] }];
+        devices.choice.selected.push(other);
+        let shares: Vec<_> = devices.facts().iter().map(|facts| facts.memory_bytes).collect();
+        assert_eq!(shares, [alone / 2; 2]);
+    }
 }

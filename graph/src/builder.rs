@@ -2,10 +2,15 @@
 
 use crate::model::ModelError;
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::stack::Stack;
 use crate::weights::{TensorInfo, Weights};
 use petgraph::stable_graph::NodeIndex;
-use ragtag_kernels::Activations;
+use ragtag_kernels::{Activations, TensorType};
 use std::collections::BTreeSet;
+
+/// Products write into joint tensors from columns on that are multiples of this: what they write then starts where every
+/// API can bind it (NVIDIA's OpenCL asks for most, 512 bytes).
+const JOINT_COLUMNS: u32 = 128;
 
 /// A graph under construction.
 pub(crate) struct Builder<'a> {
@@ -86,24 +91,56 @@ impl<'a> Builder<'a> {
     }
 
     pub(crate) fn matmul(&mut self, x: NodeIndex, weight: &str, width: u32) -> Result<NodeIndex, ModelError> {
+        self.joint_matmul(x, &[(weight, width)])
+    }
+
+    /// The products of `x` with weights of these names and widths, side by side in one tensor. Neighbours of one type are
+    /// one product. The last comes first: where a product would not start at a multiple of [`JOINT_COLUMNS`], it starts
+    /// at the one before with rows of zeros, and those columns are written once more by the product to which they belong.
+    pub(crate) fn joint_matmul(
+        &mut self,
+        x: NodeIndex,
+        weights: &[(&str, u32)],
+    ) -> Result<NodeIndex, ModelError> {
         let (rows, columns) = (self.graph.node(x).rows, self.graph.node(x).width);
-        self.tensor(weight, columns, width)?;
-        let operator = Operator::MatMul { weight: weight.into(), activations: Activations::F32 };
-        Ok(self.add(operator, rows, width, &[x]))
+        let mut products: Vec<(TensorType, u32, Stack)> = Vec::new();
+        let mut width = 0;
+        for &(name, part) in weights {
+            let tensor_type = self.tensor(name, columns, part)?.tensor_type;
+            match products.last_mut().filter(|(last, ..)| *last == tensor_type) {
+                Some((.., stack)) => stack.tensors.push(name.into()),
+                None => products.push((tensor_type, width, Stack::of(name))),
+            }
+            width += part;
+        }
+        let mut inputs = vec![x];
+        for (_, column, mut weights) in products.into_iter().rev() {
+            weights.zero_rows = column % JOINT_COLUMNS;
+            let column = column - weights.zero_rows;
+            let activations = Activations::F32;
+            let operator = Operator::MatMul { weights, activations, column, accumulate: false };
+            inputs = vec![x, self.add(operator, rows, width, &inputs)];
+        }
+        Ok(inputs[inputs.len() - 1])
     }
 
-    pub(crate) fn rope(&mut self, x: NodeIndex, heads: u32, pairing: RopePairing) -> NodeIndex {
-        self.like(Operator::Rope { heads, pairing }, &[x])
+    /// Takes the keys and values of `qkv` into the layer's cache and attends to it with the queries, which are `width`
+    /// values of each row.
+    pub(crate) fn attention(
+        &mut self,
+        qkv: NodeIndex,
+        pairing: RopePairing,
+        layer: u32,
+        width: u32,
+    ) -> NodeIndex {
+        let rows = self.graph.node(qkv).rows;
+        let turned = self.like(Operator::RopeAppend { layer, pairing }, &[qkv]);
+        self.add(Operator::Attention { layer }, rows, width, &[turned])
     }
 
-    /// Appends `k` and `v` to the layer's cache and attends to it with `q`.
-    pub(crate) fn attention(&mut self, q: NodeIndex, k: NodeIndex, v: NodeIndex, layer: u32) -> NodeIndex {
-        let cache = self.add(Operator::KvAppend { layer }, Rows::Tokens, 0, &[k, v]);
-        self.like(Operator::Attention { layer }, &[q, cache])
-    }
-
-    pub(crate) fn silu_mul(&mut self, gate: NodeIndex, up: NodeIndex) -> NodeIndex {
-        self.like(Operator::SiluMul { output: Activations::F32 }, &[gate, up])
+    pub(crate) fn silu_mul(&mut self, gate_up: NodeIndex) -> NodeIndex {
+        let (rows, width) = (self.graph.node(gate_up).rows, self.graph.node(gate_up).width / 2);
+        self.add(Operator::SiluMul { output: Activations::F32 }, rows, width, &[gate_up])
     }
 
     pub(crate) fn add_residual(&mut self, x: NodeIndex, y: NodeIndex) -> NodeIndex {
@@ -117,5 +154,57 @@ impl<'a> Builder<'a> {
             Some(unused) => Err(ModelError::UnknownTensor { name: unused.name.clone() }),
             None => Ok(self.graph),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemorySource;
+    use std::sync::Arc;
+
+    /// Weights of 64 columns: a table, and matrices of these types and rows.
+    fn weights(matrices: &[(&str, TensorType, u64)]) -> Weights {
+        let table = ("table", TensorType::F16, 100);
+        let tensors = [&[table], matrices].concat().into_iter().map(|(name, tensor_type, rows)| {
+            let shape = vec![64, rows];
+            TensorInfo { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes: 0 }
+        });
+        Weights::new(vec![Arc::new(MemorySource::new("file", vec![]))], tensors.collect()).unwrap()
+    }
+
+    /// First column, rows of zeros and tensors of each product, in program order; the tensor's width.
+    fn joint(matrices: &[(&str, TensorType, u64)]) -> (Vec<(u32, u32, String)>, u32) {
+        let weights = weights(matrices);
+        let mut builder = Builder::new(&weights);
+        let x = builder.embed("table", 64, 100).unwrap();
+        let parts: Vec<_> = matrices.iter().map(|(name, _, rows)| (*name, *rows as u32)).collect();
+        let last = builder.joint_matmul(x, &parts).unwrap();
+        let graph = builder.finish().unwrap();
+        let products = graph.ordered().into_iter().filter_map(|n| match &graph.node(n).operator {
+            Operator::MatMul { weights, column, .. } => Some((*column, weights.zero_rows, weights.name())),
+            _ => None,
+        });
+        assert_eq!(graph.ordered().last(), Some(&last));
+        (products.collect(), graph.node(last).width)
+    }
+
+    #[test]
+    fn neighbours_of_one_type_are_one_product() {
+        use TensorType::{Q4_0, Q8_0};
+        let one = |column, zeros, name: &str| (column, zeros, name.to_string());
+        assert_eq!(
+            joint(&[("q", Q4_0, 256), ("k", Q4_0, 40), ("v", Q4_0, 40)]),
+            (vec![one(0, 0, "q + k + v")], 336)
+        );
+        assert_eq!(
+            joint(&[("q", Q4_0, 256), ("k", Q4_0, 128), ("v", Q8_0, 128)]),
+            (vec![one(384, 0, "v"), one(0, 0, "q + k")], 512)
+        );
+        // What would start in the middle of what can be bound begins with zeros, and comes before what it writes over.
+        assert_eq!(
+            joint(&[("q", Q4_0, 576), ("k", Q8_0, 192), ("v", Q4_0, 192)]),
+            (vec![one(768, 0, "v"), one(512, 64, "k"), one(0, 0, "q")], 960)
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator};
-use crate::program::WeightContent;
+use crate::stack::StackedMatrix;
+use ragtag_kernels::Layout;
 
 /// Costs of one node, in the terms of [`crate::Segment`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,27 +24,28 @@ pub(crate) fn node_cost(model: &Model, node: &Node, lowering: &Lowering) -> Resu
             let table = model.tensor(table)?;
             cost.read_bytes_per_row = table.bytes / table.shape[1].max(1);
         }
-        Operator::MatMul { weight, .. } => {
-            let columns = model.tensor(weight)?.shape[0];
-            cost.flops_per_row = 2 * columns * width;
-            cost.read_bytes = WeightContent::matrix(model, weight)?.bytes();
+        Operator::MatMul { weights, .. } => {
+            let values: u64 = weights.infos(model.weights())?.iter().map(|t| t.columns() * t.rows()).sum();
+            cost.flops_per_row = 2 * values;
+            cost.read_bytes =
+                StackedMatrix::new(model.weights(), weights, |_| Layout::Rows16)?.resident().bytes();
         }
         Operator::RmsNorm { .. } => {
             cost.flops_per_row = 4 * width;
             cost.read_bytes = 4 * width;
         }
-        Operator::Attention { .. } => {
+        Operator::Attention { .. } | Operator::AttentionPartial { .. } => {
             cost.flops_per_row_position = 4 * u64::from(h.heads) * u64::from(h.head_dimensions);
         }
-        Operator::KvAppend { .. } => {
+        Operator::RopeAppend { .. } => {
+            cost.flops_per_row = 3 * u64::from(h.heads + h.kv_heads) * u64::from(h.head_dimensions);
             cost.kv_bytes_per_position =
                 2 * u64::from(h.kv_heads) * u64::from(h.head_dimensions) * lowering.kv.bytes();
         }
         Operator::SiluMul { .. } => cost.flops_per_row = 6 * width,
-        Operator::Rope { .. } => cost.flops_per_row = 3 * width,
-        Operator::Quantize => cost.flops_per_row = 2 * width,
+        Operator::Quantize { .. } => cost.flops_per_row = 2 * width,
         Operator::Add => cost.flops_per_row = width,
-        Operator::Gather => {}
+        Operator::Gather | Operator::Widen { .. } | Operator::AttentionMerge { .. } => {}
     }
     Ok(cost)
 }

@@ -20,6 +20,7 @@ pub mod program;
 mod safetensors;
 pub mod segment;
 pub mod source;
+mod stack;
 #[cfg(test)]
 mod test_models;
 pub mod tokenizer;
@@ -33,5 +34,6 @@ pub use model::{Lowering, Model, ModelError};
 pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
 pub use segment::{Segment, SegmentKind, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
+pub use stack::{Stack, StackedMatrix};
 pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{TensorInfo, Weights};

@@ -8,9 +8,10 @@ use crate::op::{Operator, OperatorGraph, Rows};
 use crate::passes;
 use crate::segment::{self, Segment};
 use crate::source::Directory;
+use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{TensorInfo, Weights};
-use ragtag_kernels::{Activations, KvType, TensorType};
+use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::sync::Arc;
 
 /// Why a file is not a model that Ragtag can run.
@@ -181,14 +182,32 @@ impl Model {
         &self.weights
     }
 
-    /// The operator graph with products in this form.
+    /// The operator graph with products of quantised weights in this form, and others with f32 activations: what devices
+    /// without matrix units compute.
     pub fn graph(&self, activations: Activations) -> OperatorGraph {
+        self.lowered(None, |t, _| basic_form(t, activations))
+    }
+
+    /// The operator graph with each product in the form that is said of its weights' type and its rows, and attention
+    /// split into so many runs of positions.
+    pub(crate) fn lowered(
+        &self,
+        splits: Option<u32>,
+        form: impl Fn(TensorType, Rows) -> Activations,
+    ) -> OperatorGraph {
         let mut graph = self.graph.clone();
-        if activations == Activations::Int8 {
-            passes::quantize_activations(&mut graph, |weight| {
-                self.weights.tensor(weight).is_some_and(|t| is_quantised(t.tensor_type))
-            });
+        if let Some(splits) = splits {
+            passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
         }
+        let of_type = |stack: &Stack| stack.infos(&self.weights).ok()?.first().map(|t| t.tensor_type);
+        passes::quantize_activations(&mut graph, |stack, rows| {
+            of_type(stack).map_or(Activations::F32, |tensor_type| form(tensor_type, rows))
+        });
+        passes::widen_weights(&mut graph, |stack| {
+            of_type(stack).filter(|t| is_quantised(*t))?;
+            let matrix = *StackedMatrix::new(&self.weights, stack, |_| Layout::Rows16).ok()?.resident();
+            Some((matrix.rows() as u32, matrix.columns() as u32))
+        });
         graph
     }
 
@@ -232,7 +251,12 @@ impl Model {
 
 /// Whether products with this type may take int8 activations.
 pub(crate) fn is_quantised(tensor_type: TensorType) -> bool {
-    ragtag_kernels::activations_for(tensor_type, Activations::Int8) == Activations::Int8
+    ragtag_kernels::matmul::takes(tensor_type, Activations::Int8)
+}
+
+/// The activations of a product on a device without matrix units, where `wanted` are asked for.
+pub(crate) fn basic_form(tensor_type: TensorType, wanted: Activations) -> Activations {
+    if is_quantised(tensor_type) { wanted } else { Activations::F32 }
 }
 
 /// Int8 activations come in blocks of 32, and kernels of every type step by 32 columns.
@@ -240,16 +264,15 @@ fn check_columns(graph: &OperatorGraph, weights: &Weights) -> Result<(), ModelEr
     for node in graph.ordered() {
         let node = graph.node(node);
         let matrix = matches!(node.operator, Operator::MatMul { .. } | Operator::Embed { .. });
-        let Some(tensor) = node.operator.tensor().filter(|_| matrix).and_then(|name| weights.tensor(name))
-        else {
-            continue;
-        };
-        if !tensor.shape[0].is_multiple_of(32) {
-            let what = format!(
-                "tensor {} with rows of {} values (a multiple of 32 is needed)",
-                tensor.name, tensor.shape[0]
-            );
-            return Err(ModelError::Unsupported { what });
+        let tensors = node.operator.tensors().iter().filter(|_| matrix);
+        for tensor in tensors.filter_map(|name| weights.tensor(name)) {
+            if !tensor.shape[0].is_multiple_of(32) {
+                let what = format!(
+                    "tensor {} with rows of {} values (a multiple of 32 is needed)",
+                    tensor.name, tensor.shape[0]
+                );
+                return Err(ModelError::Unsupported { what });
+            }
         }
         debug_assert!(node.rows == Rows::Tokens || node.segment > 0);
     }

@@ -2,6 +2,7 @@
 //!
 //! A node has one output. Its rows are counted by the micro-batch; its width is inferred when the node is added.
 
+use crate::stack::Stack;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef;
@@ -39,33 +40,59 @@ pub enum Operator {
         /// Form of the output.
         output: Activations,
     },
-    /// The input as int8 activations.
-    Quantize,
-    /// The first input times a weight; a second input, if there is one, is added (and overwritten with the sum).
+    /// The input as int8 or f16 activations.
+    Quantize {
+        /// Form of the output.
+        output: Activations,
+    },
+    /// Quantised weights as an f16 matrix, for one product. No input; its rows are the matrix's, whatever the micro-batch.
+    Widen {
+        /// The weights.
+        weights: Stack,
+        /// Rows of the matrix.
+        rows: u32,
+    },
+    /// The first input times weights, into columns of the output. A second input, if there is one, is what the output's
+    /// bytes held before: other columns of a joint tensor, or what the product is added to. A third stands for the weights
+    /// where they are widened.
     MatMul {
-        /// The weight, `[columns, rows]` in GGUF order.
-        weight: String,
+        /// The weights.
+        weights: Stack,
         /// Form of the first input.
         activations: Activations,
+        /// The first column that it writes.
+        column: u32,
+        /// Whether it is added to what was there.
+        accumulate: bool,
     },
-    /// Rotary position embedding.
-    Rope {
-        /// Heads in a row.
-        heads: u32,
+    /// Rotary position embedding of the input's queries, in place, and of its keys on their way into the cache of a layer,
+    /// where the values go as well. The input has queries, keys and values side by side.
+    RopeAppend {
+        /// The layer.
+        layer: u32,
         /// Which dimensions turn together.
         pairing: RopePairing,
     },
-    /// Appends keys (first input) and values (second) to the cache of a layer; the output stands for the cache.
-    KvAppend {
-        /// The layer.
-        layer: u32,
-    },
-    /// Causal attention of queries (first input) over the cache (second input).
+    /// Causal attention of the queries, which stand first in the input's rows, over the cache.
     Attention {
         /// The layer.
         layer: u32,
     },
-    /// SiLU of the first input times the second.
+    /// The same, of runs of positions: what each run's share of it is.
+    AttentionPartial {
+        /// The layer.
+        layer: u32,
+        /// Runs.
+        splits: u32,
+    },
+    /// Brings together what an [`Operator::AttentionPartial`] left of its runs.
+    AttentionMerge {
+        /// Runs.
+        splits: u32,
+        /// Form of the output.
+        output: Activations,
+    },
+    /// SiLU of the first half of each of the input's rows times the second.
     SiluMul {
         /// Form of the output.
         output: Activations,
@@ -81,23 +108,26 @@ impl Operator {
             Operator::Embed { .. } => "embed",
             Operator::Gather => "gather",
             Operator::RmsNorm { .. } => "rms-norm",
-            Operator::Quantize => "quantize",
+            Operator::Quantize { .. } => "quantize",
+            Operator::Widen { .. } => "widen",
             Operator::MatMul { .. } => "matmul",
-            Operator::Rope { .. } => "rope",
-            Operator::KvAppend { .. } => "kv-append",
+            Operator::RopeAppend { .. } => "rope-append",
             Operator::Attention { .. } => "attention",
+            Operator::AttentionPartial { .. } => "attention-partial",
+            Operator::AttentionMerge { .. } => "attention-merge",
             Operator::SiluMul { .. } => "silu-mul",
             Operator::Add => "add",
         }
     }
 
-    /// The weight tensor that it reads.
-    pub fn tensor(&self) -> Option<&str> {
+    /// The weight tensors that it reads.
+    pub fn tensors(&self) -> &[String] {
         match self {
-            Operator::Embed { table: name }
-            | Operator::RmsNorm { weight: name, .. }
-            | Operator::MatMul { weight: name, .. } => Some(name),
-            _ => None,
+            Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {
+                std::slice::from_ref(name)
+            }
+            Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => &weights.tensors,
+            _ => &[],
         }
     }
 }
@@ -121,7 +151,7 @@ pub struct Node {
     pub segment: usize,
     /// Rows of its output.
     pub rows: Rows,
-    /// Values in a row of its output; 0 for the cache.
+    /// Values in a row of its output.
     pub width: u32,
     /// Place in program order; nodes that passes insert come right after what they follow.
     pub order: (u32, u32),
@@ -185,6 +215,12 @@ impl OperatorGraph {
         inputs.into_iter().map(|(_, source)| source).collect()
     }
 
+    /// The input of a node that has this number, if there is one.
+    pub fn input(&self, index: NodeIndex, number: u8) -> Option<NodeIndex> {
+        let mut edges = self.graph.edges_directed(index, Direction::Incoming);
+        edges.find(|e| e.weight().0 == number).map(|e| e.source())
+    }
+
     /// Who reads the output of a node, and as which input; in program order.
     pub fn consumers(&self, index: NodeIndex) -> Vec<(NodeIndex, u8)> {
         let mut consumers: Vec<_> = self
@@ -217,19 +253,16 @@ impl OperatorGraph {
             let _ = writeln!(out, "  subgraph cluster_{segment} {{\n    label={name:?};");
             for &n in nodes.iter().filter(|&&n| self.graph[n].segment == segment) {
                 let node = &self.graph[n];
-                let label = match node.operator.tensor() {
-                    Some(tensor) => format!("{}\n{tensor}", node.operator.name()),
-                    None => node.operator.name().to_string(),
-                };
+                let mut label = node.operator.name().to_string();
+                node.operator.tensors().iter().for_each(|tensor| label += &format!("\n{tensor}"));
                 let _ = writeln!(out, "    n{} [label={label:?}];", n.index());
             }
             out.push_str("  }\n");
         }
         for &n in &nodes {
             for (target, _) in self.consumers(n) {
-                let node = &self.graph[n];
-                let label = if node.width == 0 { "cache".into() } else { node.width.to_string() };
-                let _ = writeln!(out, "  n{} -> n{} [label=\"{label}\"];", n.index(), target.index());
+                let width = self.graph[n].width;
+                let _ = writeln!(out, "  n{} -> n{} [label=\"{width}\"];", n.index(), target.index());
             }
         }
         out.push_str("}\n");

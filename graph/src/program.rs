@@ -1,11 +1,12 @@
 //! Compiled stages: for a run of segments on one device, the buffers it needs and, for each bucket of rows, the
 //! dispatches over them. Plain data: a device actor turns places into buffer ids and records the steps.
 
-use crate::model::{Model, ModelError};
+use crate::model::ModelError;
+use crate::stack::StackedMatrix;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
 use ragtag_kernels::blocks::{SizeError, dequantise};
-use ragtag_kernels::layout::{LayoutError, Resident};
+use ragtag_kernels::layout::LayoutError;
 use ragtag_kernels::params::ParamsShape;
 use std::ops::Range;
 use std::sync::Arc;
@@ -67,8 +68,8 @@ pub struct Program {
 /// What a weight buffer holds.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightContent {
-    /// The matrix of this name, in its resident layout.
-    Matrix(Resident),
+    /// A matrix in its resident layout.
+    Matrix(StackedMatrix),
     /// The vector of this name, as f32 values.
     Vector {
         /// Number of values.
@@ -79,18 +80,10 @@ pub enum WeightContent {
 }
 
 impl WeightContent {
-    /// The matrix of this name.
-    pub(crate) fn matrix(model: &Model, name: &str) -> Result<Self, ModelError> {
-        let tensor = model.tensor(name)?;
-        let resident = Resident::new(tensor.tensor_type, tensor.rows(), tensor.columns())
-            .map_err(|e| ModelError::Unsupported { what: format!("tensor {name}: {e}") })?;
-        Ok(WeightContent::Matrix(resident))
-    }
-
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         match self {
-            WeightContent::Matrix(resident) => resident.bytes(),
+            WeightContent::Matrix(matrix) => matrix.resident().bytes(),
             WeightContent::Vector { values } => values * 4,
             WeightContent::Generated(values) => values.len() as u64 * 4,
         }
@@ -100,7 +93,7 @@ impl WeightContent {
 /// A weight buffer and where its content comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
-    /// The tensor's name, or what the generated content is.
+    /// The names of its tensors, or what the generated content is.
     pub name: String,
     /// What it holds.
     pub content: WeightContent,
@@ -126,7 +119,7 @@ impl WeightBuffer {
     /// Cuts the buffer into pieces of at most `max_bytes`, or of the smallest size that its layout allows.
     pub fn chunks(&self, max_bytes: u64) -> Vec<WeightChunk> {
         let unit = match &self.content {
-            WeightContent::Matrix(resident) => resident.group_bytes() as u64,
+            WeightContent::Matrix(matrix) => matrix.resident().group_bytes() as u64,
             _ => self.bytes(),
         };
         let step = (max_bytes / unit.max(1)).max(1) * unit;
@@ -149,14 +142,11 @@ impl WeightBuffer {
             weights.tensor(&self.name).ok_or_else(|| ModelError::MissingTensor { name: self.name.clone() })
         };
         match &self.content {
-            WeightContent::Matrix(resident) => {
-                let group_bytes = resident.group_bytes() as u64;
+            WeightContent::Matrix(matrix) => {
+                let group_bytes = matrix.resident().group_bytes() as u64;
                 let groups = (chunk.offset / group_bytes) as usize
                     ..((chunk.offset + chunk.bytes) / group_bytes) as usize;
-                let (rows, row_bytes) = (resident.rows_of(groups.clone()), resident.file_row_bytes());
-                let file = weights.bytes(tensor()?)?;
-                let file = file.get(rows.start * row_bytes..rows.end * row_bytes).unwrap_or(&[]);
-                resident.pack(groups, file, out)?;
+                matrix.fill(weights, groups, out)?;
             }
             WeightContent::Vector { .. } => write_values(&vector_values(tensor()?, weights)?, chunk, out),
             WeightContent::Generated(values) => write_values(values, chunk, out),

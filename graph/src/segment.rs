@@ -2,7 +2,9 @@
 
 use crate::compile;
 use crate::cost::node_cost;
-use crate::model::{Lowering, Model, ModelError};
+use crate::model::{Lowering, Model, ModelError, basic_form};
+use crate::program::WeightBuffer;
+use ragtag_kernels::{Activations, Layout, TensorType};
 use serde::Serialize;
 
 /// What a segment is.
@@ -24,7 +26,7 @@ pub struct Segment {
     pub kind: SegmentKind,
     /// `embedding`, `block 0` …, `head`.
     pub name: String,
-    /// Names of the tensors that it needs. Two segments may share one (tied embeddings); on one device it is kept once.
+    /// The weights that it needs, stacks of tensors as one. Two segments may share one (tied embeddings); on one device it is kept once.
     pub tensors: Vec<SegmentTensor>,
     /// Floating-point operations for each row. For the head: for each logit row.
     pub flops_per_row: u64,
@@ -39,14 +41,16 @@ pub struct Segment {
     pub kv_bytes_per_position: u64,
     /// Scratch bytes at the largest micro-batch. A stage needs the largest of its segments, not the sum.
     pub scratch_bytes: u64,
+    /// The same on a device that prefers f16 activations for such a micro-batch, and widens quantised weights for them.
+    pub wide_scratch_bytes: u64,
 }
 
-/// A tensor that a segment keeps on its device.
+/// Weights that a segment keeps on its device in one piece: a tensor, or a stack of some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SegmentTensor {
-    /// Its name.
+    /// Its name: those of its tensors.
     pub name: String,
-    /// Its bytes in the resident layout.
+    /// Its bytes in the resident layout, or in the larger one where devices differ.
     pub resident_bytes: u64,
 }
 
@@ -69,6 +73,7 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
             read_bytes_per_row: 0,
             kv_bytes_per_position: 0,
             scratch_bytes: 0,
+            wide_scratch_bytes: 0,
         })
         .collect();
     for node in graph.ordered() {
@@ -80,12 +85,33 @@ pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment
         segment.read_bytes_per_row += cost.read_bytes_per_row;
         segment.kv_bytes_per_position += cost.kv_bytes_per_position;
     }
+    let basic = compile::Largest::new(model, lowering, |t| basic_form(t, lowering.activations));
+    let wide = compile::Largest::new(model, lowering, |t| wide_form(t, lowering.activations));
     for (index, segment) in segments.iter_mut().enumerate() {
-        segment.scratch_bytes = compile::scratch_bytes(model, &graph, index..index + 1, lowering)?;
-        segment.tensors = compile::weight_buffers(model, &graph, index..index + 1)?
-            .into_iter()
-            .map(|w| SegmentTensor { resident_bytes: w.bytes(), name: w.name })
-            .collect();
+        let range = index..index + 1;
+        segment.scratch_bytes = basic.scratch_bytes(range.clone())?;
+        segment.wide_scratch_bytes = wide.scratch_bytes(range.clone())?.max(segment.scratch_bytes);
+        let in_layout =
+            |kept: fn(TensorType) -> Layout| compile::weight_buffers(model, &graph, range.clone(), kept);
+        let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
+        let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {
+            name: a.name.clone(),
+            resident_bytes: a.bytes().max(b.bytes()),
+        };
+        segment.tensors = rows16.iter().zip(&row_major).map(larger).collect();
     }
     Ok(segments)
+}
+
+/// The activations of a product on a device with matrix units, for the largest micro-batch.
+fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
+    match (tensor_type, wanted) {
+        (TensorType::F32, _) | (_, Activations::F32) => Activations::F32,
+        _ => Activations::F16,
+    }
+}
+
+/// The layouts of a device with matrix units.
+fn row_major_if_plain(tensor_type: TensorType) -> Layout {
+    if tensor_type.block_values() == 1 { Layout::RowMajor } else { Layout::Rows16 }
 }

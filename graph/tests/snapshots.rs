@@ -2,9 +2,11 @@
 //!
 //! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
 
-use ragtag_graph::{CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, compile};
-use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
-use ragtag_kernels::{Activations, KvType};
+use ragtag_graph::{
+    CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent, compile,
+};
+use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
+use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -107,9 +109,108 @@ fn programs() {
     for (name, model, activations) in [
         ("program_bitnet_int8", bitnet(), Activations::Int8),
         ("program_llama_f32", llama(), Activations::F32),
+        ("program_llama_f16", llama(), Activations::F16),
     ] {
         let stage = compile(&model, 0..14, &lowering(activations), &plain_caps()).unwrap();
         insta::assert_snapshot!(name, program_text(&stage));
+    }
+}
+
+/// A device for which attention is split.
+fn wide_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::OpenClC].into(),
+        parallel_units: 132,
+        max_work_group_items: 1024,
+        local_memory_bytes: 48 << 10,
+        ..plain_caps()
+    }
+}
+
+/// The kernels of one block, in the bucket of so many rows.
+fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
+    let lowering = Lowering { chunk: 16, ..lowering(activations) };
+    let stage = compile(model, 1..2, &lowering, caps).unwrap();
+    let kernel = |step: &ragtag_graph::Step| {
+        stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
+    };
+    stage.programs[stage.program_for(rows).unwrap()].segment_steps(1).map(kernel).collect()
+}
+
+#[test]
+fn a_block_takes_few_launches() {
+    let (product, half) = ("matmul/Q8_0/int8", ["rms-norm/int8", "matmul/Q8_0/int8", "silu-mul/int8"]);
+    let attention = |attention: [&'static str; 2]| {
+        [&["rms-norm/int8", product, "rope-append/f16"][..], &attention, &[product], &half, &[product]]
+            .concat()
+    };
+    let whole = attention(["attention/f16", "quantize/int8"]);
+    let split = attention(["attention-partial/f16", "attention-merge/int8"]);
+    let llama = llama();
+    for rows in [1, 8, 16] {
+        assert_eq!(launches(&llama, Activations::Int8, &plain_caps(), rows), whole);
+        let expected = if rows > 8 { &whole } else { &split };
+        assert_eq!(launches(&llama, Activations::Int8, &wide_caps(), rows), *expected);
+    }
+    assert_eq!(launches(&llama, Activations::F32, &plain_caps(), 1).len(), 9);
+    // Where weights are widened, a launch more for each product.
+    for (caps, before) in [(plain_caps(), "quantize/f16"), (wide_caps(), "attention-merge/f16")] {
+        let launches = launches(&llama, Activations::F16, &caps, 8);
+        assert_eq!(launches.len(), 14);
+        assert_eq!(launches[5..8], [before, "widen/Q8_0", "matmul/F16/f16"]);
+    }
+    // Two norms more, of which one quantises.
+    assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
+    assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
+}
+
+/// A device with matrix units.
+fn cuda_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::CudaC].into(),
+        features: [Feature::Sm70, Feature::Sm75, Feature::Sm80].into(),
+        local_memory_bytes: 163 << 10,
+        ..wide_caps()
+    }
+}
+
+#[test]
+fn a_device_with_matrix_units_widens_weights_for_wide_buckets_alone() {
+    let lowering = Lowering { chunk: 64, ..lowering(Activations::Int8) };
+    let stage = compile(&llama(), 1..2, &lowering, &cuda_caps()).unwrap();
+    for program in &stage.programs {
+        let kernels: Vec<_> = program.steps.iter().map(|step| &stage.variants[step.entry as usize]).collect();
+        let count = |name: &str| kernels.iter().filter(|kernel| kernel.starts_with(name)).count();
+        let wide = program.params.rows >= 32;
+        let expected = if wide { [4, 4, 0, 1] } else { [0, 0, 4, 0] };
+        let names = ["widen/Q8_0 ", "matmul/F16/f16 ", "matmul/Q8_0/int8 ", "silu-mul/f16 "];
+        assert_eq!(names.map(count), expected, "{} rows: {kernels:?}", program.params.rows);
+    }
+    // Its scratch has the largest of the matrices, and is what is promised for such devices.
+    let widest = 2 * 1536 * 256;
+    let segments = llama().segments(&lowering).unwrap();
+    assert!(stage.scratch_bytes > widest && stage.scratch_bytes <= segments[1].wide_scratch_bytes);
+    assert!(segments[1].scratch_bytes < widest);
+}
+
+#[test]
+fn weights_lie_as_the_kernels_of_the_device_read_them() {
+    let model = bitnet();
+    for (caps, embedding) in [(cuda_caps(), Layout::RowMajor), (wide_caps(), Layout::Rows16)] {
+        let stage = compile(&model, 0..14, &lowering(Activations::F16), &caps).unwrap();
+        let layout = |name: &str| {
+            let buffer = stage.weights.iter().find(|w| w.name.starts_with(name)).unwrap();
+            let WeightContent::Matrix(matrix) = &buffer.content else { panic!("{name} is a matrix") };
+            (matrix.resident().tensor_type(), matrix.resident().layout())
+        };
+        assert_eq!(layout("token_embd.weight"), (TensorType::F16, embedding));
+        assert_eq!(layout("blk.0.attn_q.weight"), (TensorType::TQ2_0, Layout::Rows16));
+        // The head reads the embedding, which is what it takes or is not.
+        let head = stage.programs.last().unwrap().segment_steps(13).last().unwrap();
+        let kernel = &stage.variants[head.entry as usize];
+        let form = if embedding == Layout::RowMajor { "f16" } else { "f32" };
+        assert!(kernel.starts_with(&format!("matmul/F16/{form} ")), "{kernel}");
+        assert!(stage.variants.iter().any(|v| v.starts_with("widen/TQ2_0 ")));
     }
 }
 

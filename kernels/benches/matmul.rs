@@ -5,9 +5,8 @@
 #![allow(clippy::print_stdout)] // a report is what it is for
 
 use ragtag_hal::{Caps, Feature, Features, HostBinding, HostCall, KernelLanguage, QueueLayout};
-use ragtag_kernels::{
-    Activations, Code, Kernel, Resident, TensorType, Variant, activations_for, row_bytes, select,
-};
+use ragtag_kernels::matmul::takes;
+use ragtag_kernels::{Activations, Code, Kernel, Layout, Resident, TensorType, Variant, select};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -129,7 +128,7 @@ fn read_bandwidth(memory: &[Line], threads: usize) -> f64 {
 struct Launch {
     variant: &'static Variant,
     bindings: [HostBinding; 4],
-    constants: [u32; 5],
+    constants: [u32; 6],
 }
 
 impl Launch {
@@ -152,18 +151,18 @@ struct Model {
 }
 
 fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mut Memory; 4]) -> Model {
-    let activations = activations_for(tensor_type, wanted);
-    let kernel = Kernel::MatMul(tensor_type, activations);
+    let kernel = Kernel::MatMul(tensor_type, wanted);
     let variant = select(kernel, &caps(), rows as u32).expect("a variant for any machine");
     let [params, weights, x, y] = memory;
     params.bytes()[..4].copy_from_slice(&(rows as u32).to_le_bytes());
     let widest = SHAPES.iter().map(|(n, k)| *n.max(k)).max().unwrap_or(0);
-    *x = Memory::new(rows * row_bytes(widest).max(widest * 4));
+    *x = Memory::new(rows * wanted.row_bytes(widest));
     noise(x.bytes());
     *y = Memory::new(rows * widest * 4);
     let (mut launches, mut at, mut values) = (Vec::new(), 0, 0);
     for (n, k) in SHAPES.into_iter().cycle() {
-        let bytes = Resident::new(tensor_type, n as u64, k as u64).expect("whole blocks").bytes() as usize;
+        let layout = Resident::new(tensor_type, Layout::Rows16, n as u64, k as u64).expect("whole blocks");
+        let bytes = layout.bytes() as usize;
         if at + bytes > WORKING_SET_BYTES {
             break;
         }
@@ -171,7 +170,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
         launches.push(Launch {
             variant,
             bindings: [params.binding(), matrix, x.binding(), y.binding()],
-            constants: [rows as u32, 0, n as u32, k as u32, 0],
+            constants: [rows as u32, 0, n as u32, k as u32, 0, n as u32],
         });
         (at, values) = (at + bytes.next_multiple_of(64), values + n * k);
     }
@@ -180,7 +179,7 @@ fn model(tensor_type: TensorType, rows: usize, wanted: Activations, memory: [&mu
 
 /// Packs a matrix from one half of the memory into the other.
 fn pack(tensor_type: TensorType, memory: &mut [u8]) -> f64 {
-    let layout = Resident::new(tensor_type, 5632, 2048).expect("whole blocks");
+    let layout = Resident::new(tensor_type, Layout::Rows16, 5632, 2048).expect("whole blocks");
     let (file, resident) = memory.split_at_mut(WORKING_SET_BYTES / 2);
     let file = &file[..layout.rows() * layout.file_row_bytes()];
     let resident = &mut resident[..layout.bytes() as usize];
@@ -200,7 +199,7 @@ fn main() {
     let mut pairs = Vec::new();
     for tensor_type in types.iter().copied() {
         for wanted in [Activations::F32, Activations::Int8] {
-            if activations_for(tensor_type, wanted) == wanted {
+            if takes(tensor_type, wanted) {
                 pairs.push((tensor_type, wanted));
             }
         }

@@ -18,6 +18,15 @@ pub(crate) fn words(dimensions: &[u32]) -> u64 {
     product(dimensions).saturating_mul(4)
 }
 
+/// Bytes of rows of `width` 32-bit values that lie `stride` values apart; impossible if rows overlap.
+pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
+    match rows.checked_sub(1) {
+        _ if stride < width => IMPOSSIBLE,
+        None => 0,
+        Some(before) => words(&[before, stride]).saturating_add(words(&[width])),
+    }
+}
+
 /// Bytes of a whole parameter block.
 pub(crate) fn params(rows: u32, sequences: u32, table_blocks: u32, logit_rows: u32) -> u64 {
     let lists = words(&[rows, 3]).saturating_add(words(&[logit_rows]));

@@ -1,6 +1,8 @@
 //! The names of kernels: what a step computes, apart from how a device does it.
 
 use crate::blocks::TensorType;
+use crate::layout::Layout;
+use crate::{abi, half_rows, quantize};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -32,6 +34,41 @@ pub enum Activations {
     F32,
     /// Blocks of 32 int8 values with a scale: see [`crate::quantize`].
     Int8,
+    /// f16 in padded rows: see [`crate::half_rows`].
+    F16,
+}
+
+impl Activations {
+    /// Every form.
+    pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::F16];
+
+    /// Bytes from one row of `width` values to the next. Int8 and f16 rows have multiples of 32 values.
+    pub fn row_bytes(self, width: usize) -> usize {
+        match self {
+            Activations::F32 => width * 4,
+            Activations::Int8 => quantize::row_bytes(width),
+            Activations::F16 => half_rows::row_bytes(width),
+        }
+    }
+
+    /// Bytes of `rows` rows; impossible if rows of that width do not exist.
+    pub(crate) fn rows_extent(self, rows: u32, width: u32) -> u64 {
+        match self {
+            Activations::F32 => abi::words(&[rows, width]),
+            Activations::Int8 => quantize::rows_extent(rows, width),
+            Activations::F16 => half_rows::rows_extent(rows, width),
+        }
+    }
+}
+
+impl fmt::Display for Activations {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Activations::F32 => "f32",
+            Activations::Int8 => "int8",
+            Activations::F16 => "f16",
+        })
+    }
 }
 
 /// The form in which keys and values are kept.
@@ -62,19 +99,23 @@ pub enum Kernel {
     Embed(TensorType),
     /// The rows of which logits are wanted.
     Gather,
-    /// RMS norm into f32 or int8 activations.
+    /// RMS norm into activations of this form.
     RmsNorm(Activations),
-    /// f32 into int8 activations.
-    Quantize,
+    /// f32 into int8 or f16 activations.
+    Quantize(Activations),
     /// Weights of this type times activations.
     MatMul(TensorType, Activations),
-    /// Rotary position embedding in place.
-    Rope,
-    /// Append keys and values to the cache.
-    KvAppend(KvType),
+    /// Weights of this type as f16.
+    Widen(TensorType),
+    /// Rotary position embedding, and keys and values into the cache.
+    RopeAppend(KvType),
     /// Causal attention over the cache.
     Attention(KvType),
-    /// SiLU(gate) · up into f32 or int8 activations.
+    /// Causal attention over runs of the cache's positions.
+    AttentionPartial(KvType),
+    /// Runs brought together, into activations of this form.
+    AttentionMerge(Activations),
+    /// SiLU(gate) · up into activations of this form.
     SiluMul(Activations),
     /// x += y.
     Add,
@@ -87,17 +128,22 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Every kernel that has variants. Products with int8 activations exist for types with integer quanta only.
+    /// Every kernel that has variants. There are products of some types with some activations only: see
+    /// [`crate::matmul::takes`].
     pub fn all() -> Vec<Kernel> {
-        let mut all = vec![Kernel::Gather, Kernel::Quantize, Kernel::Rope, Kernel::Add];
+        let mut all = vec![Kernel::Gather, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
-        for activations in [Activations::F32, Activations::Int8] {
+        all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
+        for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
-            let takes = |t: &TensorType| crate::matmul::activations_for(*t, activations) == activations;
+            all.push(Kernel::AttentionMerge(activations));
+            let takes = |t: &TensorType| crate::matmul::takes(*t, activations);
             all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
         }
+        all.extend(TensorType::ALL.into_iter().filter(|t| t.block_values() > 1).map(Kernel::Widen));
         for kv_type in [KvType::F32, KvType::F16] {
-            all.extend([Kernel::KvAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
+            all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all
@@ -106,22 +152,34 @@ impl Kernel {
     /// How close its variants come to float64, given their inputs. Storing keys and values as f16 rounds them.
     pub fn class(self) -> NumericsClass {
         match self {
-            Kernel::RmsNorm(Activations::Int8)
-            | Kernel::Quantize
-            | Kernel::MatMul(_, Activations::Int8)
-            | Kernel::KvAppend(KvType::F16)
-            | Kernel::SiluMul(Activations::Int8) => NumericsClass::Fast,
+            Kernel::RmsNorm(activations)
+            | Kernel::SiluMul(activations)
+            | Kernel::Quantize(activations)
+            | Kernel::AttentionMerge(activations)
+            | Kernel::MatMul(_, activations)
+                if activations != Activations::F32 =>
+            {
+                NumericsClass::Fast
+            }
+            Kernel::Widen(_) | Kernel::RopeAppend(KvType::F16) => NumericsClass::Fast,
             _ => NumericsClass::Exact,
+        }
+    }
+
+    /// The layout of the weights that it reads, if it reads any, where those of a type are kept in `kept(type)`. Products
+    /// with f16 activations are for one layout, whatever else is kept: matrix units load rows.
+    pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
+        match self {
+            Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),
+            Kernel::MatMul(tensor_type, _) | Kernel::Embed(tensor_type) => Some(kept(tensor_type)),
+            Kernel::Widen(_) => Some(Layout::Rows16),
+            _ => None,
         }
     }
 }
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let activations = |a: &Activations| match a {
-            Activations::F32 => "f32",
-            Activations::Int8 => "int8",
-        };
         let kv = |k: &KvType| match k {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
@@ -129,13 +187,15 @@ impl fmt::Display for Kernel {
         match self {
             Kernel::Embed(t) => write!(f, "embed/{t}"),
             Kernel::Gather => write!(f, "gather"),
-            Kernel::RmsNorm(a) => write!(f, "rms-norm/{}", activations(a)),
-            Kernel::Quantize => write!(f, "quantize"),
-            Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{}", activations(a)),
-            Kernel::Rope => write!(f, "rope"),
-            Kernel::KvAppend(k) => write!(f, "kv-append/{}", kv(k)),
+            Kernel::RmsNorm(a) => write!(f, "rms-norm/{a}"),
+            Kernel::Quantize(a) => write!(f, "quantize/{a}"),
+            Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{a}"),
+            Kernel::Widen(t) => write!(f, "widen/{t}"),
+            Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
-            Kernel::SiluMul(a) => write!(f, "silu-mul/{}", activations(a)),
+            Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),
+            Kernel::AttentionMerge(a) => write!(f, "attention-merge/{a}"),
+            Kernel::SiluMul(a) => write!(f, "silu-mul/{a}"),
             Kernel::Add => write!(f, "add"),
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),

@@ -13,24 +13,26 @@ mod c_family;
 pub mod cases;
 pub mod embed;
 pub mod gather;
+pub mod half_rows;
 mod host;
 mod kernel;
-pub mod kv_append;
 pub mod layout;
 pub mod matmul;
 pub mod params;
 pub mod quantize;
 pub mod rms_norm;
-pub mod rope;
+pub mod rope_append;
 pub mod silu_mul;
 pub mod softmax;
 mod table;
 pub mod top_k;
+pub mod widen;
 
 pub use blocks::TensorType;
 pub use cases::{Case, cases};
 pub use kernel::{Activations, Kernel, KvType, NumericsClass};
-pub use layout::{LayoutError, Resident};
-pub use matmul::activations_for;
+pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
-pub use table::{Code, Text, Variant, module_source, select, variants};
+pub use table::{
+    Code, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select, variants,
+};

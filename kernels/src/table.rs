@@ -1,9 +1,11 @@
 //! The table of variants, and the choice among them by a device's capabilities.
 
 use crate::artefacts::{self, Artefact};
+use crate::blocks::TensorType;
 use crate::c_family;
 use crate::host;
-use crate::kernel::{Kernel, NumericsClass};
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::{Layout, layout_for};
 use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -23,6 +25,11 @@ pub struct Variant {
     pub abi: &'static EntryAbi,
     /// The grid of a launch with these constants, which are as many as the ABI says.
     pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// The layout of the weights that it reads; none if it reads no weights in blocks or matrices.
+    pub layout: Option<Layout>,
+    /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
+    /// for one that is there to be right, not fast.
+    pub min_rows: u32,
     /// Row capacities that it is made for: up to this many. It is right for any.
     pub max_rows: u32,
     /// The code.
@@ -120,6 +127,9 @@ impl Variant {
     }
 }
 
+/// More rows than any launch has.
+pub const NEVER: u32 = u32::MAX;
+
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
@@ -127,10 +137,50 @@ pub fn variants() -> &'static [Variant] {
     &VARIANTS
 }
 
-/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many and
-/// that runs there.
+/// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many, that
+/// reads weights as they are kept there, and that runs there.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
-    variants().iter().find(|v| v.kernel == kernel && rows <= v.max_rows && v.runs_on(caps))
+    let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
+    let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
+    variants().iter().find(|v| fits(v) && v.runs_on(caps))
+}
+
+/// The same, if it is worth choosing where other kernels would do, too.
+pub fn preferred(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
+    select(kernel, caps, rows).filter(|v| rows >= v.min_rows)
+}
+
+/// The activations that a product of up to `rows` rows takes on a device, with weights of this type.
+///
+/// Where f32 are wanted, it takes them. Where int8 are wanted, which is to say fast ones, it takes what the device's table
+/// prefers: f16 if there are matrix units for that many rows, else int8 if the weights have integer quanta, else f32. Where
+/// f16 are wanted, any variant will do. With f16 and weights of integer quanta, the weights are widened first.
+pub fn activations_for(tensor_type: TensorType, wanted: Activations, caps: &Caps, rows: u32) -> Activations {
+    let quantised = tensor_type.block_values() > 1;
+    let offers = |kernel| match wanted {
+        Activations::F32 => false,
+        Activations::Int8 => preferred(kernel, caps, rows).is_some(),
+        Activations::F16 => select(kernel, caps, rows).is_some(),
+    };
+    let f16 = if quantised {
+        offers(Kernel::Widen(tensor_type)) && offers(Kernel::MatMul(TensorType::F16, Activations::F16))
+    } else {
+        layout_for(tensor_type, caps) == Layout::RowMajor
+            && offers(Kernel::MatMul(tensor_type, Activations::F16))
+    };
+    match wanted {
+        Activations::F32 => Activations::F32,
+        _ if f16 => Activations::F16,
+        _ if quantised => Activations::Int8,
+        _ => Activations::F32,
+    }
+}
+
+/// Whether fast products of some type and number of rows take f16 activations on a device.
+pub fn has_f16_products(caps: &Caps) -> bool {
+    let form = |(tensor_type, rows)| activations_for(tensor_type, Activations::Int8, caps, rows);
+    let rows = (0..16).map(|bit| 1 << bit);
+    rows.flat_map(|rows| TensorType::ALL.map(|t| (t, rows))).any(|case| form(case) == Activations::F16)
 }
 
 /// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
@@ -167,6 +217,8 @@ pub fn module_source<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::partial::MAX_ROWS;
+    use crate::kernel::KvType;
     use ragtag_hal::QueueLayout;
 
     fn caps(features: &[Feature]) -> Caps {
@@ -201,7 +253,14 @@ mod tests {
     fn runs_every_kernel(caps: &Caps, api: &str) {
         for kernel in Kernel::all() {
             for rows in [1, 2, 8, 512] {
+                if matches!(kernel, Kernel::AttentionPartial(_)) && rows > MAX_ROWS {
+                    assert!(select(kernel, caps, rows).is_none(), "so many rows are not split");
+                    continue;
+                }
                 let variant = select(kernel, caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                if !matches!(kernel, Kernel::Widen(_) | Kernel::MatMul(_, Activations::F16)) {
+                    assert!(preferred(kernel, caps, rows).is_some(), "{kernel} × {rows}");
+                }
                 assert!(variant.name.starts_with(api), "{kernel} × {rows}: {}", variant.name);
                 assert_eq!(variant.class, kernel.class());
             }
@@ -210,6 +269,35 @@ mod tests {
         }
         let little = Caps { local_memory_bytes: 1 << 10, ..caps.clone() };
         assert!(select(Kernel::Softmax, &little, 1).is_none());
+    }
+
+    #[test]
+    fn matrix_units_are_used_where_there_are_any() {
+        let product = Kernel::MatMul(TensorType::BF16, Activations::F16);
+        let attention = Kernel::Attention(KvType::F16);
+        let hopper = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90, Feature::Sm90a];
+        for (features, kernel, names) in [
+            (
+                &hopper[..],
+                product,
+                ["wgmma-64", "wgmma-128-split", "wgmma-128", "wgmma-256"].map(|n| format!("sm90a-{n}")),
+            ),
+            (&hopper[..3], product, ["mma-few", "mma", "mma", "mma"].map(|n| format!("sm80-{n}"))),
+            (&hopper[..1], product, ["sm70-wmma"; 4].map(String::from)),
+            (&hopper[..0], product, ["tiled"; 4].map(String::from)),
+            (&hopper[..], attention, ["sm90a-wgmma"; 4].map(String::from)),
+            (&hopper[..4], attention, ["sm80-mma"; 4].map(String::from)),
+            (&hopper[..2], attention, ["tiled"; 4].map(String::from)),
+        ] {
+            let caps = gpu(KernelLanguage::CudaC, 1024, 227 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            for (rows, name) in [16, 200, 512, 2048].into_iter().zip(names) {
+                let found = select(kernel, &caps, rows).map(|v| v.name.to_owned());
+                assert_eq!(found, Some(format!("cuda-{name}")), "{kernel} × {rows}");
+            }
+            let is_preferred = |rows| preferred(product, &caps, rows).is_some();
+            assert_eq!([8, 16].map(is_preferred), [false, !features.is_empty()]);
+        }
     }
 
     #[test]
@@ -272,12 +360,69 @@ mod tests {
     }
 
     #[test]
+    fn products_take_what_is_wanted_as_far_as_there_is_a_kernel() {
+        let opencl = gpu(KernelLanguage::OpenClC, 1024, 48 << 10);
+        let cuda = gpu(KernelLanguage::CudaC, 1024, 48 << 10);
+        for tensor_type in TensorType::ALL {
+            let quantised = tensor_type.block_values() > 1;
+            let form = |wanted, caps: &Caps, rows| activations_for(tensor_type, wanted, caps, rows);
+            for rows in [1, 8, 31, 512] {
+                for caps in [&caps(&[]), &opencl, &cuda] {
+                    assert_eq!(form(Activations::F32, caps, rows), Activations::F32);
+                    // None of them has matrix units.
+                    let fast = if quantised { Activations::Int8 } else { Activations::F32 };
+                    assert_eq!(form(Activations::Int8, caps, rows), fast);
+                    assert!(!has_f16_products(caps));
+                }
+                let halves = |caps: &Caps| form(Activations::F16, caps, rows) == Activations::F16;
+                assert_eq!(halves(&caps(&[])), quantised, "{tensor_type}");
+                assert_eq!(halves(&opencl), quantised, "{tensor_type}");
+                assert_eq!(halves(&cuda), tensor_type != TensorType::F32, "{tensor_type}");
+            }
+        }
+    }
+
+    #[test]
+    fn wide_products_take_f16_where_there_are_matrix_units() {
+        for feature in [Feature::Sm70, Feature::Sm80, Feature::Sm90a] {
+            let features = [feature].into();
+            let caps = Caps { features, ..gpu(KernelLanguage::CudaC, 1024, 227 << 10) };
+            assert!(has_f16_products(&caps));
+            for tensor_type in TensorType::ALL {
+                let form = |wanted, rows| activations_for(tensor_type, wanted, &caps, rows);
+                let (few, wide) = match tensor_type {
+                    TensorType::F32 => (Activations::F32, Activations::F32),
+                    TensorType::F16 | TensorType::BF16 => (Activations::F32, Activations::F16),
+                    _ => (Activations::Int8, Activations::F16),
+                };
+                for rows in [1, 2, 8] {
+                    assert_eq!(form(Activations::Int8, rows), few, "{tensor_type} × {rows}");
+                }
+                for rows in [32, 64, 2048] {
+                    assert_eq!(form(Activations::Int8, rows), wide, "{tensor_type} × {rows}");
+                    assert_eq!(form(Activations::F32, rows), Activations::F32);
+                }
+            }
+        }
+    }
+
+    #[test]
     fn sources_hold_their_functions() {
         for variant in variants() {
             let Code::Text(text) = variant.code else { continue };
             let start = format!(") {}(\n", text.function);
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
+    }
+
+    #[test]
+    fn attention_is_not_split_for_processors_or_many_rows() {
+        let kernel = Kernel::AttentionPartial(KvType::F16);
+        assert!(preferred(kernel, &caps(&[]), 1).is_none());
+        assert!(preferred(Kernel::Attention(KvType::F16), &caps(&[]), 1).is_some());
+        let split = variants().iter().filter(|v| matches!(v.kernel, Kernel::AttentionPartial(_)));
+        // Scratch is proved for this many.
+        assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
     #[cfg(target_arch = "x86_64")]

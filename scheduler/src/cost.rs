@@ -17,6 +17,7 @@ use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
+use std::ops::Range;
 
 /// Where a figure comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +78,8 @@ pub struct DeviceFacts {
     pub fast_flops_per_s: Figure,
     /// Overhead of one segment's dispatches.
     pub launch_us: Figure,
+    /// Whether products of wide micro-batches take f16 activations, and f16 copies of quantised weights: more scratch.
+    pub f16_products: bool,
 }
 
 impl DeviceFacts {
@@ -106,6 +109,7 @@ impl DeviceFacts {
             exact_flops_per_s: Figure::assumed(exact),
             fast_flops_per_s: Figure::assumed(fast),
             launch_us: Figure::assumed(launch_us),
+            f16_products: false,
         }
     }
 
@@ -124,7 +128,7 @@ impl DeviceFacts {
     fn flops_per_s(&self, activations: Activations) -> f64 {
         match activations {
             Activations::F32 => self.exact_flops_per_s.value,
-            Activations::Int8 => self.fast_flops_per_s.value,
+            Activations::Int8 | Activations::F16 => self.fast_flops_per_s.value,
         }
     }
 }
@@ -290,6 +294,8 @@ pub struct RunSizes {
     weights: Vec<u64>,
     /// The same for scratch.
     scratch: Vec<u64>,
+    /// The same on devices with f16 products.
+    wide_scratch: Vec<u64>,
     /// For each number of bytes per position that segments keep: how many of those before each segment do.
     kv_before: Vec<(u64, Vec<u64>)>,
 }
@@ -307,11 +313,17 @@ impl RunSizes {
             .iter()
             .map(|s| s.tensors.iter().map(|t| (id(t.name.as_str()), class_bytes(t.resident_bytes))).collect())
             .collect();
-        let mut sizes =
-            Self { segments: n, weights: vec![0; n * n], scratch: vec![0; n * n], kv_before: Vec::new() };
+        let none = || vec![0; n * n];
+        let mut sizes = Self {
+            segments: n,
+            weights: none(),
+            scratch: none(),
+            wide_scratch: none(),
+            kv_before: Vec::new(),
+        };
         for first in 0..n {
             let mut kept = vec![false; ids.len()];
-            let (mut weights, mut scratch) = (0u64, 0u64);
+            let (mut weights, mut scratch, mut wide_scratch) = (0u64, 0u64, 0u64);
             for last in first..n {
                 for &(id, bytes) in &tensors[last] {
                     if !std::mem::replace(&mut kept[id], true) {
@@ -319,8 +331,10 @@ impl RunSizes {
                     }
                 }
                 scratch = scratch.max(class_bytes(segments[last].scratch_bytes));
+                wide_scratch = wide_scratch.max(class_bytes(segments[last].wide_scratch_bytes));
                 sizes.weights[first * n + last] = weights;
                 sizes.scratch[first * n + last] = scratch;
+                sizes.wide_scratch[first * n + last] = wide_scratch;
             }
         }
         let kinds: BTreeSet<u64> =
@@ -344,19 +358,20 @@ impl RunSizes {
         self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
     }
 
-    /// What a stage of the segments `first .. end` (at least one) takes, out of `available` bytes.
+    /// What a stage of the segments `run` (at least one) takes of a device's memory.
     pub fn stage(
         &self,
-        first: usize,
-        end: usize,
+        run: Range<usize>,
         shape: &StageShape,
         staging: u64,
-        available: u64,
+        device: &DeviceFacts,
     ) -> StageMemory {
-        let at = first * self.segments + end - 1;
-        let (weights, scratch) = (self.weights[at], self.scratch[at]);
-        let kv = self.kv_bytes(first, end, shape);
-        let slots = shape.slot_bytes(end == self.segments);
+        let at = run.start * self.segments + run.end - 1;
+        let weights = self.weights[at];
+        let scratch = if device.f16_products { self.wide_scratch[at] } else { self.scratch[at] };
+        let kv = self.kv_bytes(run.start, run.end, shape);
+        let slots = shape.slot_bytes(run.end == self.segments);
+        let available = device.memory_bytes;
         let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
         StageMemory { weights, kv, scratch, slots, staging, total, available }
     }
@@ -381,6 +396,7 @@ mod tests {
             read_bytes_per_row: 100,
             kv_bytes_per_position: 512,
             scratch_bytes: 4096,
+            wide_scratch_bytes: 8192,
         }
     }
 
@@ -393,6 +409,7 @@ mod tests {
             exact_flops_per_s: Figure::assumed(1e9),
             fast_flops_per_s: Figure::assumed(4e9),
             launch_us: Figure::assumed(10.0),
+            f16_products: false,
         }
     }
 
@@ -439,23 +456,25 @@ mod tests {
             row_bytes: 100,
             logit_row_bytes: 1000,
         };
-        let weights = |first, end| sizes.stage(first, end, &shape, 0, 0).weights;
+        let weights = |first, end| sizes.stage(first..end, &shape, 0, &device()).weights;
         // 1000 bytes take 1024, and small ones 256 each.
         assert_eq!(weights(0, 3), 1024 + 256 + 256);
         assert_eq!(weights(0, 2), 1024 + 256);
         assert_eq!(weights(1, 3), 1024 + 256 + 256);
         assert_eq!(weights(2, 3), 1024 + 256);
 
-        let stage = sizes.stage(1, 3, &shape, 77, 5);
+        let stage = sizes.stage(1..3, &shape, 77, &device());
         // 17 positions fill two blocks of 16; each of the two segments has a buffer of keys and one of values.
         assert_eq!(stage.kv, 2 * 2 * class_bytes(256 * 3 * 32));
         assert_eq!(stage.scratch, 4096);
         let params = 4 * (4 + 3 * 4 + 2 + 3 * 2);
         assert!(params < 256);
         assert_eq!(stage.slots, 2 * (256 + 416 + 2048));
-        assert_eq!(sizes.stage(0, 2, &shape, 0, 5).slots, 2 * (256 + 416));
+        assert_eq!(sizes.stage(0..2, &shape, 0, &device()).slots, 2 * (256 + 416));
         assert_eq!(stage.total, stage.weights + stage.kv + stage.scratch + stage.slots + 77);
-        assert_eq!(stage.available, 5);
+        assert_eq!(stage.available, 1 << 30);
+        let wide = sizes.stage(1..3, &shape, 77, &DeviceFacts { f16_products: true, ..device() });
+        assert_eq!((wide.scratch, wide.total), (8192, stage.total + 4096));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use ragtag_graph::{Lowering, MemorySource, Model, ModelFile};
 use ragtag_hal::pool::class_bytes;
-use ragtag_hal::{Caps, KernelLanguage, QueueLayout};
+use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::planner::{self, ModelFacts, Objective, PlanLimits, PlannerInput, Workload};
 use ragtag_scheduler::{DeviceFacts, FigureSource, Links, Plan, Split};
@@ -34,11 +34,13 @@ fn caps() -> Caps {
     }
 }
 
-fn plan(model: &Model, lowering: &Lowering, split: &str) -> Plan {
+/// A plan for two devices of these capabilities.
+fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
     let split: Split = split.parse().expect("a split");
     let device = |i| {
         let kind = ragtag_hal::AdapterKind::Cpu;
-        DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User)
+        let facts = DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User);
+        DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
     };
     let h = model.hyperparameters();
     let facts = ModelFacts {
@@ -69,15 +71,61 @@ fn plan(model: &Model, lowering: &Lowering, split: &str) -> Plan {
     .expect("fits")
 }
 
+/// A device that is given other kernels, with other scratch.
+fn gpu_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::OpenClC].into(),
+        parallel_units: 132,
+        max_work_group_items: 1024,
+        local_memory_bytes: 48 << 10,
+        ..caps()
+    }
+}
+
+/// A device with matrix units, as well.
+fn cuda_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::CudaC].into(),
+        features: [Feature::Sm70, Feature::Sm75, Feature::Sm80].into(),
+        local_memory_bytes: 163 << 10,
+        ..gpu_caps()
+    }
+}
+
+#[test]
+fn scratch_is_proved_whatever_kernels_a_device_has() {
+    for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
+        let model = model(name);
+        for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
+            let (kv, activations) = (KvType::F16, Activations::Int8);
+            let lowering = Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows };
+            for caps in [caps(), gpu_caps(), cuda_caps()] {
+                let plan = plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
+                for stage in &plan.stages {
+                    let promised = stage.memory_bytes.scratch;
+                    let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps);
+                    let taken = class_bytes(compiled.expect("compiles").scratch_bytes);
+                    assert!(promised >= taken, "{name}, {chunk} rows: {taken} of {promised}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn the_proof_is_what_compiled_stages_take() {
     for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
         let model = model(name);
-        for (kv, activations) in [(KvType::F16, Activations::Int8), (KvType::F32, Activations::F32)] {
+        let forms = [
+            (KvType::F16, Activations::Int8),
+            (KvType::F32, Activations::F32),
+            (KvType::F16, Activations::F16),
+        ];
+        for (kv, activations) in forms {
             let lowering =
                 Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
             for split in ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"] {
-                let plan = plan(&model, &lowering, split);
+                let plan = plan(&model, &lowering, split, &caps());
                 for stage in &plan.stages {
                     let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
                         .expect("compiles");

@@ -508,12 +508,20 @@ fn loading_that_fails_says_why_and_leaves_no_thread() {
 fn a_device_that_is_too_small_is_named() {
     let mut setup = Setup::new(2);
     setup.devices[1].memory_bytes = 10_000;
-    match setup.start().unwrap_err() {
-        Error::Stage { stage: 1, device, cause: DeviceError::OutOfMemory { .. } } => {
-            assert_eq!(device, "fake:1");
-        }
-        other => panic!("{other:?}"),
-    }
+    let error = setup.start().unwrap_err();
+    let Error::Memory {
+        stage: 1,
+        device,
+        cause: DeviceError::OutOfMemory { free, .. },
+        held_bytes,
+        needed_bytes,
+    } = &error
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!((device.as_str(), free.unwrap() + held_bytes), ("fake:1", 10_000));
+    assert!(*needed_bytes > 10_000);
+    assert_eq!(error.shortage(), Some(("fake:1", 10_000)));
 }
 
 #[test]

@@ -11,22 +11,31 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A library in the place of a backend's own, and what it does in the function that a probe calls first.
+/// A library in the place of a backend's own.
 struct Driver {
     backend: &'static str,
     library: &'static str,
+    /// The function that goes wrong, as it is declared: the one that a probe calls first, or one that is called as soon as
+    /// the library is loaded.
     entry: &'static str,
 }
 
-const DRIVERS: [Driver; 1] =
-    [Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "clGetPlatformIDs" }];
+/// The backends that are probed in a process of their own.
+const DRIVERS: [Driver; 2] = [
+    Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "int clGetPlatformIDs(void)" },
+    Driver {
+        backend: "hip",
+        library: "libamdhip64.so.7",
+        entry: "__attribute__((constructor)) int when_loaded(void)",
+    },
+];
 
 /// Builds a library whose one function does what `body` says. `None`, and a word about it, where there is no compiler.
 fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     let source = folder.join("driver.c");
     let code = format!(
         "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n\
-         int {}(void) {{ {body} return 0; }}\n",
+         {} {{ {body} return 0; }}\n",
         driver.entry
     );
     std::fs::write(&source, code).unwrap();
@@ -73,13 +82,13 @@ fn a_driver_that_crashes_is_unavailable_with_the_signal() {
     for driver in &DRIVERS {
         // A real fault: one that is only raised is taken for an overflow of the stack and looked at once more.
         let crash = "*(volatile int *)0 = 1;";
-        let Some((cause, _)) = status(driver, crash, "60") else { return };
+        let Some((cause, _)) = status(driver, crash, "60") else { continue };
         assert_eq!(
             cause,
             "the driver crashed when it was asked for its devices: SIGSEGV (segmentation fault)"
         );
         let abort = "fputs(\"LLVM ERROR: unknown processor\\n\", stderr); abort();";
-        let Some((cause, _)) = status(driver, abort, "60") else { return };
+        let Some((cause, _)) = status(driver, abort, "60") else { continue };
         let cause = cause.as_str().unwrap();
         assert!(cause.ends_with("SIGABRT (abort), after it said: LLVM ERROR: unknown processor"), "{cause}");
     }
@@ -88,7 +97,7 @@ fn a_driver_that_crashes_is_unavailable_with_the_signal() {
 #[test]
 fn a_driver_that_hangs_is_unavailable_after_the_limit() {
     for driver in &DRIVERS {
-        let Some((cause, took)) = status(driver, "for (;;) pause();", "1") else { return };
+        let Some((cause, took)) = status(driver, "for (;;) pause();", "1") else { continue };
         assert_eq!(cause, "the driver did not say within 1 s which devices it has");
         assert!(took < Duration::from_secs(60), "{took:?}");
     }

@@ -27,6 +27,12 @@ fn fast_logits_are_within_2e_2() {
     check_logits(Activations::Int8, NumericsClass::Fast);
 }
 
+/// As devices with matrix units compute: f16 activations, and quantised weights widened to f16.
+#[test]
+fn logits_with_f16_activations_are_within_2e_2() {
+    check_logits(Activations::F16, NumericsClass::Fast);
+}
+
 #[test]
 fn exact_greedy_tokens_are_the_golden_ones() {
     for name in MODELS {

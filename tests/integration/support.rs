@@ -178,8 +178,9 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 pub fn ragtag() -> assert_cmd::Command {
     let mut command = assert_cmd::Command::cargo_bin("ragtag").unwrap();
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
-    // A folder that names no OpenCL driver: these tests know the devices that there are.
+    // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
+    command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
     command.timeout(std::time::Duration::from_secs(300));
     command
 }

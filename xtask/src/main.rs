@@ -8,7 +8,6 @@
 mod checks;
 mod kernels;
 mod support;
-mod synth;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -40,7 +39,7 @@ enum Task {
         check: bool,
     },
     /// Write a GGUF file with random weights, in any shape and tensor type.
-    SynthModel(synth::Args),
+    SynthModel(ragtag_synth::Args),
 }
 
 /// The root of the workspace.
@@ -56,7 +55,7 @@ fn main() -> ExitCode {
         Task::Ci => checks::ci(&root()),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
-        Task::SynthModel(args) => synth::run(&args).map_err(|e| e.to_string()),
+        Task::SynthModel(args) => ragtag_synth::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

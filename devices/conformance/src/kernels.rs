@@ -36,7 +36,7 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
     let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
-    for case in cases(variant.kernel, SEED) {
+    for case in cases(variant.kernel, variant.layout, SEED) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

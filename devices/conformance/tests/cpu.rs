@@ -251,7 +251,10 @@ fn spoilt_copies_are_found() {
 
 #[test]
 fn missing_groups_are_found() {
-    finds(Fault::MissingGroups, &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/kv-append/"]);
+    finds(
+        Fault::MissingGroups,
+        &["kernel/add/", "kernel/matmul/", "kernel/attention/", "kernel/rope-append/"],
+    );
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl Architecture {
 
     /// Matrix instructions of RDNA 3 and 4. Those of gfx125x have other shapes.
     fn wmma(&self) -> bool {
-        matches!(self.number, 0x1100..=0x11ff | 0x1200..=0x124f)
+        matches!(self.number, 0x1100..=0x124f)
     }
 
     /// Matrix instructions of CDNA.

@@ -158,6 +158,21 @@ impl OpenClDevice {
         self.common.note(&error);
     }
 
+    /// Forgets programs, after the driver has.
+    ///
+    /// An event says that a command has ended, not that the driver is done with what it used: NVIDIA's sometimes crashes
+    /// in `clReleaseMemObject` a moment after the last event. Nothing of these programs is outstanding, so that this
+    /// waits no longer than for what else is in the queue.
+    fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Arc<Script>) -> bool) {
+        let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
+        if programs.peek().is_some()
+            && let Err(error) = self.feeder.lane(QueueKind::Compute).queue().api().finish()
+        {
+            tracing::debug!(%error, "the queue was not finished");
+        }
+        programs.for_each(drop);
+    }
+
     /// Passes an error on, and ends all queues if it is a loss.
     fn noted<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| self.common.note(error))
@@ -166,6 +181,12 @@ impl OpenClDevice {
 
 fn unknown(what: impl std::fmt::Display) -> Error {
     Error::invalid(format!("{what} is unknown to the device"))
+}
+
+impl Drop for OpenClDevice {
+    fn drop(&mut self) {
+        self.forget_programs(|_, _| true);
+    }
 }
 
 impl Device for OpenClDevice {
@@ -208,7 +229,7 @@ impl Device for OpenClDevice {
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
         // A program that names it is not submitted again, and would keep the memory.
-        self.programs.retain(|_, script| !script.uses_buffer(&buffer));
+        self.forget_programs(|_, script| script.uses_buffer(&buffer));
         self.memory.release(buffer);
         Ok(())
     }
@@ -236,13 +257,13 @@ impl Device for OpenClDevice {
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {
         let registered = self.regions.remove(&id).ok_or_else(|| unknown(id))?;
-        self.programs.retain(|_, script| !script.uses_region(&registered.region));
+        self.forget_programs(|_, script| script.uses_region(&registered.region));
         Ok(())
     }
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.common.check()?;
-        self.programs.remove(&id);
+        self.forget_programs(|known, _| *known == id);
         let steps = self.steps(commands);
         let mut steps = self.noted(steps)?;
         if let Some(functions) = self.found.command_buffers {
@@ -254,7 +275,7 @@ impl Device for OpenClDevice {
 
     /// A program that went away with a buffer or region of its own is forgotten already.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
-        self.programs.remove(&id);
+        self.forget_programs(|known, _| *known == id);
         Ok(())
     }
 

@@ -1,1 +1,459 @@
-//! x
+//! The device over a made-up driver: order, programs, points of other devices, failures, and that nothing is used after it
+//! was given back. What real drivers do is in the backends' tests and in the conformance suite.
+
+mod fake;
+
+use crate::{Pins, StreamDevice};
+use fake::{Fake, TOTAL_BYTES};
+use ragtag_hal::{
+    Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
+    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, HeapKind, HostRegion, KernelLanguage, Limits,
+    Memory, MemorySource, Module, ModuleId, ModuleSource, PhysicalIdentity, Point, ProgramId, QueueKind,
+    QueueLayout, RegionId, Result, Submission, TextEntry, Timeline, TimelineId, Work,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const WORDS: u32 = 256;
+
+fn adapter() -> Adapter {
+    let free = Some(TOTAL_BYTES);
+    Adapter {
+        backend: "fake".into(),
+        index: 0,
+        name: "threads".into(),
+        driver: "made up".into(),
+        kind: AdapterKind::Discrete,
+        identity: PhysicalIdentity::default(),
+        memory: vec![Memory {
+            heap: HeapKind::Device,
+            total_bytes: TOTAL_BYTES,
+            free_bytes: free,
+            source: MemorySource::Api,
+        }],
+        caps: Caps {
+            languages: [KernelLanguage::Ptx].into(),
+            features: [].into(),
+            queues: QueueLayout::Separate,
+            foreign_points: true,
+            records_programs: true,
+            max_allocation_bytes: TOTAL_BYTES,
+            max_binding_bytes: TOTAL_BYTES,
+            binding_alignment_bytes: 16,
+            parallel_units: 1,
+            max_work_group_items: 1024,
+            local_memory_bytes: 48 << 10,
+        },
+    }
+}
+
+/// Word g of the second binding becomes factor · word g of the first, plus one.
+static SCALE: EntryAbi = EntryAbi {
+    name: "scale",
+    bindings: &[Access::Read, Access::Write],
+    constants: 2,
+    extents: |constants, extents| extents.fill(u64::from(constants[1]) * 4),
+};
+
+/// Waits until the test lets it go on.
+static HOLD: EntryAbi = EntryAbi { name: "hold", bindings: &[], constants: 0, extents: |_, _| {} };
+
+const TEXT: &str = "scale 4\nhold 0";
+
+fn module(text: &str, names: &[&str], work_group: [u32; 3]) -> Module {
+    let entry = |name: &&str| TextEntry {
+        text: text.into(),
+        function: DeviceFunction { name: name.to_string(), work_group, dynamic_local_bytes: 0 },
+    };
+    let source =
+        ModuleSource::Text { language: KernelLanguage::Ptx, entries: names.iter().map(entry).collect() };
+    let abi = |name: &&str| if *name == "hold" { &HOLD } else { &SCALE };
+    Module { name: "test".into(), entries: names.iter().map(abi).collect(), source }
+}
+
+fn all(buffer: u32) -> BufferRange {
+    BufferRange { buffer: BufferId(buffer), offset: 0, bytes: u64::from(WORDS) * 4 }
+}
+
+fn scale(from: u32, to: u32, factor: u32) -> Command {
+    let binding = |buffer, access| Binding { range: all(buffer), access };
+    Command::Dispatch(Dispatch {
+        module: ModuleId(0),
+        entry: 0,
+        bindings: vec![binding(from, Access::Read), binding(to, Access::Write)],
+        constants: vec![factor, WORDS],
+        grid: [4, 1, 1],
+    })
+}
+
+fn hold() -> Command {
+    let (bindings, constants) = (vec![], vec![]);
+    Command::Dispatch(Dispatch { module: ModuleId(0), entry: 1, bindings, constants, grid: [1, 1, 1] })
+}
+
+fn fill(buffer: u32, word: u32) -> Command {
+    Command::Fill { to: all(buffer), word }
+}
+
+fn upload(buffer: u32) -> Command {
+    Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
+}
+
+fn download(buffer: u32) -> Command {
+    Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
+}
+
+/// A device with `scale` and `hold` in module 0, buffers 0 to 3 of `WORDS` words, and region 0 for one of them.
+struct Bench {
+    fake: Fake,
+    device: Checked,
+    region: Arc<HostRegion>,
+    next: [u64; 3],
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::of(Fake::default(), &Arc::default(), 0)
+    }
+
+    fn of(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16) -> Self {
+        let (driver, limits) = (Arc::new(fake.clone()), Limits::default());
+        let device = StreamDevice::open(DeviceId(id), adapter(), driver, Arc::clone(pins), &limits).unwrap();
+        let mut device = Checked::new(Box::new(device));
+        device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
+        let region = Arc::new(HostRegion::new(WORDS as usize * 4).unwrap());
+        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
+        (0..4).for_each(|id| device.create_buffer(BufferId(id), all(id).bytes).unwrap());
+        Self { fake, device, region, next: [0; 3] }
+    }
+
+    fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
+        self.next[queue.index()] += 1;
+        let signal = self.device.timeline(queue).id().at(self.next[queue.index()]);
+        self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
+    }
+
+    #[track_caller]
+    fn commands(&mut self, queue: QueueKind, commands: Vec<Command>, waits: &[Point]) -> Point {
+        self.try_submit(queue, Work::Commands(commands), waits).unwrap()
+    }
+
+    #[track_caller]
+    fn compute(&mut self, commands: Vec<Command>, waits: &[Point]) -> Point {
+        self.commands(QueueKind::Compute, commands, waits)
+    }
+
+    fn passed(&self, point: Point) -> bool {
+        self.device.timeline(point.timeline.queue).value() >= point.value
+    }
+
+    #[track_caller]
+    fn outcome(&self, point: Point) -> Option<Error> {
+        match self.device.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+            Ok(passed) => assert!(passed, "{point} takes too long"),
+            Err(error) => return Some(error.root().clone()),
+        }
+        None
+    }
+
+    #[track_caller]
+    fn wait(&self, point: Point) {
+        assert_eq!(self.outcome(point), None, "{point}");
+    }
+
+    fn fill_region(&self, word: u32) {
+        let mut region = self.region.write(0..WORDS as usize * 4).unwrap();
+        region.as_chunks_mut::<4>().0.iter_mut().for_each(|bytes| *bytes = word.to_ne_bytes());
+    }
+
+    /// The word that fills a buffer.
+    #[track_caller]
+    fn word(&mut self, buffer: u32) -> u32 {
+        let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
+        self.wait(point);
+        self.region_word()
+    }
+
+    /// The word that fills the region.
+    #[track_caller]
+    fn region_word(&self) -> u32 {
+        let region = self.region.read(0..WORDS as usize * 4).unwrap();
+        let words = region.as_chunks::<4>().0;
+        assert!(words.iter().all(|word| *word == words[0]), "{words:?}");
+        u32::from_ne_bytes(words[0])
+    }
+
+    /// Closes the device, after which nothing may be left.
+    #[track_caller]
+    fn close(self) {
+        let Self { fake, device, region, .. } = self;
+        let closing = std::thread::spawn(move || drop(device));
+        let start = std::time::Instant::now();
+        while !closing.is_finished() {
+            assert!(start.elapsed() < PATIENCE, "closing hangs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(fake.left(), (0, 0, 0, vec![]));
+        assert_eq!(Arc::strong_count(&region), 1);
+    }
+}
+
+fn abroad() -> Arc<Timeline> {
+    Timeline::new(TimelineId { device: DeviceId(900), queue: QueueKind::Download })
+}
+
+fn lost() -> Error {
+    Error::Lost { cause: "unplugged for a test".into() }
+}
+
+#[test]
+fn points_order_what_streams_do() {
+    let mut bench = Bench::new();
+    for round in 1..200 {
+        bench.fill_region(round);
+        let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
+        let computed = bench.compute(vec![fill(1, 0), scale(0, 1, 3), scale(1, 2, 5)], &[up]);
+        let down = bench.commands(QueueKind::Download, vec![download(2)], &[computed]);
+        bench.wait(down);
+        assert_eq!(bench.region_word(), 5 * (3 * round + 1) + 1);
+    }
+    bench.close();
+}
+
+#[test]
+fn a_submission_does_not_wait_and_neither_does_another_lane() {
+    let mut bench = Bench::new();
+    let held = bench.compute(vec![hold(), fill(0, 7)], &[]);
+    let behind = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
+    let beside = bench.commands(QueueKind::Upload, vec![], &[]);
+    bench.wait(beside);
+    assert!(!bench.passed(held) && !bench.passed(behind));
+    bench.fake.release();
+    bench.wait(behind);
+    assert_eq!(bench.region_word(), 7);
+    bench.close();
+}
+
+#[test]
+fn programs_are_graphs_launched_unchanged() {
+    let mut bench = Bench::new();
+    bench.device.record(ProgramId(0), vec![upload(0), scale(0, 1, 3), scale(1, 2, 1), download(2)]).unwrap();
+    let launches = bench.fake.calls("launch");
+    for round in 1..10 {
+        bench.fill_region(round);
+        let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+        bench.wait(ran);
+        assert_eq!(bench.region_word(), 3 * round + 2);
+    }
+    assert_eq!((bench.fake.calls("play"), bench.fake.calls("launch")), (9, launches));
+    bench.device.destroy_program(ProgramId(0)).unwrap();
+    assert_eq!(bench.fake.left().2, 0, "its graph goes with it");
+    bench.close();
+}
+
+#[test]
+fn programs_that_a_driver_does_not_record_run_all_the_same() {
+    for call in ["begin_capture", "launch", "end_capture"] {
+        let mut bench = Bench::new();
+        bench.fake.refuse(call, Error::Api { call: call.into(), code: 900 });
+        bench.device.record(ProgramId(0), vec![fill(0, 4), scale(0, 1, 3), scale(1, 2, 1)]).unwrap();
+        for _ in 0..3 {
+            let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+            bench.wait(ran);
+            assert_eq!(bench.word(2), 14);
+        }
+        assert_eq!(bench.fake.calls("play"), 0, "{call}");
+        bench.close();
+    }
+}
+
+#[test]
+fn what_waits_for_another_device_is_enqueued_when_the_point_passes() {
+    let mut bench = Bench::new();
+    let timeline = abroad();
+    bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
+    let before = bench.compute(vec![fill(0, 1)], &[]);
+    let held = bench.compute(vec![fill(0, 2)], &[timeline.id().at(1)]);
+    let behind = bench.compute(vec![scale(0, 1, 10)], &[]);
+    let across = bench.commands(QueueKind::Download, vec![download(1)], &[behind]);
+    bench.wait(before);
+    std::thread::sleep(Duration::from_millis(5));
+    assert!(!bench.passed(held) && bench.fake.calls("fill") == 1, "nothing of it is enqueued");
+    timeline.advance(1);
+    bench.wait(across);
+    assert_eq!(bench.region_word(), 21);
+    bench.close();
+}
+
+#[test]
+fn what_waits_for_a_device_that_fails_is_never_enqueued() {
+    let mut bench = Bench::new();
+    let timeline = abroad();
+    bench.device.import_timeline(Arc::clone(&timeline)).unwrap();
+    let before = bench.compute(vec![fill(0, 1)], &[]);
+    let held = bench.compute(vec![fill(0, 2)], &[timeline.id().at(1)]);
+    let behind = bench.compute(vec![fill(0, 3)], &[]);
+    let across = bench.commands(QueueKind::Upload, vec![upload(0)], &[behind]);
+    timeline.fail(lost());
+    bench.wait(before);
+    for point in [held, behind, across] {
+        assert_eq!(bench.outcome(point), Some(lost()), "{point}");
+    }
+    assert_eq!((bench.fake.calls("fill"), bench.fake.calls("upload")), (1, 0));
+    assert_eq!(bench.word(0), 1, "the third queue goes on");
+    bench.close();
+}
+
+#[test]
+fn a_loss_is_told_once_and_ends_everything() {
+    let mut bench = Bench::new();
+    let held = bench.compute(vec![hold()], &[]);
+    let across = bench.commands(QueueKind::Download, vec![download(0)], &[held]);
+    bench.fake.lose(lost());
+    assert_eq!((bench.outcome(held), bench.outcome(across)), (Some(lost()), Some(lost())));
+    // Whatever calls say later, the first loss is the one that counts.
+    bench.fake.lose(Error::Lost { cause: "said later".into() });
+    let late = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
+    assert_eq!(late, Err(lost()));
+    assert_eq!(bench.device.create_buffer(BufferId(9), 64), Err(lost()));
+    assert_eq!(bench.device.record(ProgramId(0), vec![]), Err(lost()));
+    assert_eq!(bench.device.memory().err(), Some(lost()));
+    bench.close();
+}
+
+#[test]
+fn a_loss_that_a_call_reports_ends_all_queues() {
+    type Call = fn(&mut Bench) -> Result<()>;
+    let calls: [(&str, Call); 5] = [
+        ("allocate", |bench| bench.device.create_buffer(BufferId(9), 64)),
+        ("load", |bench| bench.device.create_module(ModuleId(9), &module(TEXT, &["hold"], [1; 3]))),
+        ("heap", |bench| bench.device.memory().map(drop)),
+        ("end_capture", |bench| bench.device.record(ProgramId(0), vec![fill(0, 1), fill(1, 2)])),
+        ("fill", |bench| {
+            bench.try_submit(QueueKind::Compute, Work::Commands(vec![fill(0, 1)]), &[]).map(drop)
+        }),
+    ];
+    for (name, call) in calls {
+        let mut bench = Bench::new();
+        bench.fake.refuse(name, lost());
+        assert_eq!(call(&mut bench), Err(lost()), "{name}");
+        for queue in QueueKind::ALL {
+            assert_eq!(bench.device.timeline(queue).failure(), Some(lost()), "{name}, {queue:?}");
+        }
+        bench.close();
+    }
+}
+
+#[test]
+fn a_refused_submission_fails_its_queue_alone() {
+    let mut bench = Bench::new();
+    let error = Error::Api { call: "launch".into(), code: 701 };
+    bench.fake.refuse("launch", error.clone());
+    let work = Work::Commands(vec![fill(0, 6), scale(0, 1, 1)]);
+    assert_eq!(bench.try_submit(QueueKind::Compute, work, &[]), Err(error.clone()));
+    assert_eq!(bench.device.timeline(QueueKind::Compute).failure(), Some(error));
+    let up = bench.commands(QueueKind::Upload, vec![upload(2)], &[]);
+    bench.wait(up);
+    bench.close();
+}
+
+#[test]
+fn a_device_that_is_closed_keeps_what_still_runs() {
+    let mut bench = Bench::new();
+    bench.device.record(ProgramId(0), vec![hold(), upload(0), scale(0, 1, 3), fill(2, 1)]).unwrap();
+    bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[]).unwrap();
+    let fake = bench.fake.clone();
+    let release = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        fake.release();
+    });
+    bench.close();
+    release.join().unwrap();
+}
+
+#[test]
+fn memory_comes_and_goes_with_sizes_in_the_error() {
+    let mut bench = Bench::new();
+    let free = bench.device.memory().unwrap()[0].free_bytes.unwrap();
+    let wanted = TOTAL_BYTES - 64;
+    assert_eq!(
+        bench.device.create_buffer(BufferId(9), wanted),
+        Err(Error::OutOfMemory { wanted, free: Some(free) })
+    );
+    // The device says that this fits, and its memory lies in pieces.
+    bench.fake.refuse("allocate", Error::OutOfMemory { wanted: 0, free: None });
+    let wanted = 4096;
+    assert_eq!(
+        bench.device.create_buffer(BufferId(9), wanted),
+        Err(Error::OutOfMemory { wanted, free: None })
+    );
+    bench.device.create_buffer(BufferId(9), free / 2).unwrap();
+    bench.device.destroy_buffer(BufferId(9)).unwrap();
+    assert_eq!(bench.device.memory().unwrap()[0].free_bytes, Some(free), "what the pool keeps is free");
+    bench.device.create_buffer(BufferId(9), free / 4 * 3).unwrap();
+    bench.close();
+}
+
+#[test]
+fn a_region_is_pinned_once_for_all_devices() {
+    let (fake, pins) = (Fake::default(), Arc::default());
+    let (mut a, mut b) = (Bench::of(fake.clone(), &pins, 0), Bench::of(fake.clone(), &pins, 1));
+    assert_eq!(fake.calls("pin"), 2);
+    for device in [&mut a.device, &mut b.device] {
+        (1..3).for_each(|id| device.register_region(RegionId(id), Arc::clone(&a.region)).unwrap());
+    }
+    assert_eq!(fake.calls("pin"), 2, "it is pinned already");
+    (0..3).for_each(|id| a.device.unregister_region(RegionId(id)).unwrap());
+    assert_eq!(fake.calls("unpin"), 0, "another device has it still");
+    (1..3).for_each(|id| b.device.unregister_region(RegionId(id)).unwrap());
+    assert_eq!(fake.calls("unpin"), 1);
+    // A driver that pins nothing copies all the same.
+    fake.refuse("pin", Error::Api { call: "pin".into(), code: 2 });
+    a.device.register_region(RegionId(0), Arc::clone(&a.region)).unwrap();
+    assert_eq!(fake.left().1, 1);
+    drop(b);
+    a.close();
+}
+
+#[test]
+fn modules_are_held_to_what_the_driver_says() {
+    let mut bench = Bench::new();
+    let mut create = |text: &str, names: &[&str], work_group| {
+        let created = bench.device.create_module(ModuleId(1), &module(text, names, work_group));
+        created.map(|()| bench.device.destroy_module(ModuleId(1)).unwrap())
+    };
+    let log = Error::Compile { log: "here".into() };
+    assert_eq!(create("broken here", &["scale"], [64, 1, 1]), Err(log));
+    assert!(matches!(create(TEXT, &["other"], [64, 1, 1]), Err(Error::Compile { .. })));
+    assert!(
+        matches!(create("scale 3", &["scale"], [64, 1, 1]), Err(Error::Invalid { what }) if what.contains("3 parameters"))
+    );
+    assert!(
+        matches!(create(TEXT, &["scale"], [64, 10, 1]), Err(Error::Unsupported { what }) if what.contains("640"))
+    );
+    assert_eq!(create(TEXT, &["scale", "hold", "scale"], [512, 1, 1]), Ok(()));
+    let mut foreign = module(TEXT, &["scale"], [64, 1, 1]);
+    foreign.source = ModuleSource::Text { language: KernelLanguage::HipC, entries: vec![] };
+    foreign.entries.clear();
+    assert!(matches!(bench.device.create_module(ModuleId(1), &foreign), Err(Error::Unsupported { .. })));
+    bench.close();
+}
+
+#[test]
+fn timings_lie_in_order() {
+    let mut bench = Bench::new();
+    let mut timings = Vec::new();
+    for _ in 0..20 {
+        let ran = bench.compute(vec![fill(0, 1), scale(0, 1, 3)], &[]);
+        bench.wait(ran);
+    }
+    bench.device.take_timings(&mut timings);
+    assert_eq!(timings.len(), 20);
+    let now_ns = ragtag_hal::Timing::now_ns();
+    for timing in &timings {
+        assert!(timing.start_ns <= timing.end_ns && timing.end_ns <= now_ns, "{timing:?}");
+    }
+    assert!(timings.is_sorted_by_key(|timing| timing.end_ns), "{timings:?}");
+    bench.close();
+}

@@ -38,12 +38,10 @@ fn attention_half(
 ) -> Result<NodeIndex, ModelError> {
     let name = |part: &str| format!("blk.{layer}.{part}.weight");
     let normed = b.rms_norm(x, &name("attn_norm"), h.epsilon)?;
-    let q = b.matmul(normed, &name("attn_q"), h.heads * h.head_dimensions)?;
-    let k = b.matmul(normed, &name("attn_k"), h.kv_heads * h.head_dimensions)?;
-    let v = b.matmul(normed, &name("attn_v"), h.kv_heads * h.head_dimensions)?;
-    let q = b.rope(q, h.heads, h.rope_pairing);
-    let k = b.rope(k, h.kv_heads, h.rope_pairing);
-    let mut attended = b.attention(q, k, v, layer);
+    let (q, kv) = (h.heads * h.head_dimensions, h.kv_heads * h.head_dimensions);
+    let weights = [(&*name("attn_q"), q), (&*name("attn_k"), kv), (&*name("attn_v"), kv)];
+    let qkv = b.joint_matmul(normed, &weights)?;
+    let mut attended = b.attention(qkv, h.rope_pairing, layer, q);
     if options.sub_norms {
         attended = b.rms_norm(attended, &name("attn_sub_norm"), h.epsilon)?;
     }
@@ -60,9 +58,9 @@ fn feed_forward_half(
 ) -> Result<NodeIndex, ModelError> {
     let name = |part: &str| format!("blk.{layer}.{part}.weight");
     let normed = b.rms_norm(x, &name("ffn_norm"), h.epsilon)?;
-    let gate = b.matmul(normed, &name("ffn_gate"), h.feed_forward)?;
-    let up = b.matmul(normed, &name("ffn_up"), h.feed_forward)?;
-    let mut hidden = b.silu_mul(gate, up);
+    let weights = [(&*name("ffn_gate"), h.feed_forward), (&*name("ffn_up"), h.feed_forward)];
+    let gate_up = b.joint_matmul(normed, &weights)?;
+    let mut hidden = b.silu_mul(gate_up);
     if options.sub_norms {
         hidden = b.rms_norm(hidden, &name("ffn_sub_norm"), h.epsilon)?;
     }

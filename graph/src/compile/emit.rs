@@ -1,13 +1,15 @@
 //! Writes the dispatches of a program: for each node its kernel's arguments and constants, as the kernel's ABI has them.
 
-use super::{CompileError, ROPE_FREQUENCIES, kv_layers, output_bytes, storage::Storage};
+use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
 use crate::model::{Lowering, Model};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
+use crate::passes::WIDENED;
 use crate::program::{Place, Slice, Step, WeightBuffer};
+use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
 use ragtag_kernels::params::{LOGIT_ROWS, ParamsShape, ROWS};
-use ragtag_kernels::{Kernel, Variant};
+use ragtag_kernels::{Kernel, Layout, Resident, TensorType, Variant};
 use std::ops::Range;
 
 /// A binding before its access is known: place, first byte, number of bytes.
@@ -59,43 +61,57 @@ impl Emitter<'_> {
                 let arguments = vec![inputs[0], self.weight(weight), self.output(index)];
                 (Kernel::RmsNorm(*output), arguments, vec![rows, count, node.width, epsilon.to_bits()])
             }
-            Operator::Quantize => {
-                (Kernel::Quantize, vec![inputs[0], self.output(index)], vec![rows, count, node.width])
+            Operator::Quantize { output } => (
+                Kernel::Quantize(*output),
+                vec![inputs[0], self.output(index)],
+                vec![rows, count, node.width],
+            ),
+            Operator::Widen { weights, rows: n } => {
+                let tensor_type = self.matrix(weights)?.tensor_type();
+                let arguments = vec![self.weight(&weights.name()), self.output(index)];
+                (Kernel::Widen(tensor_type), arguments, vec![*n, node.width])
             }
-            Operator::MatMul { weight, activations } => {
-                let tensor = self.model.tensor(weight)?;
-                let accumulate = u32::from(inputs.len() == 2);
-                let constants = vec![rows, count, node.width, tensor.columns() as u32, accumulate];
-                let arguments = vec![self.weight(weight), inputs[0], self.output(index)];
-                (Kernel::MatMul(tensor.tensor_type, *activations), arguments, constants)
+            Operator::MatMul { weights, activations, column, accumulate } => {
+                let matrix = self.matrix(weights)?;
+                let (n, k) = (matrix.rows() as u32, matrix.columns() as u32);
+                let constants = vec![rows, count, n, k, u32::from(*accumulate), node.width];
+                let y = self.columns(index, *column, n);
+                let (tensor_type, matrix) = match self.graph.input(index, WIDENED) {
+                    Some(widened) => (TensorType::F16, self.output(widened)),
+                    None => (matrix.tensor_type(), self.weight(&weights.name())),
+                };
+                (Kernel::MatMul(tensor_type, *activations), vec![matrix, inputs[0], y], constants)
             }
-            Operator::Rope { heads, pairing } => {
+            Operator::RopeAppend { layer, pairing } => {
                 let halves = u32::from(*pairing == RopePairing::Halves);
-                let constants = vec![rows, *heads, h.head_dimensions, h.rope_dimensions, halves];
-                (Kernel::Rope, vec![self.weight(ROPE_FREQUENCIES), self.output(index)], constants)
-            }
-            Operator::KvAppend { layer } => {
                 let mut constants = self.cache_constants();
-                constants.extend([h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
-                let arguments = [inputs[0], inputs[1]].into_iter().chain(cache(*layer)).collect();
-                (Kernel::KvAppend(self.lowering.kv), arguments, constants)
-            }
-            Operator::Attention { layer } => {
-                let scale = 1.0 / (h.head_dimensions as f32).sqrt();
-                let mut constants = self.cache_constants();
-                constants.extend([
-                    h.heads,
-                    h.kv_heads,
-                    h.head_dimensions,
-                    self.lowering.cache_blocks(),
-                    scale.to_bits(),
-                ]);
+                constants.extend([h.rope_dimensions, halves]);
                 let [keys, values] = cache(*layer);
-                let arguments = vec![inputs[0], keys, values, self.output(index)];
-                (Kernel::Attention(self.lowering.kv), arguments, constants)
+                let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
+                (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
+            }
+            Operator::Attention { layer } | Operator::AttentionPartial { layer, .. } => {
+                let scale = 1.0 / (h.head_dimensions as f32).sqrt();
+                let qkv = self.graph.inputs(index)[0];
+                let mut constants = self.cache_constants();
+                constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
+                let kernel = match node.operator {
+                    Operator::AttentionPartial { splits, .. } => {
+                        constants.push(splits);
+                        Kernel::AttentionPartial(self.lowering.kv)
+                    }
+                    _ => Kernel::Attention(self.lowering.kv),
+                };
+                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
+                let [keys, values] = cache(*layer);
+                (kernel, vec![q, keys, values, self.output(index)], constants)
+            }
+            Operator::AttentionMerge { splits, output } => {
+                let constants = vec![rows, count, h.heads, h.head_dimensions, *splits];
+                (Kernel::AttentionMerge(*output), vec![inputs[0], self.output(index)], constants)
             }
             Operator::SiluMul { output } => {
-                let arguments = vec![inputs[0], inputs[1], self.output(index)];
+                let arguments = vec![inputs[0], self.output(index)];
                 (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width])
             }
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
@@ -121,8 +137,10 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        let params = (Place::Params, 0, self.params.bytes());
-        let slices = std::iter::once(params)
+        // Only the widening of weights knows nothing of the micro-batch.
+        let params = (!matches!(kernel, Kernel::Widen(_))).then_some((Place::Params, 0, self.params.bytes()));
+        let slices = params
+            .into_iter()
             .chain(arguments)
             .zip(variant.abi.bindings)
             .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
@@ -133,24 +151,36 @@ impl Emitter<'_> {
 
     /// Capacity of a node's rows, and the parameter word that counts them.
     fn rows(&self, node: &Node) -> (u32, u32) {
-        match node.rows {
-            Rows::Tokens => (self.params.rows, ROWS),
-            Rows::Logits => (self.params.logit_rows, LOGIT_ROWS),
-        }
+        let count = match node.rows {
+            Rows::Tokens => ROWS,
+            Rows::Logits => LOGIT_ROWS,
+        };
+        (capacity(node.rows, &self.params), count)
     }
 
+    /// What kernels that know the cache start with: the parameters' capacities, heads, blocks.
     fn cache_constants(&self) -> Vec<u32> {
-        let p = self.params;
-        vec![p.rows, p.sequences, p.table_blocks, p.logit_rows]
+        let (p, h) = (self.params, self.model.hyperparameters());
+        let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
+        constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
+        constants
     }
 
     fn output(&self, node: NodeIndex) -> Argument {
-        if self.graph.node(node).width == 0 {
-            // The cache as an input only orders; its buffers are named by layer.
-            return (Place::Params, 0, 0);
-        }
         let (place, offset) = self.storage.of(node);
         (place, offset, output_bytes(self.graph.node(node), &self.params))
+    }
+
+    /// Columns of a node's output: from the first row's to the last row's.
+    fn columns(&self, node: NodeIndex, first: u32, count: u32) -> Argument {
+        let (place, offset, bytes) = self.output(node);
+        let left_out = u64::from(self.graph.node(node).width.saturating_sub(count)) * 4;
+        (place, offset + u64::from(first) * 4, bytes.saturating_sub(left_out))
+    }
+
+    /// Type and shape of a product's weights.
+    fn matrix(&self, weights: &Stack) -> Result<Resident, CompileError> {
+        Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
     }
 
     fn weight(&self, name: &str) -> Argument {

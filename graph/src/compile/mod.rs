@@ -11,10 +11,12 @@ mod storage;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
+use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
+use ragtag_kernels::attention::partial;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
-use ragtag_kernels::{Activations, Kernel, Variant};
+use ragtag_kernels::{Activations, Kernel, Layout, TensorType, Variant, activations_for, layout_for};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use storage::Storage;
@@ -56,13 +58,17 @@ pub fn compile(
     lowering: &Lowering,
     caps: &Caps,
 ) -> Result<CompiledStage, CompileError> {
-    let graph = model.graph(lowering.activations);
-    let weights = weight_buffers(model, &graph, segments.clone())?;
+    let plain = model.graph(Activations::F32);
+    let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
+        let splits = attention_splits(model, lowering, caps, rows);
+        let graph = model.lowered(splits, |tensor_type, rows| {
+            activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
+        });
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let mut emitter =
@@ -81,7 +87,7 @@ pub fn compile(
                 .ok_or(CompileError::Languages)?,
         },
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
-        kv_bytes: kv_bytes(model, &graph, &segments, lowering),
+        kv_bytes: kv_bytes(model, &plain, &segments, lowering),
         scratch_bytes,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
@@ -93,16 +99,44 @@ pub fn compile(
     Ok(stage)
 }
 
-/// Scratch that segments take at the largest micro-batch.
-pub(crate) fn scratch_bytes(
-    model: &Model,
-    graph: &OperatorGraph,
-    segments: Range<usize>,
-    lowering: &Lowering,
-) -> Result<u64, ModelError> {
-    debug_assert!(segments.end <= model.segment_count());
-    let params = params_shape(lowering, lowering.chunk);
-    Ok(Storage::plan(graph, segments, &params)?.scratch_bytes)
+/// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
+/// not depend on the rows, so that a row's result does not, and gives each of a device's units one group at most: a second one
+/// that had to wait would double the time.
+fn attention_splits(model: &Model, lowering: &Lowering, caps: &Caps, rows: u32) -> Option<u32> {
+    let merges = Activations::ALL.map(Kernel::AttentionMerge);
+    let kernels = [Kernel::AttentionPartial(lowering.kv)].into_iter().chain(merges);
+    if !kernels.into_iter().all(|kernel| ragtag_kernels::preferred(kernel, caps, rows).is_some()) {
+        return None;
+    }
+    let splits = caps.parallel_units / model.hyperparameters().kv_heads.max(1);
+    Some(splits.clamp(1, most_splits(lowering)))
+}
+
+/// Most runs that a program has: none is empty at the full context.
+fn most_splits(lowering: &Lowering) -> u32 {
+    partial::MAX_SPLITS.min(lowering.table_blocks()).max(1)
+}
+
+/// The programs of which one takes the most scratch, on any device: that of the largest micro-batch, and that of the
+/// largest for which attention may be split.
+pub(crate) struct Largest([(OperatorGraph, ParamsShape); 2]);
+
+impl Largest {
+    /// With products in the form that is said of their weights' type.
+    pub(crate) fn new(model: &Model, lowering: &Lowering, form: impl Fn(TensorType) -> Activations) -> Self {
+        let program = |splits, rows| (model.lowered(splits, |t, _| form(t)), params_shape(lowering, rows));
+        let split = program(Some(most_splits(lowering)), lowering.chunk.min(partial::MAX_ROWS));
+        Self([program(None, lowering.chunk), split])
+    }
+
+    /// Scratch that segments take at most.
+    pub(crate) fn scratch_bytes(&self, segments: Range<usize>) -> Result<u64, ModelError> {
+        let mut most = 0;
+        for (graph, params) in &self.0 {
+            most = most.max(Storage::plan(graph, segments.clone(), params)?.scratch_bytes);
+        }
+        Ok(most)
+    }
 }
 
 /// The buckets of rows for micro-batches of up to `chunk` rows.
@@ -126,7 +160,11 @@ pub(crate) fn weight_buffers(
     model: &Model,
     graph: &OperatorGraph,
     segments: Range<usize>,
+    kept: impl Fn(TensorType) -> Layout,
 ) -> Result<Vec<WeightBuffer>, ModelError> {
+    let matrix = |stack: &Stack| {
+        Ok::<_, ModelError>(WeightContent::Matrix(StackedMatrix::new(model.weights(), stack, &kept)?))
+    };
     let mut buffers: Vec<WeightBuffer> = Vec::new();
     let mut seen = BTreeSet::new();
     for index in graph.ordered() {
@@ -135,14 +173,13 @@ pub(crate) fn weight_buffers(
             continue;
         }
         let (name, content) = match operator {
-            Operator::Embed { table: name } | Operator::MatMul { weight: name, .. } => {
-                (name.clone(), WeightContent::matrix(model, name)?)
-            }
+            Operator::Embed { table } => (table.clone(), matrix(&Stack::of(table))?),
+            Operator::MatMul { weights, .. } => (weights.name(), matrix(weights)?),
             Operator::RmsNorm { weight, .. } => {
                 let values = model.tensor(weight)?.columns();
                 (weight.clone(), WeightContent::Vector { values })
             }
-            Operator::Rope { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
+            Operator::RopeAppend { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
             _ => continue,
         };
         if seen.insert(name.clone()) {
@@ -182,7 +219,7 @@ fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lower
 /// The layers whose caches the segments hold, in order.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
     let layer = |node: &Node| match node.operator {
-        Operator::KvAppend { layer } if segments.contains(&node.segment) => Some(layer),
+        Operator::RopeAppend { layer, .. } if segments.contains(&node.segment) => Some(layer),
         _ => None,
     };
     graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()
@@ -202,21 +239,22 @@ fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> 
 
 /// Rows and bytes of a node's output.
 pub(crate) fn output_bytes(node: &Node, params: &ParamsShape) -> u64 {
-    let rows = match node.rows {
-        Rows::Tokens => params.rows,
-        Rows::Logits => params.logit_rows,
+    let (rows, form) = match node.operator {
+        Operator::Widen { rows, .. } => return ragtag_kernels::widen::out_bytes(rows, node.width),
+        Operator::Quantize { output }
+        | Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output }
+        | Operator::AttentionMerge { output, .. } => (capacity(node.rows, params), output),
+        _ => (capacity(node.rows, params), Activations::F32),
     };
-    u64::from(rows) * output_row_bytes(node)
+    u64::from(rows) * form.row_bytes(node.width as usize) as u64
 }
 
-fn output_row_bytes(node: &Node) -> u64 {
-    match node.operator {
-        Operator::Quantize
-        | Operator::RmsNorm { output: Activations::Int8, .. }
-        | Operator::SiluMul { output: Activations::Int8 } => {
-            ragtag_kernels::quantize::row_bytes(node.width as usize) as u64
-        }
-        _ => u64::from(node.width) * 4,
+/// How many rows a tensor has room for.
+fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
+    match rows {
+        Rows::Tokens => params.rows,
+        Rows::Logits => params.logit_rows,
     }
 }
 

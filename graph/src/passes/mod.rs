@@ -2,6 +2,10 @@
 
 mod quantize;
 mod residual;
+mod split;
+mod widen;
 
 pub(crate) use quantize::quantize_activations;
 pub(crate) use residual::fuse_residuals;
+pub(crate) use split::split_attention;
+pub(crate) use widen::{WIDENED, widen_weights};

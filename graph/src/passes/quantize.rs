@@ -1,52 +1,56 @@
-//! Int8 activations where the weights of a product are quantised: the norm or gate before it writes them directly if
-//! nobody needs its floats, else a quantise node stands between, shared by all who want it.
+//! The form in which activations enter products: the norm or gate before a product writes it directly if all who read want
+//! the same one, else a quantise node stands between, shared by all who want that form.
 
-use crate::op::{Node, Operator, OperatorGraph};
+use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::stack::Stack;
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::Activations;
+use std::collections::BTreeMap;
 
-/// Gives int8 activations to every product for which `wants_int8` says so of its weight.
-pub(crate) fn quantize_activations(graph: &mut OperatorGraph, wants_int8: impl Fn(&str) -> bool) {
+/// Gives every product the activations that `form` says for its weights and rows.
+pub(crate) fn quantize_activations(graph: &mut OperatorGraph, form: impl Fn(&Stack, Rows) -> Activations) {
     for source in graph.ordered() {
-        let readers: Vec<NodeIndex> = graph
-            .consumers(source)
-            .into_iter()
-            .filter(|&(consumer, input)| {
-                input == 0
-                    && matches!(&graph.node(consumer).operator, Operator::MatMul { weight, .. } if wants_int8(weight))
-            })
-            .map(|(consumer, _)| consumer)
-            .collect();
-        if readers.is_empty() {
-            continue;
-        }
-        for &reader in &readers {
-            if let Operator::MatMul { activations, .. } = &mut graph.node_mut(reader).operator {
-                *activations = Activations::Int8;
+        let mut readers: BTreeMap<Activations, Vec<NodeIndex>> = BTreeMap::new();
+        for (consumer, input) in graph.consumers(source) {
+            let node = graph.node(consumer);
+            if let (Operator::MatMul { weights, .. }, 0) = (&node.operator, input) {
+                readers.entry(form(weights, node.rows)).or_default().push(consumer);
             }
         }
-        let all = readers.len() == graph.consumers(source).len();
-        if !(all && writes_int8(graph, source)) {
-            insert(graph, source, &readers);
+        readers.remove(&Activations::F32);
+        for (form, readers) in readers {
+            for &reader in &readers {
+                if let Operator::MatMul { activations, .. } = &mut graph.node_mut(reader).operator {
+                    *activations = form;
+                }
+            }
+            let all = readers.len() == graph.consumers(source).len();
+            if !(all && writes(graph, source, form)) {
+                insert(graph, source, form, &readers);
+            }
         }
     }
 }
 
-/// Turns a node that can write int8 activations into one that does.
-fn writes_int8(graph: &mut OperatorGraph, source: NodeIndex) -> bool {
+/// Turns a node that can write activations in other forms into one that does.
+fn writes(graph: &mut OperatorGraph, source: NodeIndex, form: Activations) -> bool {
     match &mut graph.node_mut(source).operator {
-        Operator::RmsNorm { output, .. } | Operator::SiluMul { output } => {
-            *output = Activations::Int8;
+        Operator::RmsNorm { output, .. }
+        | Operator::SiluMul { output }
+        | Operator::AttentionMerge { output, .. } => {
+            *output = form;
             true
         }
         _ => false,
     }
 }
 
-fn insert(graph: &mut OperatorGraph, source: NodeIndex, readers: &[NodeIndex]) {
+fn insert(graph: &mut OperatorGraph, source: NodeIndex, form: Activations, readers: &[NodeIndex]) {
     let before = graph.node(source).clone();
-    let order = (before.order.0, before.order.1 + 1);
-    let quantize = graph.add(Node { operator: Operator::Quantize, order, ..before }, &[source]);
+    // One place for each form, should several stand behind one source.
+    let order = (before.order.0, before.order.1 + 1 + form as u32);
+    let operator = Operator::Quantize { output: form };
+    let quantize = graph.add(Node { operator, order, ..before }, &[source]);
     for &reader in readers {
         graph.connect(quantize, reader, 0);
     }

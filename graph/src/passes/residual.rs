@@ -13,6 +13,9 @@ pub(crate) fn fuse_residuals(graph: &mut OperatorGraph) {
         if !alone || !matches!(graph.node(product).operator, Operator::MatMul { .. }) {
             continue;
         }
+        if let Operator::MatMul { accumulate, .. } = &mut graph.node_mut(product).operator {
+            *accumulate = true;
+        }
         for (consumer, input) in graph.consumers(add) {
             graph.connect(product, consumer, input);
         }

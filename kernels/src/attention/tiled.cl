@@ -10,27 +10,26 @@
 // Floats from the weights of one position to those of the next.
 #define WEIGHTS (QUERIES + 4)
 
-// Where a query stands in the launch; `seen` is how many positions it sees.
+// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
 typedef struct {
-    size_t at;
+    uint row;
+    uint head;
     uint seen;
 } Query;
 
 // Query `i` of a run of rows: row after row, each with its heads.
-FN Query query_of(
-    Lists lists, uint i, uint queries, uint first_row, uint heads, uint kv_heads, uint kv_head, uint head_dim
-) {
-    uint group = heads / kv_heads, row = first_row + min(i, queries - 1) / group;
+FN Query query_of(Lists lists, uint i, uint queries, uint first_row, uint group, uint kv_head) {
     Query query;
-    query.at = ((size_t)row * heads + kv_head * group + min(i, queries - 1) % group) * head_dim;
-    query.seen = lists.positions[row] + 1;
+    query.row = first_row + min(i, queries - 1) / group;
+    query.head = kv_head * group + min(i, queries - 1) % group;
+    query.seen = lists.positions[query.row] + 1;
     return query;
 }
 
 KERNEL(ITEMS) attention_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT q, const GLOBAL KV *RESTRICT keys,
     const GLOBAL KV *RESTRICT values, GLOBAL float *RESTRICT out, uint rows, uint sequences, uint table_blocks,
-    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale
+    uint logit_rows, uint heads, uint kv_heads, uint head_dim, uint cache_blocks, uint scale, uint stride
 ) {
     BEGIN();
     SHARED float query[DIMS * QUERIES] ALIGNED;
@@ -64,13 +63,14 @@ KERNEL(ITEMS) attention_tiled(
         }
         uint queries = (next - row) * group;
         for (uint first_query = 0; first_query < queries; first_query += QUERIES) {
-            Query mine = query_of(at, first_query + ITEM / 16, queries, row, heads, kv_heads, kv_head, head_dim);
+            Query mine = query_of(at, first_query + ITEM / 16, queries, row, group, kv_head);
+            const GLOBAL float *from = q + (size_t)mine.row * stride + (size_t)mine.head * head_dim;
             for (uint turn = 0; turn < head_dim; turn += DIMS) {
                 float acc[4][DIMS / 64], sum = 0.0f, largest = -INFINITE;
                 uint seen[4];
                 #pragma unroll
                 for (uint i = 0; i < 4; i++) {
-                    seen[i] = query_of(at, first_query + set + i, queries, row, heads, kv_heads, kv_head, head_dim).seen;
+                    seen[i] = query_of(at, first_query + set + i, queries, row, group, kv_head).seen;
                     #pragma unroll
                     for (uint j = 0; j < DIMS / 64; j++) acc[i][j] = 0.0f;
                 }
@@ -82,7 +82,7 @@ KERNEL(ITEMS) attention_tiled(
                         uint dims = min((uint)DIMS, head_dim - d0);
                         BARRIER(); // all have done with what was there
                         for (uint d = ITEM % 16; d < dims; d += 16) {
-                            query[d * QUERIES + ITEM / 16] = q[mine.at + d0 + d];
+                            query[d * QUERIES + ITEM / 16] = from[d0 + d];
                         }
                         BARRIER();
                         if (used && first + lane <= last) {
@@ -153,8 +153,8 @@ KERNEL(ITEMS) attention_tiled(
                     if (first_query + set + i >= queries) continue;
                     float total = 0.0f;
                     for (uint s = 0; s < 16; s++) total += partial[(set + i) * 17 + s];
-                    GLOBAL float *to =
-                        out + query_of(at, first_query + set + i, queries, row, heads, kv_heads, kv_head, head_dim).at;
+                    Query query_out = query_of(at, first_query + set + i, queries, row, group, kv_head);
+                    GLOBAL float *to = out + ((size_t)query_out.row * heads + query_out.head) * head_dim;
                     #pragma unroll
                     for (uint j = 0; j < DIMS / 64; j++) {
                         uint dim = turn + lane + j * 64;

@@ -4,10 +4,14 @@
 //! few functions that each tensor type has: a new type is one more file in `weights/`. The prelude is all that is a language's
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
+mod decode;
+mod matrix_units;
 mod rows;
+mod streams;
 mod weights;
 
 use crate::kernel::Kernel;
+use crate::layout::{Layout, layout_in};
 use crate::table::{Code, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
@@ -17,7 +21,9 @@ const LANGUAGES: [KernelLanguage; 3] = [KernelLanguage::OpenClC, KernelLanguage:
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    let mut out = rows::variants();
+    let mut out = decode::variants();
+    out.extend(rows::variants());
+    out.extend(matrix_units::products());
     out.extend(weights::variants());
     out
 }
@@ -38,6 +44,9 @@ fn program(language: KernelLanguage, items: Items, parts: &[&str]) -> Arc<str> {
     let before = [prelude(language), &items.define(), include_str!("common.cl")];
     before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
 }
+
+/// What the kernels with f16 activations share.
+const HALF_ROWS: &str = include_str!("../half_rows/half_rows.cl");
 
 /// What the parts rely on, in terms of a language.
 fn prelude(language: KernelLanguage) -> &'static str {
@@ -75,6 +84,8 @@ struct Function {
     names: Names,
     abi: &'static EntryAbi,
     grid: fn(constants: &[u32]) -> [u32; 3],
+    layout: Option<Layout>,
+    min_rows: u32,
     max_rows: u32,
     source: fn(KernelLanguage) -> Arc<str>,
     function: &'static str,
@@ -83,9 +94,12 @@ struct Function {
 }
 
 impl Function {
-    /// The variants of it: one in each language.
-    fn variants(self) -> [Variant; 3] {
-        LANGUAGES.map(|language| self.variant(language))
+    /// The variants of it: one in each language. Devices that take OpenCL C keep weights in `Rows16`, and yet have the
+    /// sources for the other layout, which are so tried where drivers are; the others have what reads their own layout.
+    fn variants(self) -> impl Iterator<Item = Variant> {
+        let reads_own = move |language| self.layout == self.kernel.layout(|t| layout_in(t, language));
+        let languages = LANGUAGES.into_iter().filter(move |&l| l == KernelLanguage::OpenClC || reads_own(l));
+        languages.map(move |language| self.variant(language))
     }
 
     fn variant(self, language: KernelLanguage) -> Variant {
@@ -100,6 +114,8 @@ impl Function {
             requires: &[],
             abi: self.abi,
             grid: self.grid,
+            layout: self.layout,
+            min_rows: self.min_rows,
             max_rows: self.max_rows,
             code: Code::Text(Text {
                 language,

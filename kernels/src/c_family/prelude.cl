@@ -67,6 +67,21 @@ FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #endif
 }
 
+// Two values as halves in a word, rounded to nearest, ties to even.
+FN uint pack_halves(float low, float high) {
+#if defined(__NV_CL_C_VERSION)
+    uint word;
+    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
+        : "=r"(word) : "f"(low), "f"(high));
+    return word;
+#else
+    uint word = 0;
+    vstore_half_rte(low, 0, (PRIVATE half *)&word);
+    vstore_half_rte(high, 1, (PRIVATE half *)&word);
+    return word;
+#endif
+}
+
 // The dot product of four signed bytes with four others, and `sum`. Compilers for devices that have an instruction for
 // it know this form; their built-in function of that name may be a long one.
 FN int dot4(uint a, uint b, int sum) {

@@ -184,4 +184,7 @@ FN void halves(uint word, float *low, float *high) {
     *low = half_to_float((ushort)word);
     *high = half_to_float((ushort)(word >> 16));
 }
+
+// Two values as halves in a word, rounded to nearest, ties to even.
+FN uint pack_halves(float low, float high) { return float_to_half(low) | (uint)float_to_half(high) << 16; }
 // == end of the prelude ==

@@ -1,9 +1,9 @@
 //! The kernels that have no weights in blocks: row by row, and the two of the cache.
 
-use super::{Function, Items, names, program};
+use super::{Function, HALF_ROWS, Items, matrix_units, names, program};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::table::Variant;
-use crate::{add, arg_max, attention, gather, kv_append, quantize, rms_norm, rope, silu_mul, softmax, top_k};
+use crate::{add, arg_max, attention, gather, quantize, rms_norm, rope_append, silu_mul, softmax, top_k};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
@@ -12,11 +12,8 @@ const ITEMS: Items = Items(256);
 /// Most local memory of the kernels that work row by row.
 const ROW_BYTES: u64 = 4 << 10;
 
-/// Dimensions that a group of the append takes: `SLICE` in its source.
-const APPEND_SLICE: u32 = 16;
-
-/// Heads that a group of the rotary embedding takes: `HEADS` in its source.
-const ROPE_HEADS: u32 = 4;
+/// Columns that a group of the second part of split attention takes: `4 * QUADS` in its source.
+const MERGE_COLUMNS: u32 = 256;
 
 /// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
@@ -24,23 +21,33 @@ const TILE_QUERIES: u32 = 16;
 pub(super) fn variants() -> Vec<Variant> {
     let row = |kernel, abi, name| function(kernel, abi, add::grid, name);
     let part = |kernel, abi, name| function(kernel, abi, part_grid, name);
+    let merge =
+        |kernel, abi, name| Function { local_bytes: 8 << 10, ..function(kernel, abi, merge_grid, name) };
     let mut out = vec![
         function(Kernel::Gather, &gather::ABI, gather::grid, "gather"),
         part(Kernel::Add, &add::ABI, "add"),
-        part(Kernel::Quantize, &quantize::ABI, "quantize"),
+        part(Kernel::Quantize(Activations::Int8), &quantize::ABI_INT8, "quantize"),
+        part(Kernel::Quantize(Activations::F16), &quantize::ABI_F16, "quantize_f16"),
         row(Kernel::RmsNorm(Activations::F32), &rms_norm::ABI_F32, "rms_norm_f32"),
         row(Kernel::RmsNorm(Activations::Int8), &rms_norm::ABI_INT8, "rms_norm_int8"),
+        row(Kernel::RmsNorm(Activations::F16), &rms_norm::ABI_F16, "rms_norm_f16"),
         part(Kernel::SiluMul(Activations::F32), &silu_mul::ABI_F32, "silu_mul_f32"),
         part(Kernel::SiluMul(Activations::Int8), &silu_mul::ABI_INT8, "silu_mul_int8"),
-        function(Kernel::Rope, &rope::ABI, rope_grid, "rope"),
+        part(Kernel::SiluMul(Activations::F16), &silu_mul::ABI_F16, "silu_mul_f16"),
+        merge(Kernel::AttentionMerge(Activations::F32), &attention::merge::ABI_F32, "attention_merge_f32"),
+        merge(Kernel::AttentionMerge(Activations::Int8), &attention::merge::ABI_INT8, "attention_merge_int8"),
+        merge(Kernel::AttentionMerge(Activations::F16), &attention::merge::ABI_F16, "attention_merge_f16"),
         row(Kernel::Softmax, &softmax::ABI, "softmax"),
         row(Kernel::ArgMax, &arg_max::ABI, "arg_max"),
         row(Kernel::TopK, &top_k::ABI, "top_k"),
     ];
-    for kv_type in [KvType::F32, KvType::F16] {
-        out.extend(cache_functions(kv_type));
-    }
-    out.into_iter().flat_map(Function::variants).collect()
+    let [[append, partial, tiled], [append_f16, partial_f16, tiled_f16]] =
+        [KvType::F32, KvType::F16].map(cache_functions);
+    out.extend([append, append_f16, partial, partial_f16]);
+    let mut out: Vec<Variant> = out.into_iter().flat_map(Function::variants).collect();
+    out.extend(matrix_units::attention());
+    out.extend([tiled, tiled_f16].into_iter().flat_map(Function::variants));
+    out
 }
 
 fn function(
@@ -54,6 +61,8 @@ fn function(
         names: names!(""),
         abi,
         grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source: row_source,
         function,
@@ -65,12 +74,13 @@ fn function(
 /// One program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
+        HALF_ROWS,
         include_str!("../gather/gather.cl"),
         include_str!("../add/add.cl"),
         include_str!("../quantize/quantize.cl"),
         include_str!("../rms_norm/rms_norm.cl"),
         include_str!("../silu_mul/silu_mul.cl"),
-        include_str!("../rope/rope.cl"),
+        include_str!("../attention/merge.cl"),
         include_str!("../softmax/softmax.cl"),
         include_str!("order.cl"),
         include_str!("../arg_max/arg_max.cl"),
@@ -80,29 +90,36 @@ fn row_source(language: KernelLanguage) -> Arc<str> {
 }
 
 fn cache_functions(kv_type: KvType) -> [Function; 3] {
-    let (source, append, abi): (fn(KernelLanguage) -> Arc<str>, _, _) = match kv_type {
-        KvType::F32 => (|l| cache_source(l, "0"), &kv_append::ABI_F32, &attention::ABI_F32),
-        KvType::F16 => (|l| cache_source(l, "1"), &kv_append::ABI_F16, &attention::ABI_F16),
+    let (source, [append, partial_abi, abi]): (fn(KernelLanguage) -> Arc<str>, _) = match kv_type {
+        KvType::F32 => (
+            |l| cache_source(l, "0"),
+            [&rope_append::ABI_F32, &attention::partial::ABI_F32, &attention::ABI_F32],
+        ),
+        KvType::F16 => (
+            |l| cache_source(l, "1"),
+            [&rope_append::ABI_F16, &attention::partial::ABI_F16, &attention::ABI_F16],
+        ),
     };
     let append = Function {
-        kernel: Kernel::KvAppend(kv_type),
+        kernel: Kernel::RopeAppend(kv_type),
         names: names!(""),
         abi: append,
         grid: append_grid,
+        layout: None,
+        min_rows: 0,
         max_rows: u32::MAX,
         source,
-        function: "kv_append",
+        function: "rope_append",
         items: ITEMS,
         local_bytes: 0,
     };
-    let decode = Function {
-        kernel: Kernel::Attention(kv_type),
-        names: names!("-decode"),
-        abi,
-        grid: decode_grid,
-        max_rows: 8,
-        function: "attention_decode",
-        local_bytes: 8 << 10,
+    let partial = Function {
+        kernel: Kernel::AttentionPartial(kv_type),
+        abi: partial_abi,
+        grid: attention::partial::grid,
+        max_rows: attention::partial::MAX_ROWS,
+        function: "attention_partial",
+        local_bytes: 20 << 10,
         ..append
     };
     let tiled = Function {
@@ -115,16 +132,16 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
         local_bytes: 24 << 10,
         ..append
     };
-    [append, decode, tiled]
+    [append, partial, tiled]
 }
 
 fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     let parts = [
         &format!("#define KV_F16 {is_f16}\n"),
         include_str!("kv.cl"),
-        include_str!("../kv_append/kv_append.cl"),
+        include_str!("../rope_append/rope_append.cl"),
         include_str!("../attention/attention.cl"),
-        include_str!("../attention/decode.cl"),
+        include_str!("../attention/partial.cl"),
         include_str!("../attention/tiled.cl"),
     ];
     program(language, ITEMS, &parts)
@@ -135,19 +152,14 @@ fn part_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(4 * ITEMS.0), 1]
 }
 
-/// Rows × sets of heads.
-fn rope_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[0], constants[1].div_ceil(ROPE_HEADS), 1]
-}
-
-/// kv heads × slices of a head's dimensions.
+/// Rows × kv heads.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
-    if constants[0] == 0 { [0; 3] } else { [constants[4], constants[5].div_ceil(APPEND_SLICE), 1] }
+    [constants[0], constants[5], 1]
 }
 
-/// Heads × rows.
-fn decode_grid(constants: &[u32]) -> [u32; 3] {
-    [constants[4], constants[0], 1]
+/// Rows × parts of a row.
+fn merge_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(MERGE_COLUMNS), 1]
 }
 
 /// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.

@@ -1,11 +1,11 @@
 //! The kernels that read weights in blocks: the embedding and the products, each once for every tensor type.
 
-use super::{Function, Items, names, program};
+use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
-use crate::layout::GROUP_ROWS;
-use crate::table::Variant;
-use crate::{add, embed, matmul};
+use crate::layout::{GROUP_ROWS, Layout};
+use crate::table::{NEVER, Variant};
+use crate::{add, embed, matmul, widen};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -18,6 +18,14 @@ const EMBED_ITEMS: Items = Items(256);
 const WIDE_ITEMS: Items = Items(1024);
 const GEMV_ITEMS: Items = Items(256);
 const TILED_ITEMS: Items = Items(128);
+/// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group takes at once.
+const WIDEN_ITEMS: Items = Items(256);
+
+/// Items that share a row of weights: `SHARING` in the source of the products with rows.
+const SHARING: u32 = 32;
+
+/// Rows of x from which on f16 weights, written once and read by matrix units, are less work than unpacking in the product.
+const WIDEN_ROWS: u32 = 32;
 
 type Compose = fn(KernelLanguage) -> Arc<str>;
 
@@ -36,22 +44,32 @@ macro_rules! composer {
 }
 
 pub(super) fn variants() -> Vec<Variant> {
+    let quantised = |t: &TensorType| t.block_values() > 1;
     let mut out: Vec<Function> = TensorType::ALL.into_iter().map(embed_function).collect();
     for activations in [Activations::F32, Activations::Int8] {
-        let takes = |t: &TensorType| matmul::activations_for(*t, activations) == activations;
+        let takes = |t: &TensorType| matmul::takes(*t, activations);
         out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| matmul_functions(t, activations)));
     }
+    out.extend(TensorType::ALL.into_iter().filter(|t| !quantised(t)).flat_map(row_major_functions));
+    out.extend([TensorType::F16, TensorType::BF16].map(half_product_function));
+    out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_function));
     out.into_iter().flat_map(Function::variants).collect()
 }
 
 fn embed_function(tensor_type: TensorType) -> Function {
+    embedding(names!(""), tensor_type, Layout::Rows16, composer!(tensor_type, embed_source))
+}
+
+fn embedding(names: Names, tensor_type: TensorType, layout: Layout, source: Compose) -> Function {
     Function {
         kernel: Kernel::Embed(tensor_type),
-        names: names!(""),
-        abi: embed::abi(tensor_type),
+        names,
+        abi: embed::abi(tensor_type, layout),
         grid: add::grid,
+        layout: Some(layout),
+        min_rows: 0,
         max_rows: u32::MAX,
-        source: composer!(tensor_type, embed_source),
+        source,
         function: "embed",
         items: EMBED_ITEMS,
         local_bytes: 0,
@@ -63,8 +81,10 @@ fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Funct
     let gemv = |names, max_rows, source| Function {
         kernel: Kernel::MatMul(tensor_type, activations),
         names,
-        abi: matmul::abi(tensor_type, activations),
+        abi: matmul::abi(tensor_type, Layout::Rows16, activations),
         grid: gemv_grid,
+        layout: Some(Layout::Rows16),
+        min_rows: 0,
         max_rows,
         source,
         function: "matmul_gemv",
@@ -76,26 +96,87 @@ fn matmul_functions(tensor_type: TensorType, activations: Activations) -> [Funct
         local_bytes: if tensor_type.block_values() == 1 { 36 << 10 } else { 12 << 10 },
         ..gemv(names!("-gemv-1"), 1, source)
     };
-    let tiled = |source| Function {
-        grid: tiled_grid,
-        function: "matmul_tiled",
-        items: TILED_ITEMS,
-        local_bytes: 20 << 10,
-        ..gemv(names!("-tiled"), u32::MAX, source)
-    };
+    let tiled = |source| tiled(names!("-tiled"), tensor_type, (Layout::Rows16, activations), source);
     match activations {
-        Activations::F32 => [
-            single(composer!(tensor_type, exact_gemv::<1>)),
-            gemv(names!("-gemv-4"), 4, composer!(tensor_type, exact_gemv::<4>)),
-            gemv(names!("-gemv-8"), 8, composer!(tensor_type, exact_gemv::<8>)),
-            tiled(composer!(tensor_type, exact_tiled)),
-        ],
         Activations::Int8 => [
             single(composer!(tensor_type, fast_gemv::<1>)),
             gemv(names!("-gemv-4"), 4, composer!(tensor_type, fast_gemv::<4>)),
             gemv(names!("-gemv-8"), 8, composer!(tensor_type, fast_gemv::<8>)),
             tiled(composer!(tensor_type, fast_tiled)),
         ],
+        Activations::F32 | Activations::F16 => [
+            single(composer!(tensor_type, exact_gemv::<1>)),
+            gemv(names!("-gemv-4"), 4, composer!(tensor_type, exact_gemv::<4>)),
+            gemv(names!("-gemv-8"), 8, composer!(tensor_type, exact_gemv::<8>)),
+            tiled(composer!(tensor_type, exact_tiled)),
+        ],
+    }
+}
+
+/// The product for many rows of x.
+fn tiled(
+    names: Names,
+    tensor_type: TensorType,
+    (layout, activations): (Layout, Activations),
+    source: Compose,
+) -> Function {
+    Function {
+        kernel: Kernel::MatMul(tensor_type, activations),
+        names,
+        abi: matmul::abi(tensor_type, layout, activations),
+        grid: tiled_grid,
+        layout: Some(layout),
+        min_rows: 0,
+        max_rows: u32::MAX,
+        source,
+        function: "matmul_tiled",
+        items: TILED_ITEMS,
+        local_bytes: 20 << 10,
+    }
+}
+
+/// All that reads weights without blocks as rows, with f32 activations.
+fn row_major_functions(tensor_type: TensorType) -> [Function; 5] {
+    let form = (Layout::RowMajor, Activations::F32);
+    let gemv = |names, max_rows, source| Function {
+        grid: rows_grid,
+        max_rows,
+        function: "matmul_rows",
+        items: GEMV_ITEMS,
+        local_bytes: 8 << 10,
+        ..tiled(names, tensor_type, form, source)
+    };
+    let embed = composer!(tensor_type, row_major_embed_source);
+    [
+        embedding(names!("-row-major"), tensor_type, Layout::RowMajor, embed),
+        gemv(names!("-row-major-gemv-1"), 1, composer!(tensor_type, row_major_gemv::<1>)),
+        gemv(names!("-row-major-gemv-4"), 4, composer!(tensor_type, row_major_gemv::<4>)),
+        gemv(names!("-row-major-gemv-8"), 8, composer!(tensor_type, row_major_gemv::<8>)),
+        tiled(names!("-row-major-tiled"), tensor_type, form, composer!(tensor_type, row_major_tiled)),
+    ]
+}
+
+/// The product with f16 activations for devices without matrix units: no faster than that with f32.
+fn half_product_function(tensor_type: TensorType) -> Function {
+    let form = (Layout::RowMajor, Activations::F16);
+    let function = tiled(names!("-tiled"), tensor_type, form, composer!(tensor_type, half_tiled));
+    Function { min_rows: NEVER, ..function }
+}
+
+/// Worth its while where there are matrix units, which is for the product to say, and enough rows.
+fn widen_function(tensor_type: TensorType) -> Function {
+    Function {
+        kernel: Kernel::Widen(tensor_type),
+        names: names!(""),
+        abi: widen::abi(tensor_type),
+        grid: widen::grid,
+        layout: Some(Layout::Rows16),
+        min_rows: WIDEN_ROWS,
+        max_rows: u32::MAX,
+        source: composer!(tensor_type, widen_source),
+        function: "widen",
+        items: WIDEN_ITEMS,
+        local_bytes: 0,
     }
 }
 
@@ -104,31 +185,52 @@ fn gemv_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
 }
 
+/// Rows of weights, several in a group.
+fn rows_grid(constants: &[u32]) -> [u32; 3] {
+    if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GEMV_ITEMS.0 / SHARING), 1, 1] }
+}
+
 /// Tiles of rows of x × tiles of rows of weights: those that read the same weights are neighbours.
 fn tiled_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]
 }
 
 const PLAIN: &str = include_str!("weights/plain.cl");
-const QUANTISED: &str = include_str!("weights/quantised.cl");
+pub(super) const QUANTISED: &str = include_str!("weights/quantised.cl");
+const ROW_MAJOR: &str = include_str!("weights/row_major.cl");
 const VALUES: &str = include_str!("weights/values.cl");
 
-/// How weights of this type are read.
-fn reader(tensor_type: TensorType) -> [&'static str; 3] {
-    let quantised = |text| [QUANTISED, text, VALUES];
+/// How weights of a type without blocks are read, whatever their layout.
+pub(super) fn plain_reader(tensor_type: TensorType) -> Option<&'static str> {
     match tensor_type {
-        TensorType::F32 => [include_str!("weights/f32.cl"), PLAIN, ""],
-        TensorType::F16 => [include_str!("weights/f16.cl"), PLAIN, ""],
-        TensorType::BF16 => [include_str!("weights/bf16.cl"), PLAIN, ""],
-        TensorType::Q8_0 => quantised(include_str!("weights/q8_0.cl")),
-        TensorType::Q4_0 => quantised(include_str!("weights/q4_0.cl")),
-        TensorType::Q4_1 => quantised(include_str!("weights/q4_1.cl")),
-        TensorType::Q5_0 => quantised(include_str!("weights/q5_0.cl")),
-        TensorType::Q5_1 => quantised(include_str!("weights/q5_1.cl")),
-        TensorType::Q4_K => quantised(include_str!("weights/q4_k.cl")),
-        TensorType::Q5_K => quantised(include_str!("weights/q5_k.cl")),
-        TensorType::Q6_K => quantised(include_str!("weights/q6_k.cl")),
-        TensorType::TQ1_0 | TensorType::TQ2_0 => quantised(include_str!("weights/ternary.cl")),
+        TensorType::F32 => Some(include_str!("weights/f32.cl")),
+        TensorType::F16 => Some(include_str!("weights/f16.cl")),
+        TensorType::BF16 => Some(include_str!("weights/bf16.cl")),
+        _ => None,
+    }
+}
+
+/// How weights of a type in blocks are read.
+pub(super) fn quantised_reader(tensor_type: TensorType) -> &'static str {
+    match tensor_type {
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 => "",
+        TensorType::Q8_0 => include_str!("weights/q8_0.cl"),
+        TensorType::Q4_0 => include_str!("weights/q4_0.cl"),
+        TensorType::Q4_1 => include_str!("weights/q4_1.cl"),
+        TensorType::Q5_0 => include_str!("weights/q5_0.cl"),
+        TensorType::Q5_1 => include_str!("weights/q5_1.cl"),
+        TensorType::Q4_K => include_str!("weights/q4_k.cl"),
+        TensorType::Q5_K => include_str!("weights/q5_k.cl"),
+        TensorType::Q6_K => include_str!("weights/q6_k.cl"),
+        TensorType::TQ1_0 | TensorType::TQ2_0 => include_str!("weights/ternary.cl"),
+    }
+}
+
+/// How weights of this type are read from `Rows16`.
+fn reader(tensor_type: TensorType) -> [&'static str; 3] {
+    match plain_reader(tensor_type) {
+        Some(text) => [text, PLAIN, ""],
+        None => [QUANTISED, quantised_reader(tensor_type), VALUES],
     }
 }
 
@@ -145,8 +247,10 @@ fn embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_reader(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
 }
 
-const BLOCKS: &str = include_str!("../matmul/blocks.cl");
+pub(super) const BLOCKS: &str = include_str!("../matmul/blocks.cl");
 const GEMV: &str = include_str!("../matmul/gemv.cl");
+const TILED: &str = include_str!("../matmul/tiled_exact.cl");
+const F32_ROWS: &str = include_str!("../matmul/f32_rows.cl");
 
 /// `M` rows of f32.
 fn exact_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
@@ -170,9 +274,38 @@ fn fast_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) ->
 }
 
 fn exact_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
-    with_reader(language, tensor_type, TILED_ITEMS, &[include_str!("../matmul/tiled_exact.cl")])
+    with_reader(language, tensor_type, TILED_ITEMS, &[F32_ROWS, TILED])
 }
 
 fn fast_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     with_reader(language, tensor_type, TILED_ITEMS, &[BLOCKS, include_str!("../matmul/tiled_fast.cl")])
+}
+
+/// A program for weights of a type without blocks, in rows.
+fn with_rows(language: KernelLanguage, tensor_type: TensorType, items: Items, parts: &[&str]) -> Arc<str> {
+    let reader = [plain_reader(tensor_type).unwrap_or_default(), ROW_MAJOR];
+    program(language, items, &[&reader[..], parts].concat())
+}
+
+fn row_major_embed_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_rows(language, tensor_type, EMBED_ITEMS, &[include_str!("../embed/embed.cl")])
+}
+
+/// `M` rows of f32.
+fn row_major_gemv<const M: u32>(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    let rows = format!("#define M {M}\n");
+    with_rows(language, tensor_type, GEMV_ITEMS, &[&rows, include_str!("../matmul/rows.cl")])
+}
+
+fn row_major_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_rows(language, tensor_type, TILED_ITEMS, &[F32_ROWS, TILED])
+}
+
+fn half_tiled(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    let f16_rows = include_str!("../matmul/f16_rows.cl");
+    with_rows(language, tensor_type, TILED_ITEMS, &[HALF_ROWS, f16_rows, TILED])
+}
+
+fn widen_source(language: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+    with_reader(language, tensor_type, WIDEN_ITEMS, &[HALF_ROWS, include_str!("../widen/widen.cl")])
 }

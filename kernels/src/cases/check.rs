@@ -1,7 +1,8 @@
 //! A case, how it is put together, and how what a launch left behind is judged.
 
-use crate::kernel::Kernel;
-use crate::quantize;
+use super::RowShape;
+use crate::kernel::{Activations, Kernel};
+use crate::{half_rows, quantize};
 use half::f16;
 
 /// What a launch must leave in a binding. `None` means: as it was before.
@@ -9,14 +10,18 @@ use half::f16;
 pub enum Content {
     /// f32 values.
     F32(Vec<Option<f64>>),
+    /// f32 values, of which those that are `None` may become anything.
+    SomeF32(Vec<Option<f64>>),
     /// f16 values.
     F16(Vec<Option<f64>>),
     /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
     Same(Vec<Option<f32>>),
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
-    /// Rows of int8 activations of this many columns, each row written or not.
-    Int8 {
+    /// Rows of int8 or f16 activations of this many columns, each row written or not.
+    Rows {
+        /// Their form.
+        activations: Activations,
         /// Columns.
         columns: usize,
         /// The values that each row stands for.
@@ -86,6 +91,17 @@ impl Content {
             Content::F32(values) => {
                 error_of_values(values, before, after, |b: [u8; 4]| f64::from(f32::from_le_bytes(b)))
             }
+            Content::SomeF32(values) => {
+                let after = after.as_chunks::<4>().0;
+                if after.len() != values.len() {
+                    return Err(format!("{} values where {} are expected", after.len(), values.len()));
+                }
+                let mut distance = Distance::default();
+                for (expected, bytes) in values.iter().zip(after) {
+                    expected.iter().for_each(|e| distance.add(*e, f64::from(f32::from_le_bytes(*bytes))));
+                }
+                Ok(distance.relative())
+            }
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
             }
@@ -94,16 +110,16 @@ impl Content {
                 all_words(values, before, after, |e, word| same(e, f32::from_bits(word)))
             }
             Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
-            Content::Int8 { columns, rows } => {
+            Content::Rows { activations, columns, rows } => {
                 let mut sums = Distance::default();
-                let bytes = quantize::row_bytes(*columns);
+                let bytes = activations.row_bytes(*columns);
                 for (i, expected) in rows.iter().enumerate() {
                     let range = i * bytes..(i + 1) * bytes;
                     match expected {
                         None if before[range.clone()] == after[range.clone()] => {}
                         None => return Err(format!("row {i} has changed")),
                         Some(expected) => {
-                            let values = quantize::values(&after[range], *columns)
+                            let values = values_of_row(*activations, &after[range], *columns)
                                 .map_err(|e| format!("row {i}: {e}"))?;
                             expected.iter().zip(values).for_each(|(e, v)| sums.add(*e, v));
                         }
@@ -117,6 +133,15 @@ impl Content {
                 }
             }
         }
+    }
+}
+
+/// What a row of activations stands for.
+fn values_of_row(activations: Activations, row: &[u8], columns: usize) -> Result<Vec<f64>, String> {
+    match activations {
+        Activations::F32 => Ok(row.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect()),
+        Activations::Int8 => quantize::values(row, columns),
+        Activations::F16 => half_rows::values(row, columns),
     }
 }
 
@@ -232,11 +257,20 @@ impl Build {
         self.expect(binding, Content::F32(values)).done()
     }
 
-    /// Int8 rows of which the first `written` are.
-    pub fn expect_int8(self, binding: usize, columns: usize, values: &[f64], written: usize) -> Case {
-        let rows =
-            values.chunks_exact(columns).enumerate().map(|(i, row)| (i < written).then(|| row.to_vec()));
-        self.expect(binding, Content::Int8 { columns, rows: rows.collect() }).done()
+    /// Rows of activations, poisoned, of which those in use are written.
+    pub fn expect_rows(
+        self,
+        binding: usize,
+        activations: Activations,
+        values: &[f64],
+        shape: RowShape,
+        columns: usize,
+    ) -> Case {
+        let written = |(i, row): (usize, &[f64])| (i < shape.rows).then(|| row.to_vec());
+        let rows = values.chunks_exact(columns).enumerate().map(written).collect();
+        self.poison(shape.capacity * activations.row_bytes(columns))
+            .expect(binding, Content::Rows { activations, columns, rows })
+            .done()
     }
 
     pub fn done(self) -> Case {
@@ -273,6 +307,15 @@ mod tests {
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()
+    }
+
+    #[test]
+    fn what_may_be_anything_is_not_judged() {
+        let content = || Content::SomeF32(vec![Some(2.0), None, Some(0.0)]);
+        let (two, nan) = (2_f32.to_bits(), f32::NAN.to_bits());
+        assert!(passes(content(), [two, 7, 0]) && passes(content(), [two, nan, 0]));
+        assert!(!passes(content(), [two, 7, two]) && !passes(content(), [nan, 7, 0]));
+        assert!(!passes(Content::SomeF32(vec![None; 2]), [0; 3]));
     }
 
     #[test]

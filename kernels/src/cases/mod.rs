@@ -11,19 +11,26 @@ pub use check::{Case, Content, Expected};
 pub(crate) use random::Random;
 
 use crate::kernel::Kernel;
+use crate::layout::Layout;
 use crate::params::{LOGIT_ROWS, ParamsShape, ROWS};
 
-/// Cases for a kernel: odd shapes, capacities beyond the counts, outputs poisoned.
-pub fn cases(kernel: Kernel, seed: u64) -> Vec<Case> {
+/// Cases for a kernel: odd shapes, capacities beyond the counts, outputs poisoned. Weights are in the layout that a
+/// variant reads, and in that of processors where none is named.
+pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
+    let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
     match kernel {
-        Kernel::Embed(tensor_type) => crate::embed::cases(tensor_type, seed),
+        Kernel::Embed(tensor_type) => crate::embed::cases(tensor_type, layout, seed),
         Kernel::Gather => crate::gather::cases(seed),
         Kernel::RmsNorm(activations) => crate::rms_norm::cases(activations, seed),
-        Kernel::Quantize => crate::quantize::cases(seed),
-        Kernel::MatMul(tensor_type, activations) => crate::matmul::cases(tensor_type, activations, seed),
-        Kernel::Rope => crate::rope::cases(seed),
-        Kernel::KvAppend(kv_type) => crate::kv_append::cases(kv_type, seed),
+        Kernel::Quantize(activations) => crate::quantize::cases(activations, seed),
+        Kernel::MatMul(tensor_type, activations) => {
+            crate::matmul::cases(tensor_type, layout, activations, seed)
+        }
+        Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
+        Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
+        Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
+        Kernel::AttentionMerge(activations) => crate::attention::merge::cases(activations, seed),
         Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
         Kernel::Add => crate::add::cases(seed),
         Kernel::Softmax => crate::softmax::cases(seed),

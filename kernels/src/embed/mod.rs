@@ -3,45 +3,51 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters, up to the token ids |
-//! | 1 | table: [`Rows16`](crate::layout) of `[vocabulary, width]` |
+//! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
 //! Constants: rows, vocabulary, width. Row i is the table's row `tokens[i]`, and zero if there is none. One group a row.
 //!
-//! The table is in the layout of the products, so that tied weights are resident once; a row is then spread over a
-//! group, which costs a few microseconds a token.
+//! The table is in the layout of the products, so that tied weights are resident once; in `Rows16` a row is then spread
+//! over a group, which costs a few microseconds a token.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, Params, Random, untouched_after};
 use crate::kernel::Kernel;
-use crate::layout::Resident;
+use crate::layout::{Layout, Resident};
 use crate::params::ParamsShape;
 use ragtag_hal::{Access, EntryAbi};
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for a table of this type.
-        pub fn abi(tensor_type: TensorType) -> &'static EntryAbi {
-            match tensor_type {
-                $(TensorType::$name => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("embed_", stringify!($name)),
-                        bindings: &[Access::Read, Access::Read, Access::Write],
-                        constants: 3,
-                        extents: |constants, out| extents(TensorType::$name, constants, out),
-                    };
-                    &ABI
-                })*
+        /// The binary interface for a table of this type in this layout.
+        pub fn abi(tensor_type: TensorType, layout: Layout) -> &'static EntryAbi {
+            match (tensor_type, layout) {
+                $((TensorType::$name, Layout::Rows16) => abi!($name, Rows16),
+                (TensorType::$name, Layout::RowMajor) => abi!($name, RowMajor),)*
             }
         }
     };
 }
+
+macro_rules! abi {
+    ($name:ident, $layout:ident) => {{
+        static ABI: EntryAbi = EntryAbi {
+            name: concat!("embed_", stringify!($name), "_", stringify!($layout)),
+            bindings: &[Access::Read, Access::Read, Access::Write],
+            constants: 3,
+            extents: |constants, out| extents(TensorType::$name, Layout::$layout, constants, out),
+        };
+        &ABI
+    }};
+}
 abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
-fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
+fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
     let [rows, vocabulary, width] = *constants else { return };
-    let table = Resident::new(tensor_type, vocabulary.into(), width.into()).map_or(IMPOSSIBLE, |r| r.bytes());
+    let table = Resident::new(tensor_type, layout, vocabulary.into(), width.into());
+    let table = table.map_or(IMPOSSIBLE, |r| r.bytes());
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);
 }
 
@@ -55,14 +61,14 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
     row.into_iter().map(f64::from).collect()
 }
 
-pub(crate) fn cases(tensor_type: TensorType, seed: u64) -> Vec<Case> {
+pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (capacity, tokens, vocabulary, width) in
         [(1, vec![0], 1, 256), (8, vec![39, 16, 15, 40, 3], 40, 512), (3, vec![18, u32::MAX, 0], 19, 768)]
     {
-        let layout =
-            Resident::new(tensor_type, vocabulary as u64, width as u64).expect("widths are whole blocks");
+        let layout = Resident::new(tensor_type, layout, vocabulary as u64, width as u64)
+            .expect("widths are whole blocks");
         let file = random.blocks(tensor_type, vocabulary * width);
         let mut table = vec![0; layout.bytes() as usize];
         layout.pack(0..layout.groups(), &file, &mut table).expect("sizes are the layout's");

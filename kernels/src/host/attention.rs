@@ -41,7 +41,7 @@ impl<E: Stored> HostKernel for Attention<E> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _] =
+        let &[rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, _, stride] =
             call.constants
         else {
             return;
@@ -61,6 +61,7 @@ impl<E: Stored> HostKernel for Attention<E> {
                 keys,
                 values,
                 scale: call.float(8),
+                stride: stride as usize,
                 heads: heads as usize,
                 group_heads: (heads / kv_heads.max(1)) as usize,
                 kv_heads: kv_heads as usize,
@@ -83,6 +84,7 @@ struct Head<'a> {
     keys: &'a [u8],
     values: &'a [u8],
     scale: f32,
+    stride: usize,
     heads: usize,
     group_heads: usize,
     kv_heads: usize,
@@ -261,7 +263,7 @@ impl<'a> Head<'a> {
     ) -> [[S::F; STEP_BLOCKS]; N] {
         let mut q = [&self.q[..0]; N];
         for (q, query) in q.iter_mut().zip(queries) {
-            *q = &self.q[(query.row * self.heads + query.head) * self.head_dim..][..self.head_dim];
+            *q = &self.q[query.row * self.stride + query.head * self.head_dim..][..self.head_dim];
         }
         let mut keys = [E::lanes(self.part::<E>(self.keys, blocks[0])); STEP_BLOCKS];
         for (keys, block) in keys.iter_mut().zip(blocks) {

@@ -9,7 +9,7 @@ use super::isa::Isa;
 use super::launch::count;
 use super::{HostKernel, product};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
 use crate::matmul;
 use crate::quantize::{row_bytes, scales_offset, sums_offset};
 use ragtag_hal::{EntryAbi, HostCall};
@@ -26,6 +26,7 @@ const TASK_GROUPS: usize = matmul::TASK_ROWS as usize / GROUP_ROWS;
 struct Output<'a> {
     call: &'a HostCall<'a>,
     n: usize,
+    stride: usize,
     accumulate: bool,
     column: usize,
 }
@@ -39,7 +40,7 @@ impl Output<'_> {
     unsafe fn put<S: Isa, const R: usize>(&self, s: S, row: usize, sums: &[S::F; R]) {
         for (r, sum) in sums.iter().enumerate() {
             let column = self.column + r * GROUP_ROWS;
-            let at = row * self.n + column;
+            let at = row * self.stride + column;
             // SAFETY: the caller's promise.
             let y = unsafe { self.call.write::<f32>(3, at..at + GROUP_ROWS.min(self.n - column)) };
             let mut lanes = [0.0; 16];
@@ -96,22 +97,22 @@ impl<W: Format> HostKernel for Exact<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::F32);
 
     fn abi() -> &'static EntryAbi {
-        matmul::abi(W::TYPE, Activations::F32)
+        matmul::abi(W::TYPE, Layout::Rows16, Activations::F32)
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         matmul::grid(constants)
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate] = call.constants else { return };
-        let (n, k) = (n as usize, k as usize);
+        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let [n, k, stride] = [n, k, stride].map(|count| count as usize);
         // SAFETY: nobody writes these; any bits are values of these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<f32>(2)) };
         let x = &x[..count(params, word, rows) * k];
         let tasks = Tasks { weights, n, k };
         for task in groups.start as usize..groups.end as usize {
-            let out =
-                Output { call, n, accumulate: accumulate != 0, column: task * TASK_GROUPS * GROUP_ROWS };
+            let column = task * TASK_GROUPS * GROUP_ROWS;
+            let out = Output { call, n, stride, accumulate: accumulate != 0, column };
             let first = task * TASK_GROUPS;
             // SAFETY: each group writes its own columns.
             unsafe {
@@ -244,22 +245,22 @@ impl<W: Quantised> HostKernel for Fast<W> {
     const KERNEL: Kernel = product(W::TYPE, Activations::Int8);
 
     fn abi() -> &'static EntryAbi {
-        matmul::abi(W::TYPE, Activations::Int8)
+        matmul::abi(W::TYPE, Layout::Rows16, Activations::Int8)
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         matmul::grid(constants)
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, word, n, k, accumulate] = call.constants else { return };
-        let (n, k) = (n as usize, k as usize);
+        let &[rows, word, n, k, accumulate, stride] = call.constants else { return };
+        let [n, k, stride] = [n, k, stride].map(|count| count as usize);
         // SAFETY: nobody writes these; any bits are values of these types.
         let (params, weights, x) = unsafe { (call.read::<u32>(0), call.read::<u8>(1), call.read::<i32>(2)) };
         let x = &x[..count(params, word, rows) * (row_bytes(k) / 4)];
         let tasks = Tasks { weights, n, k };
         for task in groups.start as usize..groups.end as usize {
-            let out =
-                Output { call, n, accumulate: accumulate != 0, column: task * TASK_GROUPS * GROUP_ROWS };
+            let column = task * TASK_GROUPS * GROUP_ROWS;
+            let out = Output { call, n, stride, accumulate: accumulate != 0, column };
             let first = task * TASK_GROUPS;
             // SAFETY: each group writes its own columns.
             unsafe {

@@ -10,6 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod formats;
+mod halves;
 mod isa;
 mod kv;
 mod launch;
@@ -18,14 +19,16 @@ mod matmul;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
-mod rope;
+mod rope_append;
 mod rows;
+mod split_attention;
 #[cfg(test)]
 mod tests;
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
-use crate::table::{Code, Variant};
+use crate::layout::Layout;
+use crate::table::{Code, NEVER, Variant};
 use formats::{
     BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
 };
@@ -85,14 +88,23 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, rows::SiluMul>());
     out.push(variant::<S, rows::SiluMulInt8>());
     out.push(variant::<S, rows::Add>());
-    out.push(variant::<S, rope::Rope>());
+    out.push(variant::<S, halves::RmsNormF16>());
+    out.push(variant::<S, halves::SiluMulF16>());
+    out.push(variant::<S, halves::QuantizeF16>());
+    out.push(variant::<S, halves::Product<F16>>());
+    out.push(variant::<S, halves::Product<BF16>>());
     out.push(variant::<S, logits::Softmax>());
     out.push(variant::<S, logits::ArgMax>());
     out.push(variant::<S, logits::TopK>());
-    out.push(variant::<S, kv::Append<kv::Single>>());
-    out.push(variant::<S, kv::Append<kv::Half>>());
+    out.push(variant::<S, rope_append::RopeAppend<kv::Single>>());
+    out.push(variant::<S, rope_append::RopeAppend<kv::Half>>());
     out.push(variant::<S, attention::Attention<kv::Single>>());
     out.push(variant::<S, attention::Attention<kv::Half>>());
+    out.push(variant::<S, split_attention::Partial<kv::Single>>());
+    out.push(variant::<S, split_attention::Partial<kv::Half>>());
+    out.push(variant::<S, split_attention::Merge>());
+    out.push(variant::<S, split_attention::MergeInt8>());
+    out.push(variant::<S, split_attention::MergeF16>());
 }
 
 /// The kernels of a tensor type.
@@ -105,6 +117,18 @@ fn plain<S: Isa, W: Format>(out: &mut Vec<Variant>) {
 fn quantised<S: Isa, W: Quantised>(out: &mut Vec<Variant>) {
     plain::<S, W>(out);
     out.push(variant::<S, matmul::Fast<W>>());
+    out.push(variant::<S, halves::Widen<W>>());
+}
+
+/// Processors have no matrix units to widen weights for, and few groups to fill: attention is not split for them.
+fn min_rows(kernel: Kernel) -> u32 {
+    match kernel {
+        Kernel::Widen(_)
+        | Kernel::MatMul(_, Activations::F16)
+        | Kernel::AttentionPartial(_)
+        | Kernel::AttentionMerge(_) => NEVER,
+        _ => 0,
+    }
 }
 
 fn variant<S: Isa, K: HostKernel>() -> Variant {
@@ -115,6 +139,8 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
         requires: S::FEATURES,
         abi: K::abi(),
         grid: K::grid,
+        layout: K::KERNEL.layout(|_| Layout::Rows16),
+        min_rows: min_rows(K::KERNEL),
         max_rows: u32::MAX,
         code: Code::Host(S::function::<K>()),
     }

@@ -5,7 +5,7 @@ use super::formats::{Format, Of};
 use super::isa::Isa;
 use super::launch::{Lists, count, row_mut};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, group_bytes};
+use crate::layout::{COLUMN_BLOCK, GROUP_ROWS, Layout, group_bytes};
 use crate::quantize::{BLOCK, row_bytes, scales_offset, sums_offset};
 use crate::{add, embed, gather, quantize, rms_norm, silu_mul};
 use ragtag_hal::{EntryAbi, HostCall};
@@ -18,7 +18,7 @@ impl<W: Format> HostKernel for Embed<W> {
     const KERNEL: Kernel = Kernel::Embed(W::TYPE);
 
     fn abi() -> &'static EntryAbi {
-        embed::abi(W::TYPE)
+        embed::abi(W::TYPE, Layout::Rows16)
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
@@ -110,7 +110,7 @@ impl HostKernel for Add {
 }
 
 /// The parts of a row of int8 activations.
-struct Int8Row<'a> {
+pub(super) struct Int8Row<'a> {
     quanta: &'a mut [[[i8; 16]; 2]],
     scales: &'a mut [f32],
     sums: &'a mut [[i32; 2]],
@@ -122,7 +122,7 @@ impl<'a> Int8Row<'a> {
     /// # Safety
     /// As for [`HostCall::write`].
     #[inline(always)]
-    unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
+    pub unsafe fn new(call: &'a HostCall<'_>, binding: usize, row: usize, width: usize) -> Self {
         let start = row * row_bytes(width);
         let (scales, sums) = ((start + scales_offset(width)) / 4, (start + sums_offset(width)) / 4);
         let blocks = width / BLOCK;
@@ -139,7 +139,7 @@ impl<'a> Int8Row<'a> {
 
     /// Quantises a block of 32 values.
     #[inline(always)]
-    fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
+    pub fn put<S: Isa>(&mut self, s: S, block: usize, first: S::F, last: S::F) {
         let largest = s.largest_abs(first, last);
         let inverse = s.splat(if largest == 0.0 { 0.0 } else { 127.0 / largest });
         let quanta = &mut self.quanta[block];
@@ -152,7 +152,7 @@ impl<'a> Int8Row<'a> {
 
 /// Block `block` of a row as two vectors.
 #[inline(always)]
-fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
+pub(super) fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
     let lanes = row[block * BLOCK..][..BLOCK].as_chunks::<16>().0;
     (s.load(&lanes[0]), s.load(&lanes[1]))
 }
@@ -161,10 +161,10 @@ fn block<S: Isa>(s: S, row: &[f32], block: usize) -> (S::F, S::F) {
 pub(crate) struct Quantize;
 
 impl HostKernel for Quantize {
-    const KERNEL: Kernel = Kernel::Quantize;
+    const KERNEL: Kernel = Kernel::Quantize(Activations::Int8);
 
     fn abi() -> &'static EntryAbi {
-        &quantize::ABI
+        &quantize::ABI_INT8
     }
     fn grid(constants: &[u32]) -> [u32; 3] {
         add::grid(constants)
@@ -190,7 +190,7 @@ impl HostKernel for Quantize {
 
 /// One over the root mean square of a row.
 #[inline(always)]
-fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
+pub(super) fn norm_scale<S: Isa>(s: S, row: &[f32], epsilon: f32) -> f32 {
     let (quads, rest) = row.as_chunks::<64>();
     let mut sums = [s.zero(); 4];
     for quad in quads {
@@ -268,9 +268,15 @@ impl HostKernel for RmsNormInt8 {
 
 /// SiLU(gate) · up in 16 lanes.
 #[inline(always)]
-fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
+pub(super) fn silu_mul<S: Isa>(s: S, gate: S::F, up: S::F) -> S::F {
     let e = s.exp(s.sub(s.zero(), gate));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
+}
+
+/// The two halves of a joint row.
+#[inline(always)]
+pub(super) fn gate_and_up(rows: &[f32], row: usize, width: usize) -> (&[f32], &[f32]) {
+    rows[row * 2 * width..][..2 * width].split_at(width)
 }
 
 /// SiLU(gate) · up into f32.
@@ -290,14 +296,14 @@ impl HostKernel for SiluMul {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes these; any bits are values of these types.
-        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let at = row * width..(row + 1) * width;
-            let (gate, gate_rest) = gate[at.clone()].as_chunks::<16>();
-            let (up, up_rest) = up[at].as_chunks::<16>();
+            let (gate, up) = gate_and_up(gate_up, row, width);
+            let (gate, gate_rest) = gate.as_chunks::<16>();
+            let (up, up_rest) = up.as_chunks::<16>();
             // SAFETY: each group writes its own row.
-            let (out, out_rest) = unsafe { row_mut(call, 3, row, width) }.as_chunks_mut::<16>();
+            let (out, out_rest) = unsafe { row_mut(call, 2, row, width) }.as_chunks_mut::<16>();
             for (out, (gate, up)) in out.iter_mut().zip(gate.iter().zip(up)) {
                 s.store(silu_mul(s, s.load(gate), s.load(up)), out);
             }
@@ -327,12 +333,12 @@ impl HostKernel for SiluMulInt8 {
         let &[rows, word, width] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes these; any bits are values of these types.
-        let (params, gate, up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1), call.read::<f32>(2)) };
+        let (params, gate_up) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
         let rows = count(params, word, rows);
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
-            let (gate, up) = (&gate[row * width..][..width], &up[row * width..][..width]);
+            let (gate, up) = gate_and_up(gate_up, row, width);
             // SAFETY: each group writes its own row.
-            let mut out = unsafe { Int8Row::new(call, 3, row, width) };
+            let mut out = unsafe { Int8Row::new(call, 2, row, width) };
             for b in 0..width / BLOCK {
                 let ((g0, g1), (u0, u1)) = (block(s, gate, b), block(s, up, b));
                 out.put(s, b, silu_mul(s, g0, u0), silu_mul(s, g1, u1));

@@ -1,7 +1,16 @@
-//! `Rows16`, the resident layout of weight matrices: rows in groups of 16, interleaved so that one SIMD lane is one row.
+//! The resident layouts of weight matrices. A device keeps all matrices of a tensor type in one of them: [`layout_for`].
 //!
-//! A product then needs no horizontal sums, and a group is one contiguous stream. The last group is padded with zero
-//! rows. A group holds its sections one after the other, each section block after block along the columns, padded to
+//! Either has rows in groups of 16, each of them one contiguous stream, the last padded with zero rows.
+//!
+//! # `RowMajor`
+//!
+//! For F32, F16 and BF16: rows of values as in the file, padded with zeros to a multiple of [`PITCH_VALUES`] values. What
+//! matrix units load, and what is streamed by groups of 32 work items that read one row.
+//!
+//! # `Rows16`
+//!
+//! For every type: the rows of a group interleaved so that one SIMD lane is one row. A product then needs no horizontal sums. A group
+//! holds its sections one after the other, each section block after block along the columns, padded to
 //! 64 bytes; "16 × x" below is one x for each row.
 //!
 //! | type | sections |
@@ -30,6 +39,8 @@ mod pack;
 mod tests;
 
 use crate::blocks::TensorType;
+use ragtag_hal::{Caps, KernelLanguage};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Rows in a group.
@@ -37,6 +48,37 @@ pub const GROUP_ROWS: usize = 16;
 
 /// Columns come in multiples of this, whatever the type.
 pub const COLUMN_BLOCK: usize = 32;
+
+/// Rows of `RowMajor` are padded to a multiple of so many values.
+pub const PITCH_VALUES: usize = 64;
+
+/// How a weight matrix lies in a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layout {
+    /// Groups of 16 rows, interleaved.
+    Rows16,
+    /// Row after row; for types without blocks only.
+    RowMajor,
+}
+
+/// The layout in which a device keeps matrices of a type: its kernels for that type all read this one.
+pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
+    let is_row_major = |language: &KernelLanguage| layout_in(tensor_type, *language) == Layout::RowMajor;
+    if caps.languages.iter().any(is_row_major) { Layout::RowMajor } else { Layout::Rows16 }
+}
+
+/// The layout that kernels in a language read: rows where the hardware behind it may have matrix units.
+pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
+    match language {
+        KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC
+            if tensor_type.block_values() == 1 =>
+        {
+            Layout::RowMajor
+        }
+        _ => Layout::Rows16,
+    }
+}
 
 /// A matrix that has no resident form, or bytes that are not those of the rows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,6 +92,12 @@ pub enum LayoutError {
         columns: u64,
         /// What they must be a multiple of.
         block: u64,
+    },
+    /// Blocks do not lie row by row.
+    #[error("{tensor_type} has no row-major layout")]
+    Blocks {
+        /// The type.
+        tensor_type: TensorType,
     },
     /// The size does not fit 63 bits.
     #[error("{rows} × {columns} values of {tensor_type} are too many")]
@@ -117,26 +165,37 @@ pub(crate) const fn sections(tensor_type: TensorType) -> &'static [Section] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
     tensor_type: TensorType,
+    layout: Layout,
     rows: usize,
     columns: usize,
 }
 
 impl Resident {
-    /// The layout of `rows` × `columns` values, `columns` of them contiguous in the file.
+    /// `rows` × `columns` values in a layout, `columns` of them contiguous in the file.
     ///
     /// # Errors
-    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::TooLarge`] if sizes overflow.
-    pub fn new(tensor_type: TensorType, rows: u64, columns: u64) -> Result<Self, LayoutError> {
+    /// [`LayoutError::Columns`] if rows are not whole blocks, [`LayoutError::Blocks`] if the type does not have the
+    /// layout, [`LayoutError::TooLarge`] if sizes overflow.
+    pub fn new(
+        tensor_type: TensorType,
+        layout: Layout,
+        rows: u64,
+        columns: u64,
+    ) -> Result<Self, LayoutError> {
+        if layout == Layout::RowMajor && tensor_type.block_values() > 1 {
+            return Err(LayoutError::Blocks { tensor_type });
+        }
         let block = tensor_type.block_values().max(COLUMN_BLOCK) as u64;
         if columns == 0 || !columns.is_multiple_of(block) {
             return Err(LayoutError::Columns { tensor_type, columns, block });
         }
-        // No layout takes more than four bytes a value and some padding, so eight leave room for every sum below.
+        // No layout takes more than four bytes a value and padding of less than as many values again, so eight leave room
+        // for every sum below.
         let padded = rows.checked_next_multiple_of(GROUP_ROWS as u64);
         let bytes = padded.and_then(|r| r.checked_mul(columns)).and_then(|v| v.checked_mul(8));
         match (bytes, usize::try_from(rows), usize::try_from(columns)) {
             (Some(bytes), Ok(rows), Ok(columns)) if isize::try_from(bytes).is_ok() => {
-                Ok(Self { tensor_type, rows, columns })
+                Ok(Self { tensor_type, layout, rows, columns })
             }
             _ => Err(LayoutError::TooLarge { tensor_type, rows, columns }),
         }
@@ -145,6 +204,11 @@ impl Resident {
     /// The type.
     pub fn tensor_type(&self) -> TensorType {
         self.tensor_type
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> Layout {
+        self.layout
     }
 
     /// Rows, without padding.
@@ -164,7 +228,10 @@ impl Resident {
 
     /// Bytes of one group.
     pub fn group_bytes(&self) -> usize {
-        group_bytes(self.tensor_type, self.columns)
+        match self.layout {
+            Layout::Rows16 => group_bytes(self.tensor_type, self.columns),
+            Layout::RowMajor => GROUP_ROWS * row_pitch_bytes(self.tensor_type, self.columns),
+        }
     }
 
     /// Bytes of the matrix.
@@ -201,12 +268,20 @@ impl Resident {
             self.rows_of(groups.clone()).len() * self.file_row_bytes(),
         )?;
         check("resident groups", out.len(), groups.len() * self.group_bytes())?;
-        pack::pack(self, source_rows, out);
+        match self.layout {
+            Layout::Rows16 => pack::pack(self, source_rows, out),
+            Layout::RowMajor => pack::pad_rows(self, source_rows, out),
+        }
         Ok(())
     }
 }
 
-/// Bytes of one group of `columns` columns, which are whole blocks.
+/// Bytes from one row of `RowMajor` to the next.
+pub(crate) fn row_pitch_bytes(tensor_type: TensorType, columns: usize) -> usize {
+    columns.next_multiple_of(PITCH_VALUES) * tensor_type.block_bytes()
+}
+
+/// Bytes of one group of `Rows16` of `columns` columns, which are whole blocks.
 pub(crate) fn group_bytes(tensor_type: TensorType, columns: usize) -> usize {
     let sections = sections(tensor_type).iter();
     sections.map(|s| columns / s.columns * s.bytes).sum::<usize>().next_multiple_of(64)

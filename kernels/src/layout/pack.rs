@@ -1,7 +1,7 @@
 //! From file rows to resident groups. It runs over every byte of a model at load, so each type moves four bytes at a
 //! time where its format allows.
 
-use super::{GROUP_ROWS, Resident, sections};
+use super::{GROUP_ROWS, Resident, row_pitch_bytes, sections};
 use crate::blocks::{TensorType, k_scale, tq1_0_quanta};
 
 /// Most sections of any type.
@@ -9,6 +9,20 @@ const SECTIONS: usize = 4;
 
 /// Moves one row's `source`, [`unit_columns`] columns of it, to its lane of the unit's part of each section.
 type Move = fn(source: &[u8], lane: usize, out: [&mut [u8]; SECTIONS]);
+
+/// Row after row, padded.
+pub(super) fn pad_rows(layout: &Resident, source: &[u8], out: &mut [u8]) {
+    let row_bytes = layout.file_row_bytes();
+    let mut rows = source.chunks_exact(row_bytes);
+    for out in out.chunks_exact_mut(row_pitch_bytes(layout.tensor_type(), layout.columns())) {
+        let (values, padding) = out.split_at_mut(row_bytes);
+        match rows.next() {
+            Some(row) => values.copy_from_slice(row),
+            None => values.fill(0),
+        }
+        padding.fill(0);
+    }
+}
 
 pub(super) fn pack(layout: &Resident, source: &[u8], out: &mut [u8]) {
     match layout.tensor_type() {

@@ -7,7 +7,7 @@ use half::{bf16, f16};
 
 #[test]
 fn sizes_follow_from_the_sections() {
-    let bytes = |t, columns| Resident::new(t, 17, columns).unwrap().bytes();
+    let bytes = |t, columns| Resident::new(t, Layout::Rows16, 17, columns).unwrap().bytes();
     assert_eq!(bytes(TensorType::F16, 64), 2 * 64 * 32);
     assert_eq!(bytes(TensorType::Q8_0, 32), 2 * 576); // 544 and padding
     assert_eq!(bytes(TensorType::Q4_0, 256), 2 * 8 * 288);
@@ -23,17 +23,26 @@ fn sizes_follow_from_the_sections() {
 
 #[test]
 fn shapes_that_do_not_fit_are_refused() {
-    assert!(matches!(Resident::new(TensorType::Q4_K, 1, 128), Err(LayoutError::Columns { block: 256, .. })));
-    assert!(matches!(Resident::new(TensorType::F32, 1, 33), Err(LayoutError::Columns { block: 32, .. })));
-    assert!(matches!(Resident::new(TensorType::F32, 1, 0), Err(LayoutError::Columns { .. })));
+    assert!(matches!(
+        Resident::new(TensorType::Q4_K, Layout::Rows16, 1, 128),
+        Err(LayoutError::Columns { block: 256, .. })
+    ));
+    assert!(matches!(
+        Resident::new(TensorType::F32, Layout::Rows16, 1, 33),
+        Err(LayoutError::Columns { block: 32, .. })
+    ));
+    assert!(matches!(Resident::new(TensorType::F32, Layout::Rows16, 1, 0), Err(LayoutError::Columns { .. })));
     for (rows, columns) in [(u64::MAX, 32), (1 << 40, 1 << 30), (3, u64::MAX - 31)] {
-        assert!(matches!(Resident::new(TensorType::Q8_0, rows, columns), Err(LayoutError::TooLarge { .. })));
+        assert!(matches!(
+            Resident::new(TensorType::Q8_0, Layout::Rows16, rows, columns),
+            Err(LayoutError::TooLarge { .. })
+        ));
     }
 }
 
 #[test]
 fn wrong_lengths_are_refused() {
-    let layout = Resident::new(TensorType::Q8_0, 20, 64).unwrap();
+    let layout = Resident::new(TensorType::Q8_0, Layout::Rows16, 20, 64).unwrap();
     let mut out = vec![7; layout.group_bytes()];
     assert!(matches!(layout.pack(1..2, &[0; 5 * 68], &mut out), Err(LayoutError::Bytes { wanted: 272, .. })));
     assert!(matches!(layout.pack(1..3, &[0; 4 * 68], &mut out), Err(LayoutError::Groups { groups: 2, .. })));
@@ -95,7 +104,7 @@ fn what_is_packed_is_what_the_table_says() {
     const ROWS: usize = 20;
     const COLUMNS: usize = 512;
     for tensor_type in TensorType::ALL {
-        let layout = Resident::new(tensor_type, ROWS as u64, COLUMNS as u64).unwrap();
+        let layout = Resident::new(tensor_type, Layout::Rows16, ROWS as u64, COLUMNS as u64).unwrap();
         let file = Random::new(7).blocks(tensor_type, ROWS * COLUMNS);
         let mut expected = vec![0.0; ROWS * COLUMNS];
         dequantise(tensor_type, &file, &mut expected).unwrap();
@@ -107,5 +116,40 @@ fn what_is_packed_is_what_the_table_says() {
             let value = value(&layout, group, row % GROUP_ROWS, column);
             assert_eq!(value, expected, "{tensor_type} row {row} column {column}");
         }
+    }
+}
+
+#[test]
+fn row_major_matrices_are_rows_of_the_file_and_zeros() {
+    let types = [(TensorType::F32, 4), (TensorType::F16, 2), (TensorType::BF16, 2)];
+    for (tensor_type, value_bytes) in types {
+        for (rows, columns) in [(1, 32), (20, 96), (16, 128)] {
+            let layout = Resident::new(tensor_type, Layout::RowMajor, rows, columns).unwrap();
+            let (rows, columns) = (rows as usize, columns as usize);
+            let (pitch, row_bytes) = (columns.div_ceil(64) * 64 * value_bytes, columns * value_bytes);
+            assert_eq!(layout.bytes() as usize, rows.div_ceil(16) * 16 * pitch);
+            let file = Random::new(3).blocks(tensor_type, rows * columns);
+            let mut resident = vec![0xff; layout.bytes() as usize];
+            // Group by group, as it is uploaded.
+            for (group, out) in resident.chunks_exact_mut(layout.group_bytes()).enumerate() {
+                let rows = layout.rows_of(group..group + 1);
+                let rows = &file[rows.start * row_bytes..rows.end * row_bytes];
+                layout.pack(group..group + 1, rows, out).unwrap();
+            }
+            for (row, bytes) in resident.chunks_exact(pitch).enumerate() {
+                let (values, padding) = bytes.split_at(row_bytes);
+                let expected = file.get(row * row_bytes..(row + 1) * row_bytes);
+                assert_eq!(values, expected.unwrap_or(&vec![0; row_bytes]), "{tensor_type} row {row}");
+                assert!(padding.iter().all(|byte| *byte == 0));
+            }
+        }
+    }
+    for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
+        let layout = Resident::new(tensor_type, Layout::RowMajor, 16, 256);
+        assert_eq!(layout, Err(LayoutError::Blocks { tensor_type }));
+    }
+    for (rows, columns) in [(u64::MAX, 32), (1 << 40, 1 << 30), (3, u64::MAX - 31)] {
+        let layout = Resident::new(TensorType::F32, Layout::RowMajor, rows, columns);
+        assert!(matches!(layout, Err(LayoutError::TooLarge { .. })));
     }
 }

@@ -9,7 +9,7 @@
 
 KERNEL(ITEMS) matmul_gemv(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL INPUT *RESTRICT x,
-    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
+    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     BEGIN();
     SHARED float partial[PASS * 16 * STRIDE];
@@ -49,7 +49,7 @@ KERNEL(ITEMS) matmul_gemv(
             if (ITEM < PASS * 16 && row < used && column < n) {
                 float value = 0.0f;
                 for (uint s = 0; s < 16; s++) value += slices[ITEM * 17 + s];
-                GLOBAL float *to = y + (size_t)row * n + column;
+                GLOBAL float *to = y + (size_t)row * stride + column;
                 *to = accumulate ? *to + value : value;
             }
         }

@@ -3,86 +3,93 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | weights: [`Rows16`](crate::layout) of `[n, k]` |
-//! | 2 | x: f32 `[rows, k]` or [int8 activations](crate::quantize) of k columns |
-//! | 3 | y: f32 `[rows, n]`, read and written (read only where it is added to) |
+//! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
+//! | 2 | x: f32 `[rows, k]`, [int8](crate::quantize) or [f16 activations](crate::half_rows) of k columns |
+//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written (read only where it is added to) |
 //!
-//! Constants: rows, count word, n, k, accumulate (0 or 1). One group for each [`TASK_ROWS`] rows of weights, which loops
-//! over the tokens, so that weights are read from memory once.
+//! Constants: rows, count word, n, k, accumulate (0 or 1), stride (at least n): several products may stand side by side in
+//! joint rows, each bound from its own first column on, and what is between a row's n values and the next row's is another's.
+//!
+//! One group for each [`TASK_ROWS`] rows of weights, which loops over the tokens, so that weights are read from memory once.
 //!
 //! With f32 activations weights are dequantised to f32 in registers (class *exact*). With int8 activations integer dot
-//! products are taken block by block (class *fast*); there are kernels for types with integer quanta only, so callers
-//! ask [`activations_for`]. A sum is taken over blocks of 32 columns in order, whatever else is in the launch: a row of
-//! y depends on its row of x alone, bit for bit.
+//! products are taken block by block (class *fast*). With f16 activations products of f16 or bf16 values are summed in f32,
+//! on matrix units where there are any (class *fast*); those of NVIDIA's devices of compute capability 8.0 and later take
+//! f16 activations as bf16 where weights are bf16. There are not kernels for all types: see [`takes`]. Callers ask
+//! [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
+//! of 32 columns as they stand, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
 
-use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
-use crate::layout::Resident;
-use crate::quantize;
+use crate::layout::{Layout, Resident};
+use crate::{half_rows, quantize};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Rows of weights, that is columns of y, that one group computes.
 pub const TASK_ROWS: u32 = 32;
 
-/// The activations to use with weights of this type where `wanted` are asked for: weights without integer quanta take
-/// f32 in both classes.
-pub fn activations_for(tensor_type: TensorType, wanted: Activations) -> Activations {
-    match tensor_type {
-        TensorType::F32 | TensorType::F16 | TensorType::BF16 => Activations::F32,
-        TensorType::Q8_0
-        | TensorType::Q4_0
-        | TensorType::Q4_1
-        | TensorType::Q5_0
-        | TensorType::Q5_1
-        | TensorType::Q4_K
-        | TensorType::Q5_K
-        | TensorType::Q6_K
-        | TensorType::TQ1_0
-        | TensorType::TQ2_0 => wanted,
+/// Whether there is a product of weights of this type with these activations: with f32 of every type, with int8 of those
+/// with integer quanta, with f16 of those of two bytes.
+pub fn takes(tensor_type: TensorType, activations: Activations) -> bool {
+    match activations {
+        Activations::F32 => true,
+        Activations::Int8 => tensor_type.block_values() > 1,
+        Activations::F16 => matches!(tensor_type, TensorType::F16 | TensorType::BF16),
     }
 }
 
 macro_rules! abis {
     ($($name:ident),*) => {
-        /// The binary interface for weights of this type.
-        pub fn abi(tensor_type: TensorType, activations: Activations) -> &'static EntryAbi {
-            match (tensor_type, activations) {
-                $((TensorType::$name, Activations::F32) => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("matmul_", stringify!($name), "_f32"),
-                        bindings: BINDINGS,
-                        constants: 5,
-                        extents: |constants, out| extents(TensorType::$name, Activations::F32, constants, out),
-                    };
-                    &ABI
-                }
-                (TensorType::$name, Activations::Int8) => {
-                    static ABI: EntryAbi = EntryAbi {
-                        name: concat!("matmul_", stringify!($name), "_int8"),
-                        bindings: BINDINGS,
-                        constants: 5,
-                        extents: |constants, out| extents(TensorType::$name, Activations::Int8, constants, out),
-                    };
-                    &ABI
-                })*
+        /// The binary interface for weights of this type in this layout.
+        pub fn abi(tensor_type: TensorType, layout: Layout, activations: Activations) -> &'static EntryAbi {
+            match (tensor_type, layout, activations) {
+                $((TensorType::$name, Layout::Rows16, Activations::F32) => abi!($name, Rows16, F32),
+                (TensorType::$name, Layout::Rows16, Activations::Int8) => abi!($name, Rows16, Int8),
+                (TensorType::$name, Layout::Rows16, Activations::F16) => abi!($name, Rows16, F16),
+                (TensorType::$name, Layout::RowMajor, Activations::F32) => abi!($name, RowMajor, F32),
+                (TensorType::$name, Layout::RowMajor, Activations::Int8) => abi!($name, RowMajor, Int8),
+                (TensorType::$name, Layout::RowMajor, Activations::F16) => abi!($name, RowMajor, F16),)*
             }
         }
     };
+}
+
+macro_rules! abi {
+    ($name:ident, $layout:ident, $activations:ident) => {{
+        static ABI: EntryAbi = EntryAbi {
+            name: concat!(
+                "matmul_",
+                stringify!($name),
+                "_",
+                stringify!($layout),
+                "_",
+                stringify!($activations)
+            ),
+            bindings: BINDINGS,
+            constants: 6,
+            extents: |constants, out| {
+                let types = (TensorType::$name, Layout::$layout, Activations::$activations);
+                extents(types, constants, out)
+            },
+        };
+        &ABI
+    }};
 }
 abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
 const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite];
 
-fn extents(tensor_type: TensorType, activations: Activations, constants: &[u32], out: &mut [u64]) {
-    let [rows, _, n, k, _] = *constants else { return };
-    let weights = Resident::new(tensor_type, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
-    let x = match activations {
-        Activations::F32 => words(&[rows, k]),
-        Activations::Int8 => quantize::rows_extent(rows, k),
-    };
-    out.copy_from_slice(&[HEADER_BYTES, weights, x, words(&[rows, n])]);
+fn extents(
+    (tensor_type, layout, activations): (TensorType, Layout, Activations),
+    constants: &[u32],
+    out: &mut [u64],
+) {
+    let [rows, _, n, k, _, stride] = *constants else { return };
+    let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
+    let x = activations.rows_extent(rows, k);
+    out.copy_from_slice(&[HEADER_BYTES, weights, x, strided(rows, stride, n)]);
 }
 
 /// One group for each [`TASK_ROWS`] rows of weights.
@@ -96,28 +103,36 @@ fn reference(weights: &[f32], x: &[f64]) -> Vec<f64> {
     weights.chunks_exact(x.len()).map(dot).collect()
 }
 
-pub(crate) fn cases(tensor_type: TensorType, activations: Activations, seed: u64) -> Vec<Case> {
+pub(crate) fn cases(
+    tensor_type: TensorType,
+    layout: Layout,
+    activations: Activations,
+    seed: u64,
+) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes =
         ROW_SHAPES.into_iter().zip([(16, 256), (48, 512), (33, 256), (17, 768), (16, 256), (100, 1024)]);
     let long = [(RowShape { capacity: 70, rows: 41, count_word: 0 }, (40, 256))];
+    // More than one tile of matrix units, and more of them than are in flight.
+    let wide = (RowShape { capacity: 150, rows: 140, count_word: 0 }, (280, 4096));
+    let wide = (activations == Activations::F16).then_some(wide);
     let mut out = Vec::new();
-    for (i, (shape, (n, k))) in shapes.chain(long).enumerate() {
+    for (i, (shape, (n, k))) in shapes.chain(long).chain(wide).enumerate() {
         // Short blocks allow odd numbers of them.
         let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
-        out.push(case(&mut random, (tensor_type, activations), shape, (n, k), i % 2 == 1));
+        out.push(case(&mut random, (tensor_type, layout, activations), shape, (n, k), i % 2 == 1));
     }
     out
 }
 
 fn case(
     random: &mut Random,
-    (tensor_type, activations): (TensorType, Activations),
+    (tensor_type, layout, activations): (TensorType, Layout, Activations),
     shape: RowShape,
     (n, k): (usize, usize),
     accumulate: bool,
 ) -> Case {
-    let layout = Resident::new(tensor_type, n as u64, k as u64).expect("k is whole blocks");
+    let layout = Resident::new(tensor_type, layout, n as u64, k as u64).expect("k is whole blocks");
     let file = random.blocks(tensor_type, n * k);
     let mut resident = vec![0; layout.bytes() as usize];
     layout.pack(0..layout.groups(), &file, &mut resident).expect("sizes are the layout's");
@@ -125,8 +140,10 @@ fn case(
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
     let x = random.floats(shape.capacity * k, 2.0);
-    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate)];
-    let label = format!("{} → {n}, accumulate {accumulate}", shape.label(k));
+    // Every third shape is a part of longer rows.
+    let stride = if shape.capacity % 3 == 2 { n + 21 } else { n };
+    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
+    let label = format!("{} → {n} of {stride}, accumulate {accumulate}", shape.label(k));
     let build = Build::new(Kernel::MatMul(tensor_type, activations), label, &constants);
     let build = build.words(&shape.header()).bytes(resident);
     let (build, x): (_, Vec<Vec<f64>>) = match activations {
@@ -140,14 +157,20 @@ fn case(
                 rows.iter().map(|row| quantize::values(row, k).expect("the reference's sums are right"));
             (build.bytes(rows.concat()), values.collect())
         }
+        Activations::F16 => {
+            let rows: Vec<Vec<u8>> = x.chunks_exact(k).map(half_rows::reference).collect();
+            let values = rows.iter().map(|row| half_rows::values(row, k).expect("the padding is zero"));
+            (build.bytes(rows.concat()), values.collect())
+        }
     };
-    let mut expected: Vec<f64> = x.iter().flat_map(|row| reference(&weights, row)).collect();
-    let build = if accumulate {
-        let before = random.floats(shape.capacity * n, 1.0);
-        expected.iter_mut().zip(&before).for_each(|(e, b)| *e += f64::from(*b));
-        build.floats(&before)
-    } else {
-        build.poison(shape.capacity * n * 4)
-    };
-    build.expect_f32(3, untouched_after(expected, shape.rows * n))
+    let before = random.floats((shape.capacity - 1) * stride + n, 1.0);
+    let mut expected = vec![None; before.len()];
+    let rows = expected.chunks_mut(stride).zip(before.chunks(stride)).zip(&x);
+    for ((expected, before), x) in rows.take(shape.rows) {
+        for ((expected, sum), before) in expected.iter_mut().zip(reference(&weights, x)).zip(before) {
+            *expected = Some(if accumulate { sum + f64::from(*before) } else { sum });
+        }
+    }
+    let build = if accumulate { build.floats(&before) } else { build.poison(before.len() * 4) };
+    build.expect_f32(3, expected)
 }

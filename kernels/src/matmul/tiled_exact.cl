@@ -1,12 +1,12 @@
-// Products with f32 activations for many rows of x: a group computes 64 rows of x by 64 rows of weights, 32 columns at
+// Products with f32 or f16 activations for many rows of x: a group computes 64 rows of x by 64 rows of weights, 32 columns at
 // a time through local memory; an item computes 4 by 8 of them.
 
 // Floats from one column of a tile to the next.
 #define COLUMN 68
 
 KERNEL(ITEMS) matmul_tiled(
-    const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,
-    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
+    const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL INPUT *RESTRICT x,
+    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     BEGIN();
     SHARED float w_tile[32 * COLUMN] ALIGNED;
@@ -37,7 +37,7 @@ KERNEL(ITEMS) matmul_tiled(
         #pragma unroll
         for (uint i = 0; i < 4; i++) {
             uint row = ITEM / 8 + i * 16, c = ITEM % 8 * 4;
-            float4 from = LOADF4(x + (size_t)min(first_row + row, used - 1) * k + block * 32 + c);
+            float4 from = four_of_row(x, min(first_row + row, used - 1), k, block * 32 + c);
             x_tile[c * COLUMN + row] = from.x;
             x_tile[(c + 1) * COLUMN + row] = from.y;
             x_tile[(c + 2) * COLUMN + row] = from.z;
@@ -67,7 +67,7 @@ KERNEL(ITEMS) matmul_tiled(
         for (uint j = 0; j < 8; j++) {
             uint column = GROUP(1) * 64 + lane + j / 4 * 32 + j % 4;
             if (column < n) {
-                GLOBAL float *to = y + (size_t)row * n + column;
+                GLOBAL float *to = y + (size_t)row * stride + column;
                 *to = accumulate ? *to + acc[i][j] : acc[i][j];
             }
         }

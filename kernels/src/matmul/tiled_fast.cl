@@ -6,7 +6,7 @@
 
 KERNEL(ITEMS) matmul_tiled(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL uchar *RESTRICT x,
-    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate
+    GLOBAL float *RESTRICT y, uint rows, uint word, uint n, uint k, uint accumulate, uint stride
 ) {
     BEGIN();
     SHARED uint w_tile[16 * QUAD] ALIGNED;
@@ -117,7 +117,7 @@ KERNEL(ITEMS) matmul_tiled(
         for (uint j = 0; j < 8; j++) {
             uint column = GROUP(1) * 64 + lane + j / 4 * 32 + j % 4;
             if (column < n) {
-                GLOBAL float *to = y + (size_t)row * n + column;
+                GLOBAL float *to = y + (size_t)row * stride + column;
                 *to = accumulate ? *to + acc[i][j] : acc[i][j];
             }
         }

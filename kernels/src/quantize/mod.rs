@@ -1,10 +1,10 @@
-//! Quantize: f32 into int8 activations.
+//! Quantize: f32 into int8 or f16 activations.
 //!
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
 //! | 1 | x: f32 `[rows, width]` |
-//! | 2 | out: int8 activations, written |
+//! | 2 | out: int8 or [f16 activations](crate::half_rows), written |
 //!
 //! Constants: rows, count word, width. One group a row.
 //!
@@ -23,7 +23,7 @@
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random};
-use crate::kernel::Kernel;
+use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
 /// Values that share a scale.
@@ -52,16 +52,22 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
-/// The binary interface.
-pub static ABI: EntryAbi = EntryAbi {
-    name: "quantize",
+/// The binary interface with int8 activations out.
+pub static ABI_INT8: EntryAbi = EntryAbi {
+    name: "quantize_int8",
     bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 3,
-    extents: |constants, extents| {
-        let [rows, _, width] = *constants else { return };
-        extents.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), rows_extent(rows, width)]);
-    },
+    extents: |constants, out| extents(Activations::Int8, constants, out),
 };
+
+/// The binary interface with f16 activations out.
+pub static ABI_F16: EntryAbi =
+    EntryAbi { name: "quantize_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_INT8 };
+
+fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, width] = *constants else { return };
+    out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), activations.rows_extent(rows, width)]);
+}
 
 /// A row of int8 activations: the reference. `row` is whole blocks.
 pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
@@ -102,7 +108,7 @@ pub(crate) fn values(row: &[u8], width: usize) -> Result<Vec<f64>, String> {
     Ok(row[..width].iter().enumerate().map(|(i, q)| scale(i) * f64::from(*q as i8)).collect())
 }
 
-pub(crate) fn cases(seed: u64) -> Vec<Case> {
+pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
@@ -110,12 +116,12 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
         x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // a block of zeros, and one of the smallest value
         let expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
         let case = Build::new(
-            Kernel::Quantize,
+            Kernel::Quantize(activations),
             shape.label(width),
             &[shape.capacity, shape.count_word as usize, width],
         );
-        let case = case.words(&shape.header()).floats(&x).poison(shape.capacity * row_bytes(width));
-        out.push(case.expect_int8(2, width, &expected, shape.rows));
+        let case = case.words(&shape.header()).floats(&x);
+        out.push(case.expect_rows(2, activations, &expected, shape, width));
     }
     out
 }

@@ -1,4 +1,4 @@
-// f32 into int8 activations: groups take parts of a row, eight items a block of 32.
+// f32 into int8 or f16 activations: groups take parts of a row, eight items a block of 32.
 
 // Local memory of `quantise`: for each item its largest value, and its sum.
 #define QUANTISE_SPACE (2 * ITEMS)
@@ -46,4 +46,17 @@ KERNEL(ITEMS) quantize(
     float4 x4 = column < width ? LOADF4(from + column) : FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
     float values[4] = {x4.x, x4.y, x4.z, x4.w};
     quantise(scratch, values, column, width, to);
+}
+
+KERNEL(ITEMS) quantize_f16(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, GLOBAL uchar *RESTRICT out,
+    uint rows, uint word, uint width
+) {
+    BEGIN();
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *from = x + (size_t)GROUP(0) * width;
+    uint column = PART + 4 * ITEM;
+    float4 x4 = column < width ? LOADF4(from + column) : FLOAT4(0.0f, 0.0f, 0.0f, 0.0f);
+    float values[4] = {x4.x, x4.y, x4.z, x4.w};
+    put_halves(values, column, width, out + (size_t)GROUP(0) * half_row_bytes(width));
 }

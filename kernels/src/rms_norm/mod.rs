@@ -5,49 +5,36 @@
 //! | 0 | parameters |
 //! | 1 | x: f32 `[rows, width]` |
 //! | 2 | weight: f32 `[width]` |
-//! | 3 | out: f32 `[rows, width]` or [int8 activations](crate::quantize), written |
+//! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
 //! Constants: rows, count word, width, ε (the bits of an f32). One group a row.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random};
 use crate::kernel::{Activations, Kernel};
-use crate::quantize::{row_bytes, rows_extent};
 use ragtag_hal::{Access, EntryAbi};
-
-const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Write];
 
 /// The binary interface with f32 out.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "rms_norm_f32",
-    bindings: BINDINGS,
+    bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
     constants: 4,
-    extents: |constants, extents| {
-        let [rows, _, width, _] = *constants else { return };
-        extents.copy_from_slice(&[
-            HEADER_BYTES,
-            words(&[rows, width]),
-            words(&[width]),
-            words(&[rows, width]),
-        ]);
-    },
+    extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
 /// The binary interface with int8 activations out.
-pub static ABI_INT8: EntryAbi = EntryAbi {
-    name: "rms_norm_int8",
-    bindings: BINDINGS,
-    constants: 4,
-    extents: |constants, extents| {
-        let [rows, _, width, _] = *constants else { return };
-        extents.copy_from_slice(&[
-            HEADER_BYTES,
-            words(&[rows, width]),
-            words(&[width]),
-            rows_extent(rows, width),
-        ]);
-    },
-};
+pub static ABI_INT8: EntryAbi =
+    EntryAbi { name: "rms_norm_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
+
+/// The binary interface with f16 activations out.
+pub static ABI_F16: EntryAbi =
+    EntryAbi { name: "rms_norm_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
+
+fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, width, _] = *constants else { return };
+    let written = activations.rows_extent(rows, width);
+    out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[width]), written]);
+}
 
 fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
@@ -60,21 +47,14 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let epsilon = 1e-5_f32;
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-        let width = if activations == Activations::Int8 { width / 32 * 32 } else { width };
+        let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
         let (x, weight) = (random.floats(shape.capacity * width, 3.0), random.floats(width, 1.5));
         let expected: Vec<f64> =
             x.chunks_exact(width).flat_map(|row| reference(row, &weight, epsilon)).collect();
         let constants = [shape.capacity, shape.count_word as usize, width, epsilon.to_bits() as usize];
         let case = Build::new(Kernel::RmsNorm(activations), shape.label(width), &constants);
         let case = case.words(&shape.header()).floats(&x).floats(&weight);
-        out.push(match activations {
-            Activations::F32 => {
-                case.poison(x.len() * 4).expect_f32(3, untouched_after(expected, shape.rows * width))
-            }
-            Activations::Int8 => {
-                case.poison(shape.capacity * row_bytes(width)).expect_int8(3, width, &expected, shape.rows)
-            }
-        });
+        out.push(case.expect_rows(3, activations, &expected, shape, width));
     }
     out
 }

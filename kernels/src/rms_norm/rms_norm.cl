@@ -1,4 +1,4 @@
-// RMS norm, into f32 or int8 activations: one group a row.
+// RMS norm, into f32, int8 or f16 activations: one group a row.
 
 // One over the root mean square of a row.
 FN float norm_scale(LOCAL float *scratch, const GLOBAL float *row, uint width, float epsilon) {
@@ -56,5 +56,29 @@ KERNEL(ITEMS) rms_norm_int8(
             values[3] = v.w * scale * w.w;
         }
         quantise(quantising, values, column, width, to);
+    }
+}
+
+KERNEL(ITEMS) rms_norm_f16(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT x, const GLOBAL float *RESTRICT weight,
+    GLOBAL uchar *RESTRICT out, uint rows, uint word, uint width, uint epsilon
+) {
+    BEGIN();
+    SHARED float scratch[REDUCE_SPACE];
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *from = x + (size_t)GROUP(0) * width;
+    GLOBAL uchar *to = out + (size_t)GROUP(0) * half_row_bytes(width);
+    float scale = norm_scale(scratch, from, width, AS_FLOAT(epsilon));
+    for (uint first = 0; first < half_pitch(width); first += 4 * ITEMS) {
+        uint column = first + 4 * ITEM;
+        float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (column < width) {
+            float4 v = LOADF4(from + column), w = LOADF4(weight + column);
+            values[0] = v.x * scale * w.x;
+            values[1] = v.y * scale * w.y;
+            values[2] = v.z * scale * w.z;
+            values[3] = v.w * scale * w.w;
+        }
+        put_halves(values, column, width, to);
     }
 }

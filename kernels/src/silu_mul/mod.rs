@@ -3,45 +3,40 @@
 //! | binding | |
 //! | --- | --- |
 //! | 0 | parameters |
-//! | 1 | gate: f32 `[rows, width]` |
-//! | 2 | up: f32 `[rows, width]` |
-//! | 3 | out: f32 `[rows, width]` or [int8 activations](crate::quantize), written |
+//! | 1 | gate and up: f32 `[rows, 2 · width]`, in each row the gate's values, then up's |
+//! | 2 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
 //! Constants: rows, count word, width. One group a row.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random};
 use crate::kernel::{Activations, Kernel};
-use crate::quantize::{row_bytes, rows_extent};
 use ragtag_hal::{Access, EntryAbi};
-
-const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Write];
 
 /// The binary interface with f32 out.
 pub static ABI_F32: EntryAbi = EntryAbi {
     name: "silu_mul_f32",
-    bindings: BINDINGS,
+    bindings: &[Access::Read, Access::Read, Access::Write],
     constants: 3,
-    extents: |constants, extents| {
-        let [rows, _, width] = *constants else { return };
-        let bytes = words(&[rows, width]);
-        extents.copy_from_slice(&[HEADER_BYTES, bytes, bytes, bytes]);
-    },
+    extents: |constants, out| extents(Activations::F32, constants, out),
 };
 
 /// The binary interface with int8 activations out.
-pub static ABI_INT8: EntryAbi = EntryAbi {
-    name: "silu_mul_int8",
-    bindings: BINDINGS,
-    constants: 3,
-    extents: |constants, extents| {
-        let [rows, _, width] = *constants else { return };
-        let bytes = words(&[rows, width]);
-        extents.copy_from_slice(&[HEADER_BYTES, bytes, bytes, rows_extent(rows, width)]);
-    },
-};
+pub static ABI_INT8: EntryAbi =
+    EntryAbi { name: "silu_mul_int8", extents: |c, out| extents(Activations::Int8, c, out), ..ABI_F32 };
 
-fn reference(gate: &[f32], up: &[f32]) -> Vec<f64> {
+/// The binary interface with f16 activations out.
+pub static ABI_F16: EntryAbi =
+    EntryAbi { name: "silu_mul_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
+
+fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, width] = *constants else { return };
+    out.copy_from_slice(&[HEADER_BYTES, words(&[rows, 2, width]), activations.rows_extent(rows, width)]);
+}
+
+/// One row.
+fn reference(gate_up: &[f32]) -> Vec<f64> {
+    let (gate, up) = gate_up.split_at(gate_up.len() / 2);
     let one = |(g, u): (&f32, &f32)| f64::from(*g) / (1.0 + (-f64::from(*g)).exp()) * f64::from(*u);
     gate.iter().zip(up).map(one).collect()
 }
@@ -50,22 +45,15 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
-        let width = if activations == Activations::Int8 { width / 32 * 32 } else { width };
-        let mut gate = random.floats(shape.capacity * width, 8.0);
-        gate[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
-        let up = random.floats(shape.capacity * width, 1.5);
-        let expected = reference(&gate, &up);
+        let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
+        let row = |random: &mut Random| [random.floats(width, 8.0), random.floats(width, 1.5)].concat();
+        let mut gate_up: Vec<f32> = (0..shape.capacity).flat_map(|_| row(&mut random)).collect();
+        gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
+        let expected: Vec<f64> = gate_up.chunks_exact(2 * width).flat_map(reference).collect();
         let constants = [shape.capacity, shape.count_word as usize, width];
         let case = Build::new(Kernel::SiluMul(activations), shape.label(width), &constants);
-        let case = case.words(&shape.header()).floats(&gate).floats(&up);
-        out.push(match activations {
-            Activations::F32 => {
-                case.poison(gate.len() * 4).expect_f32(3, untouched_after(expected, shape.rows * width))
-            }
-            Activations::Int8 => {
-                case.poison(shape.capacity * row_bytes(width)).expect_int8(3, width, &expected, shape.rows)
-            }
-        });
+        let case = case.words(&shape.header()).floats(&gate_up);
+        out.push(case.expect_rows(2, activations, &expected, shape, width));
     }
     out
 }

@@ -1,38 +1,58 @@
-// SiLU(gate) · up, into f32 or int8 activations: groups take parts of a row.
+// SiLU(gate) · up, into f32, int8 or f16 activations: groups take parts of a row.
 
 FN float silu(float x) { return x / (1.0f + exp(-x)); }
 
 KERNEL(ITEMS) silu_mul_f32(
-    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate, const GLOBAL float *RESTRICT up,
-    GLOBAL float *RESTRICT out, uint rows, uint word, uint width
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL float *RESTRICT out,
+    uint rows, uint word, uint width
 ) {
     BEGIN();
     if (GROUP(0) >= count(params, word, rows)) return;
-    size_t row = (size_t)GROUP(0) * width;
+    const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
+    GLOBAL float *to = out + (size_t)GROUP(0) * width;
     #pragma unroll
     for (uint i = 0; i < 4; i++) {
         uint c = PART + i * ITEMS + ITEM;
-        if (c < width) out[row + c] = silu(gate[row + c]) * up[row + c];
+        if (c < width) to[c] = silu(gate[c]) * up[c];
     }
 }
 
 KERNEL(ITEMS) silu_mul_int8(
-    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate, const GLOBAL float *RESTRICT up,
-    GLOBAL uchar *RESTRICT out, uint rows, uint word, uint width
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL uchar *RESTRICT out,
+    uint rows, uint word, uint width
 ) {
     BEGIN();
     SHARED uint quantising[QUANTISE_SPACE];
     if (GROUP(0) >= count(params, word, rows)) return;
-    size_t row = (size_t)GROUP(0) * width;
+    const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
     GLOBAL uchar *to = out + (size_t)GROUP(0) * row_bytes(width);
     uint column = PART + 4 * ITEM;
     float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (column < width) {
-        float4 g = LOADF4(gate + row + column), u = LOADF4(up + row + column);
+        float4 g = LOADF4(gate + column), u = LOADF4(up + column);
         values[0] = silu(g.x) * u.x;
         values[1] = silu(g.y) * u.y;
         values[2] = silu(g.z) * u.z;
         values[3] = silu(g.w) * u.w;
     }
     quantise(quantising, values, column, width, to);
+}
+
+KERNEL(ITEMS) silu_mul_f16(
+    const GLOBAL uint *RESTRICT params, const GLOBAL float *RESTRICT gate_up, GLOBAL uchar *RESTRICT out,
+    uint rows, uint word, uint width
+) {
+    BEGIN();
+    if (GROUP(0) >= count(params, word, rows)) return;
+    const GLOBAL float *gate = gate_up + (size_t)GROUP(0) * 2 * width, *up = gate + width;
+    uint column = PART + 4 * ITEM;
+    float values[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (column < width) {
+        float4 g = LOADF4(gate + column), u = LOADF4(up + column);
+        values[0] = silu(g.x) * u.x;
+        values[1] = silu(g.y) * u.y;
+        values[2] = silu(g.z) * u.z;
+        values[3] = silu(g.w) * u.w;
+    }
+    put_halves(values, column, width, out + (size_t)GROUP(0) * half_row_bytes(width));
 }

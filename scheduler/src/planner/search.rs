@@ -97,8 +97,7 @@ impl<'a> Search<'a> {
     /// What a stage takes, given the device of the stage before it.
     pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
         let staging = before.map_or(0, |before| self.staging[before * self.input.devices.len() + run.device]);
-        let available = self.input.devices[run.device].memory_bytes;
-        self.sizes.stage(run.segments.start, run.segments.end, &self.shape, staging, available)
+        self.sizes.stage(run.segments.clone(), &self.shape, staging, &self.input.devices[run.device])
     }
 
     /// Proves the memory of a placement.

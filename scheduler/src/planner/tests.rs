@@ -21,6 +21,7 @@ fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         read_bytes_per_row: 1024,
         kv_bytes_per_position: 1024,
         scratch_bytes: MIB,
+        wide_scratch_bytes: MIB,
     }
 }
 
@@ -47,6 +48,7 @@ fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
         exact_flops_per_s: Figure::assumed(20e9 * speed),
         fast_flops_per_s: Figure::assumed(80e9 * speed),
         launch_us: Figure::assumed(10.0),
+        f16_products: false,
     }
 }
 
@@ -128,9 +130,13 @@ fn random_world(seed: u64) -> World {
         segment.flops_per_row = rng.random_range(1..4) * weights;
         segment.kv_bytes_per_position = rng.random_range(0..4) * 512;
         segment.scratch_bytes = rng.random_range(0..3) * MIB;
+        segment.wide_scratch_bytes = segment.scratch_bytes + 2 * MIB;
     }
     let devices = (0..rng.random_range(1..5))
-        .map(|i| device(&format!("cpu:{i}"), rng.random_range(5..90) * MIB, rng.random_range(0.2..3.0)))
+        .map(|i| DeviceFacts {
+            f16_products: i % 2 == 1,
+            ..device(&format!("cpu:{i}"), rng.random_range(5..90) * MIB, rng.random_range(0.2..3.0))
+        })
         .collect();
     let mut world = World::new(segments, devices);
     world.links.other.latency_us.value = rng.random_range(0.0..2000.0);

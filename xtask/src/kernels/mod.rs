@@ -29,8 +29,8 @@ pub struct Args {
     /// Build PTX with the NVRTC in this folder, and write it to kernels/artefacts/cuda.
     #[arg(long, value_name = "DIR", env = "RAGTAG_NVRTC")]
     nvrtc: Option<PathBuf>,
-    /// Write no PTX, but fail if what is committed was built from other texts; with --nvrtc also if it is not what NVRTC
-    /// makes of them.
+    /// Write no PTX, but fail if what is committed was built from other texts; with --nvrtc also if NVRTC makes
+    /// programs of them that are launched in another way.
     #[arg(long)]
     check: bool,
     /// Assemble the PTX with the ptxas in this folder, and write a table of registers, spills and shared memory.

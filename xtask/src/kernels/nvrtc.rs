@@ -50,16 +50,14 @@ impl Nvrtc {
         unsafe { self.library.get(name.as_bytes()) }.map_err(|e| format!("{name}: {e}"))
     }
 
-    /// The PTX of a text for a virtual architecture, as the backend has CUDA C++ compiled: with IEEE arithmetic, and with
-    /// nothing fused that is not written so.
+    /// The PTX of a text. It is not the same every time: now and then NVRTC numbers or orders something by where it lies in
+    /// memory.
     ///
     /// # Errors
     /// The compiler's log.
-    pub fn compile(&self, name: &str, text: &str, architecture: &str) -> Result<String, String> {
-        let architecture = format!("--gpu-architecture=compute_{architecture}");
-        let options = [&architecture, "--std=c++17", "-default-device", "-fmad=false"];
+    pub fn compile(&self, name: &str, text: &str, options: &[&str]) -> Result<String, String> {
         let c_string = |text: &str| CString::new(text).map_err(|e| format!("{name}: {e}"));
-        let options = options.into_iter().map(c_string).collect::<Result<Vec<_>, _>>()?;
+        let options = options.iter().copied().map(c_string).collect::<Result<Vec<_>, _>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::new(self, &c_string(text)?, &c_string(name)?)?;
         type Compile = unsafe extern "C" fn(Handle, c_int, *const *const c_char) -> c_int;

@@ -1,9 +1,7 @@
-// F16: for each column 16 values.
+// F16.
 
-// Rows in 16 bytes.
+// Values in 16 bytes: in `Rows16`, rows of a column.
 #define LANES 8
-
-FN uint group_bytes(uint columns) { return columns * 32; }
 
 // 16 bytes as values.
 FN void lanes(uint4 bytes, float out[LANES]) {
@@ -13,9 +11,9 @@ FN void lanes(uint4 bytes, float out[LANES]) {
     halves(bytes.w, &out[6], &out[7]);
 }
 
-// Four rows of a column.
-FN void column_values(const GLOBAL uchar *group, uint column, uint part, float out[4]) {
-    uint2 bytes = LOAD2(group + column * 32 + part * 8);
+// Four values, 8 aligned bytes.
+FN void four_values(const GLOBAL uchar *from, float out[4]) {
+    uint2 bytes = LOAD2(from);
     halves(bytes.x, &out[0], &out[1]);
     halves(bytes.y, &out[2], &out[3]);
 }

@@ -1,9 +1,7 @@
-// F32: for each column 16 values.
+// F32.
 
-// Rows in 16 bytes.
+// Values in 16 bytes: in `Rows16`, rows of a column.
 #define LANES 4
-
-FN uint group_bytes(uint columns) { return columns * 64; }
 
 // 16 bytes as values.
 FN void lanes(uint4 bytes, float out[LANES]) {
@@ -13,7 +11,5 @@ FN void lanes(uint4 bytes, float out[LANES]) {
     out[3] = AS_FLOAT(bytes.w);
 }
 
-// Four rows of a column.
-FN void column_values(const GLOBAL uchar *group, uint column, uint part, float out[4]) {
-    lanes(LOAD4(group + column * 64 + part * 16), out);
-}
+// Four values, 16 aligned bytes.
+FN void four_values(const GLOBAL uchar *from, float out[4]) { lanes(LOAD4(from), out); }

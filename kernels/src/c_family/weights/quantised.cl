@@ -10,7 +10,6 @@
 // A `part` is four of a group's 16 rows, a `quad` four consecutive columns of a block of 32; `blocks` is how many
 // blocks of 32 a row has.
 
-#define PLAIN 0
 // Rows in 16 bytes.
 #define LANES 4
 

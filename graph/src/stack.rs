@@ -1,0 +1,229 @@
+//! Weight matrices as products read them: rows of zeros, then the rows of one tensor or of several of one type.
+//!
+//! Products with the same input are one launch where their weights lie one above the other. On a device a stack is one
+//! matrix; the files keep the tensors apart, so it is packed run by run, straight from their bytes.
+
+use crate::model::ModelError;
+use crate::weights::{TensorInfo, Weights};
+use ragtag_kernels::TensorType;
+use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
+use serde::Serialize;
+use std::ops::Range;
+
+/// Which tensors a product's matrix is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stack {
+    /// Rows of zeros above the tensors.
+    pub zero_rows: u32,
+    /// The tensors, `[columns, rows]` in GGUF order, of one type and one length of rows; at least one.
+    pub tensors: Vec<String>,
+}
+
+impl Stack {
+    /// One tensor.
+    pub fn of(tensor: &str) -> Self {
+        Self { zero_rows: 0, tensors: vec![tensor.into()] }
+    }
+
+    /// The name of the buffer that holds it.
+    pub fn name(&self) -> String {
+        self.tensors.join(" + ")
+    }
+
+    /// What the model's files say of the tensors.
+    pub(crate) fn infos<'a>(&self, weights: &'a Weights) -> Result<Vec<&'a TensorInfo>, ModelError> {
+        let info = |name: &String| {
+            weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.clone() })
+        };
+        self.tensors.iter().map(info).collect()
+    }
+}
+
+/// A stack in its resident layout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackedMatrix {
+    stack: Stack,
+    resident: Resident,
+}
+
+impl StackedMatrix {
+    /// The matrix of these tensors, in the layout that is kept for their type.
+    pub(crate) fn new(
+        weights: &Weights,
+        stack: &Stack,
+        kept: impl FnOnce(TensorType) -> Layout,
+    ) -> Result<Self, ModelError> {
+        let infos = stack.infos(weights)?;
+        let first = infos.first().ok_or_else(|| unsupported("a product without weights".into()))?;
+        let same = |t: &&TensorInfo| (t.tensor_type, t.columns()) == (first.tensor_type, first.columns());
+        if !infos.iter().all(same) {
+            return Err(unsupported(format!("{}: types and columns differ", stack.name())));
+        }
+        let rows = infos.iter().fold(u64::from(stack.zero_rows), |sum, t| sum.saturating_add(t.rows()));
+        let resident = Resident::new(first.tensor_type, kept(first.tensor_type), rows, first.columns())
+            .map_err(|e| unsupported(format!("tensor {}: {e}", stack.name())))?;
+        Ok(Self { stack: stack.clone(), resident })
+    }
+
+    /// The layout of the whole.
+    pub fn resident(&self) -> &Resident {
+        &self.resident
+    }
+
+    /// Writes some groups of rows into `out`, which has their length.
+    ///
+    /// # Errors
+    /// If the files cannot be read any more.
+    pub(crate) fn fill(
+        &self,
+        weights: &Weights,
+        groups: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let parts = self.parts(weights)?;
+        let (row_bytes, group_bytes) = (self.resident.file_row_bytes(), self.resident.group_bytes());
+        let (mut group, mut rest) = (groups.start, out);
+        while group < groups.end {
+            let first = self.resident.rows_of(group..group + 1);
+            let part = parts.iter().find(|part| part.rows.contains(&first.start));
+            let end = part.map_or(group, |part| self.groups_within(part, group, groups.end));
+            let joined;
+            let (end, source) = match part {
+                Some(part) if end > group => {
+                    let rows = self.resident.rows_of(group..end);
+                    let bytes =
+                        (rows.start - part.rows.start) * row_bytes..(rows.end - part.rows.start) * row_bytes;
+                    (end, part.bytes.get(bytes).unwrap_or(&[]))
+                }
+                _ => {
+                    joined = join(&parts, first, row_bytes);
+                    (group + 1, &joined[..])
+                }
+            };
+            let packed;
+            (packed, rest) = rest.split_at_mut(((end - group) * group_bytes).min(rest.len()));
+            self.resident.pack(group..end, source, packed)?;
+            group = end;
+        }
+        Ok(())
+    }
+
+    /// The tensors with their rows of the matrix.
+    fn parts<'a>(&self, weights: &'a Weights) -> Result<Vec<Part<'a>>, ModelError> {
+        let mut row = self.stack.zero_rows as usize;
+        let mut parts = Vec::new();
+        for tensor in self.stack.infos(weights)? {
+            let end = row + tensor.rows() as usize;
+            parts.push(Part { rows: row..end, bytes: weights.bytes(tensor)? });
+            row = end;
+        }
+        Ok(parts)
+    }
+
+    /// The end of the groups from `group` on, at most `end`, whose rows are all of one tensor.
+    fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
+        let whole = match part.rows.end == self.resident.rows() {
+            true => self.resident.groups(),
+            false => part.rows.end / GROUP_ROWS,
+        };
+        whole.min(end).max(group)
+    }
+}
+
+/// A tensor's rows in a stack, and its bytes.
+struct Part<'a> {
+    rows: Range<usize>,
+    bytes: &'a [u8],
+}
+
+/// A group of which not all rows are of one tensor. Rows of no tensor are zero, as blocks of zero bytes are.
+fn join(parts: &[Part<'_>], rows: Range<usize>, row_bytes: usize) -> Vec<u8> {
+    let mut joined = vec![0; rows.len() * row_bytes];
+    for (row, out) in rows.zip(joined.chunks_exact_mut(row_bytes)) {
+        let part = parts.iter().find(|part| part.rows.contains(&row));
+        let bytes =
+            part.and_then(|part| part.bytes.get((row - part.rows.start) * row_bytes..)?.get(..row_bytes));
+        out.iter_mut().zip(bytes.unwrap_or(&[])).for_each(|(to, from)| *to = *from);
+    }
+    joined
+}
+
+fn unsupported(what: String) -> ModelError {
+    ModelError::Unsupported { what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemorySource;
+    use std::sync::Arc;
+
+    /// Tensors a, b, c … of `rows` rows of 64 columns, and their bytes one after the other.
+    fn weights(tensor_type: TensorType, rows: &[usize]) -> (Weights, Vec<u8>) {
+        let row_bytes = 64 / tensor_type.block_values() * tensor_type.block_bytes();
+        let file: Vec<u8> =
+            (0..rows.iter().sum::<usize>() * row_bytes).map(|i| (i * 37 % 251) as u8).collect();
+        let mut offset = 0;
+        let tensors = ["a", "b", "c", "d"].iter().zip(rows).map(|(name, rows)| {
+            let bytes = (rows * row_bytes) as u64;
+            offset += bytes;
+            let shape = vec![64, *rows as u64];
+            TensorInfo { name: name.to_string(), tensor_type, shape, shard: 0, offset: offset - bytes, bytes }
+        });
+        let tensors = tensors.collect();
+        (Weights::new(vec![Arc::new(MemorySource::new("file", file.clone()))], tensors).unwrap(), file)
+    }
+
+    #[test]
+    fn a_stack_is_packed_like_one_tensor_however_it_is_cut() {
+        for (tensor_type, kept) in [
+            (TensorType::F16, Layout::Rows16),
+            (TensorType::F16, Layout::RowMajor),
+            (TensorType::Q4_0, Layout::Rows16),
+            (TensorType::Q5_1, Layout::Rows16),
+        ] {
+            for (zero_rows, rows) in [
+                (0, vec![40]),
+                (0, vec![32, 16, 16]),
+                (0, vec![24, 5, 3, 41]),
+                (64, vec![48]),
+                (12, vec![20, 7]),
+            ] {
+                let (weights, file) = weights(tensor_type, &rows);
+                let tensors = weights.tensors().iter().map(|t| t.name.clone()).collect();
+                let matrix = StackedMatrix::new(&weights, &Stack { zero_rows, tensors }, |_| kept).unwrap();
+                let layout = matrix.resident();
+                assert_eq!(layout.rows(), zero_rows as usize + rows.iter().sum::<usize>());
+                let zeros = vec![0; zero_rows as usize * layout.file_row_bytes()];
+                let mut expected = vec![0xa5; layout.bytes() as usize];
+                layout.pack(0..layout.groups(), &[zeros, file].concat(), &mut expected).unwrap();
+                for step in 1..=layout.groups() {
+                    let mut packed = Vec::new();
+                    for first in (0..layout.groups()).step_by(step) {
+                        let groups = first..layout.groups().min(first + step);
+                        let mut out = vec![0x5a; groups.len() * layout.group_bytes()];
+                        matrix.fill(&weights, groups, &mut out).unwrap();
+                        packed.extend(out);
+                    }
+                    assert!(
+                        packed == expected,
+                        "{tensor_type} {kept:?} {zero_rows} + {rows:?}, {step} groups at a time"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (weights, _) = weights(TensorType::F16, &[16]);
+        let new = |tensors: &[&str]| {
+            let tensors = tensors.iter().map(|t| t.to_string()).collect();
+            let stack = Stack { zero_rows: 0, tensors };
+            StackedMatrix::new(&weights, &stack, |_| Layout::Rows16).map_err(|e| e.to_string())
+        };
+        assert!(new(&["a"]).is_ok());
+        assert_eq!(new(&["a", "b"]), Err("tensor b is missing".into()));
+        assert!(new(&[]).is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! Attention in two launches, the second: what [`partial`](super::partial) leaves of each run, brought together; as f32, or
+//! quantised at once.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | partials |
+//! | 2 | out: f32 `[rows, heads · head dimension]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
+//!
+//! Constants: rows, count word, heads, head dimension, splits.
+//!
+//! With m, s and v the largest score, the sum and the means of a run, and M the largest m, out = Σ w v / Σ w, w = s · e^(m − M).
+//! Runs with s = 0 are left out; a row without others becomes zero.
+
+use super::partial::partials_bytes;
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
+use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::kernel::{Activations, Kernel};
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface with f32 out.
+pub static ABI_F32: EntryAbi = EntryAbi {
+    name: "attention_merge_f32",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 5,
+    extents: |constants, out| extents(Activations::F32, constants, out),
+};
+
+/// The binary interface with int8 activations out.
+pub static ABI_INT8: EntryAbi = EntryAbi {
+    name: "attention_merge_int8",
+    extents: |c, out| extents(Activations::Int8, c, out),
+    ..ABI_F32
+};
+
+/// The binary interface with f16 activations out.
+pub static ABI_F16: EntryAbi =
+    EntryAbi { name: "attention_merge_f16", extents: |c, out| extents(Activations::F16, c, out), ..ABI_F32 };
+
+fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, heads, head_dim, splits] = *constants else { return };
+    let partials = partials_bytes(rows, heads, head_dim, splits);
+    let width = heads.checked_mul(head_dim);
+    let written = width.map_or(IMPOSSIBLE, |width| activations.rows_extent(rows, width));
+    out.copy_from_slice(&[HEADER_BYTES, partials, written]);
+}
+
+/// One head.
+fn reference(means: &[f32], sums: &[[f32; 2]], head_dim: usize) -> Vec<f64> {
+    let runs = || sums.iter().zip(means.chunks_exact(head_dim)).filter(|([_, sum], _)| *sum != 0.0);
+    let largest = runs().fold(f64::NEG_INFINITY, |m, ([largest, _], _)| m.max(f64::from(*largest)));
+    let (mut out, mut total) = (vec![0.0; head_dim], 0.0);
+    for ([run_largest, sum], mean) in runs() {
+        let weight = (f64::from(*run_largest) - largest).exp() * f64::from(*sum);
+        total += weight;
+        out.iter_mut().zip(mean).for_each(|(out, mean)| *out += weight * f64::from(*mean));
+    }
+    if total != 0.0 {
+        out.iter_mut().for_each(|out| *out /= total);
+    }
+    out
+}
+
+pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (shape, [heads, head_dim, splits]) in ROW_SHAPES.into_iter().zip([
+        [1, 64, 1],
+        [8, 128, 33],
+        [16, 20, 2],
+        [4, 48, 64],
+        [32, 2, 3],
+        [5, 96, 7],
+    ]) {
+        let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
+        let mut means = random.floats(runs * head_dim, 2.0);
+        let mut sums: Vec<[f32; 2]> =
+            (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
+        // The first head of a row in three has no runs, and others have empty ones: what they hold is not read.
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let first_head = (i / splits).is_multiple_of(3 * heads);
+            if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {
+                *sum = [f32::NAN, 0.0];
+                means[i * head_dim..][..head_dim].fill(f32::NAN);
+            }
+        }
+        let heads_of = means.chunks_exact(splits * head_dim).zip(sums.chunks_exact(splits));
+        let expected: Vec<f64> =
+            heads_of.flat_map(|(means, sums)| reference(means, sums, head_dim)).collect();
+        let constants = [shape.capacity, shape.count_word as usize, heads, head_dim, splits];
+        let label = format!("{}, {heads} heads, {splits} splits", shape.label(width));
+        let case = Build::new(Kernel::AttentionMerge(activations), label, &constants);
+        let case = case.words(&shape.header()).floats(&[&means[..], sums.as_flattened()].concat());
+        out.push(case.expect_rows(2, activations, &expected, shape, width));
+    }
+    out
+}

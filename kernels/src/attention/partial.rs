@@ -1,0 +1,120 @@
+//! Attention in two launches, the first: for few rows over a long cache, whose positions are split among groups.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | q, as for [attention](super) |
+//! | 2 | key cache |
+//! | 3 | value cache |
+//! | 4 | partials, written |
+//!
+//! Constants: those of [attention](super), then splits.
+//!
+//! The positions that a row sees are cut into `splits` runs of whole cache blocks: as many blocks each as are needed, so that
+//! the last runs may be shorter, or empty. Groups: runs × kv heads × rows; a group takes all heads that share its kv head.
+//!
+//! Partials are f32: first the means of each run's values, weighted by the softmax over the run,
+//! `[rows][heads][splits][head dimension]`; then `[rows][heads][splits][2]`, the largest scaled score of the run and the sum of
+//! e^(score − largest). Of an empty run the sum is zero, and so it is of every run of a row whose sequence, position or blocks
+//! do not exist; the rest of such a run is not read. [`merge`](super::merge) brings the runs together.
+
+use super::{Scene, scene};
+use crate::abi::{IMPOSSIBLE, words};
+use crate::cases::{Build, Case, Content, Random};
+use crate::kernel::{Kernel, KvType};
+use crate::params::BLOCK_TOKENS;
+use ragtag_hal::{Access, EntryAbi};
+
+/// Most rows of launches for which attention is split: more rows fill a device by themselves.
+pub const MAX_ROWS: u32 = 8;
+
+/// Most runs.
+pub const MAX_SPLITS: u32 = 64;
+
+const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::Read, Access::Write];
+
+/// The binary interface with an f32 cache.
+pub static ABI_F32: EntryAbi = EntryAbi {
+    name: "attention_partial_f32",
+    bindings: BINDINGS,
+    constants: 11,
+    extents: |constants, out| extents(KvType::F32, constants, out),
+};
+
+/// The binary interface with an f16 cache.
+pub static ABI_F16: EntryAbi = EntryAbi {
+    name: "attention_partial_f16",
+    bindings: BINDINGS,
+    constants: 11,
+    extents: |constants, out| extents(KvType::F16, constants, out),
+};
+
+fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
+    let Some((splits, constants)) = constants.split_last() else { return };
+    let &[rows, _, _, _, heads, _, head_dim, ..] = constants else { return };
+    super::extents(kv_type, constants, out);
+    out[4] = partials_bytes(rows, heads, head_dim, *splits);
+}
+
+/// Bytes of partials; impossible without runs.
+pub(super) fn partials_bytes(rows: u32, heads: u32, head_dim: u32, splits: u32) -> u64 {
+    match head_dim.checked_add(2) {
+        Some(values) if splits > 0 => words(&[rows, heads, splits, values]),
+        _ => IMPOSSIBLE,
+    }
+}
+
+/// Runs × kv heads × rows.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[10], constants[5], constants[0]]
+}
+
+/// Positions of run `split` of a row that sees so many.
+pub(crate) fn run(seen: usize, splits: usize, split: usize) -> std::ops::Range<usize> {
+    let positions = seen.div_ceil(BLOCK_TOKENS).div_ceil(splits) * BLOCK_TOKENS;
+    (split * positions).min(seen)..((split + 1) * positions).min(seen)
+}
+
+pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    // Capacity, (first position, rows) of each sequence, heads, kv heads, head dimension, splits.
+    for (capacity, starts, [heads, kv_heads, head_dim], splits) in [
+        (1, vec![(0, 1)], [1, 1, 64], 1),
+        (1, vec![(200, 1)], [8, 1, 64], 3),
+        (8, vec![(0, 2), (37, 1), (160, 3)], [4, 2, 64], 5),
+        (4, vec![(15, 1), (16, 1), (63, 1), (64, 1)], [12, 1, 48], 2),
+        (2, vec![(190, 2)], [8, 2, 128], 64),
+        (2, vec![(70, 2)], [2, 1, 20], 2),
+        (3, vec![(100, 2)], [20, 2, 300], 2),
+    ] {
+        let scene = scene(&mut random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
+        out.push(case(Kernel::AttentionPartial(kv_type), &scene, splits));
+    }
+    out
+}
+
+fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {
+    let (heads, head_dim) = (scene.heads, scene.head_dim);
+    let runs = scene.capacity * heads * splits;
+    // What is not read may hold anything.
+    let (mut means, mut sums) = (vec![None; runs * head_dim], vec![None; runs * 2]);
+    for (row, head) in (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        for split in 0..splits {
+            let at = (row * heads + head) * splits + split;
+            let run = scene.seen(row).map_or(0..0, |seen| run(seen, splits, split));
+            if run.is_empty() {
+                sums[at * 2 + 1] = Some(0.0);
+                continue;
+            }
+            let softmax = scene.softmax(row, head, run);
+            let mean = softmax.mean.iter().map(|v| Some(*v));
+            means[at * head_dim..][..head_dim].iter_mut().zip(mean).for_each(|(to, v)| *to = v);
+            (sums[at * 2], sums[at * 2 + 1]) = (Some(softmax.largest), Some(softmax.sum));
+        }
+    }
+    let constants = [&scene.constants[..], &[splits]].concat();
+    let build = Build::new(kernel, format!("{}, {splits} splits", scene.label), &constants);
+    let build = scene.inputs(build).poison(runs * (head_dim + 2) * 4);
+    build.expect(4, Content::SomeF32([means, sums].concat())).done()
+}

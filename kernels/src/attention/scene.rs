@@ -1,0 +1,178 @@
+//! Sequences with keys and values in a cache, and rows that attend to them: what cases of attention are made of.
+
+use crate::cases::{Build, Params, Random};
+use crate::kernel::KvType;
+use crate::params::{BLOCK_TOKENS, ParamsShape};
+use half::f16;
+use std::ops::Range;
+
+/// A cache under construction: values that are stored as the cache stores them, NaN where nothing is.
+struct Cache {
+    kv_type: KvType,
+    values: Vec<f32>,
+}
+
+impl Cache {
+    fn new(kv_type: KvType, values: usize) -> Self {
+        Self { kv_type, values: vec![f32::NAN; values] }
+    }
+
+    fn put(&mut self, at: usize, value: f32) -> f64 {
+        self.values[at] = if self.kv_type == KvType::F16 { f16::from_f32(value).to_f32() } else { value };
+        f64::from(self.values[at])
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        match self.kv_type {
+            KvType::F32 => self.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            KvType::F16 => self.values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// Keys and values of a kv head: `[positions][head dimension]`.
+type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
+
+/// The inputs of a case.
+pub(super) struct Scene {
+    pub label: String,
+    /// The constants of attention.
+    pub constants: Vec<usize>,
+    pub capacity: usize,
+    pub heads: usize,
+    pub head_dim: usize,
+    kv_heads: usize,
+    stride: usize,
+    scale: f32,
+    params: Params,
+    q: Vec<f32>,
+    keys: Cache,
+    values: Cache,
+    /// For each sequence and kv head.
+    kv: Vec<Vec<KeysValues>>,
+    /// For each row in use the positions that it sees, if they exist.
+    seen: Vec<Option<usize>>,
+}
+
+/// What attention makes of some positions.
+pub(super) struct Softmax {
+    pub largest: f64,
+    pub sum: f64,
+    pub mean: Vec<f64>,
+}
+
+impl Scene {
+    /// Rows in use.
+    pub fn rows(&self) -> usize {
+        self.seen.len()
+    }
+
+    /// How many positions a row sees; none if they do not exist.
+    pub fn seen(&self, row: usize) -> Option<usize> {
+        self.seen[row]
+    }
+
+    /// Softmax of all scores at once.
+    pub fn softmax(&self, row: usize, head: usize, positions: Range<usize>) -> Softmax {
+        let q = &self.q[row * self.stride + head * self.head_dim..][..self.head_dim];
+        let sequence = self.params.row_sequences[row] as usize;
+        let (k, v) = &self.kv[sequence][head * self.kv_heads / self.heads];
+        let (k, v) = (&k[positions.clone()], &v[positions]);
+        let score = |k: &Vec<f64>| {
+            q.iter().zip(k).map(|(q, k)| f64::from(*q) * k).sum::<f64>() * f64::from(self.scale)
+        };
+        let scores: Vec<f64> = k.iter().map(score).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        let mean = |i: usize| weights.iter().zip(v).map(|(w, v)| w * v[i]).sum::<f64>() / sum;
+        Softmax { largest, sum, mean: (0..q.len()).map(mean).collect() }
+    }
+
+    /// Adds parameters, q, keys and values.
+    pub fn inputs(&self, build: Build) -> Build {
+        let build = build.words(&self.params.words()).floats(&self.q);
+        build.bytes(self.keys.bytes()).bytes(self.values.bytes())
+    }
+}
+
+/// Each of `starts` is a sequence's first position and number of rows. As far as there is room, rows follow whose sequence,
+/// position or blocks do not exist.
+pub(super) fn scene(
+    random: &mut Random,
+    kv_type: KvType,
+    (capacity, heads, kv_heads, head_dim): (usize, usize, usize, usize),
+    starts: &[(u32, u32)],
+) -> Scene {
+    let (table_blocks, cache_blocks) = (13, 13 * starts.len() + 3);
+    let lying = starts.len() as u32; // a sequence whose table names a block that does not exist
+    let shape = ParamsShape {
+        rows: capacity as u32,
+        logit_rows: 1,
+        sequences: lying + 1,
+        table_blocks: table_blocks as u32,
+    };
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    // Between the queries of two rows there is what is not theirs.
+    let (width, stride) = (heads * head_dim, heads * head_dim + capacity % 3 * kv_heads * head_dim);
+    let mut q = vec![f32::NAN; (capacity - 1) * stride + width];
+    q.chunks_mut(stride).for_each(|row| row[..width].copy_from_slice(&random.floats(width, 2.0)));
+    let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
+    let (mut keys, mut cached) = (Cache::new(kv_type, values), Cache::new(kv_type, values));
+    let mut params = Params::new(shape);
+    let (mut all_kv, mut seen) = (Vec::new(), Vec::new());
+    let blocks = random.shuffled(cache_blocks);
+    for (s, (start, count)) in starts.iter().enumerate() {
+        let table = &blocks[s * table_blocks..(s + 1) * table_blocks];
+        let mut kv = vec![(Vec::new(), Vec::new()); kv_heads];
+        for (head, (k, v)) in kv.iter_mut().enumerate() {
+            for position in 0..(start + count) as usize {
+                let block = table[position / BLOCK_TOKENS] as usize;
+                let (base, slot) =
+                    ((block * kv_heads + head) * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS);
+                let mut put = |cache: &mut Cache, at: &dyn Fn(usize) -> usize| -> Vec<f64> {
+                    (0..head_dim).map(|dim| cache.put(base + at(dim), random.float(1.0))).collect()
+                };
+                k.push(put(&mut keys, &|dim| dim * BLOCK_TOKENS + slot));
+                v.push(put(&mut cached, &|dim| slot * head_dim + dim));
+            }
+        }
+        for position in *start..start + count {
+            seen.push(Some(position as usize + 1));
+            params.positions.push(position);
+            params.row_sequences.push(s as u32);
+        }
+        params.tables.push(table.to_vec());
+        all_kv.push(kv);
+    }
+    params.tables.push(vec![cache_blocks as u32; table_blocks]);
+    for (sequence, position) in [(lying, 3), (lying + 1, 0), (0, 16 * table_blocks as u32)] {
+        if params.positions.len() < capacity {
+            params.positions.push(position);
+            params.row_sequences.push(sequence);
+            seen.push(None);
+        }
+    }
+    let label =
+        format!("{starts:?} in {capacity} rows, {heads} heads on {kv_heads} of {head_dim}, stride {stride}");
+    let sequences = starts.len() + 1;
+    let mut constants = vec![capacity, sequences, table_blocks, 1, heads, kv_heads, head_dim, cache_blocks];
+    constants.extend([scale.to_bits() as usize, stride]);
+    let (values, kv) = (cached, all_kv);
+    Scene {
+        label,
+        constants,
+        capacity,
+        heads,
+        head_dim,
+        kv_heads,
+        stride,
+        scale,
+        params,
+        q,
+        keys,
+        values,
+        kv,
+        seen,
+    }
+}

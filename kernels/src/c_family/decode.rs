@@ -1,0 +1,216 @@
+//! Kernels in CUDA C++ alone: what a step of few tokens is made of beside its products, for NVIDIA's devices. They are short of
+//! latency, not of throughput: all loads at once, sums over the lanes of a warp, and nothing waits for the launch before that
+//! no launch writes.
+
+use super::streams::products;
+use super::{HALF_ROWS, Items, program};
+use crate::attention::{merge, partial};
+use crate::kernel::{Activations, Kernel, KvType};
+use crate::layout::{Layout, layout_in};
+use crate::table::{Code, Text, Variant};
+use crate::{add, rms_norm, rope_append, silu_mul};
+use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
+use std::sync::Arc;
+
+pub(super) type Compose = fn(KernelLanguage) -> Arc<str>;
+
+/// Most rows of a step that these are made for.
+pub(super) const MAX_ROWS: u32 = 8;
+
+const NORM_ITEMS: Items = Items(1024);
+const COLUMN_ITEMS: Items = Items(128);
+const ROPE_ITEMS: Items = Items(64);
+const PARTIAL_ITEMS: Items = Items(256);
+
+/// Columns of an item of `silu_mul`.
+const SILU_COLUMNS: u32 = 4;
+
+/// All variants, better ones first.
+pub(super) fn variants() -> Vec<Variant> {
+    let mut out = products();
+    out.extend([Activations::F32, Activations::Int8, Activations::F16].into_iter().flat_map(row_functions));
+    out.extend([KvType::F32, KvType::F16].into_iter().flat_map(cache_functions));
+    out.into_iter().map(Function::variant).collect()
+}
+
+/// One function of a program in CUDA C++.
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub kernel: Kernel,
+    pub name: &'static str,
+    pub requires: &'static [Feature],
+    pub abi: &'static EntryAbi,
+    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    pub max_rows: u32,
+    pub source: Compose,
+    pub function: &'static str,
+    pub items: Items,
+    /// Shared memory that the text declares, at most.
+    pub local_bytes: u32,
+    pub dynamic_local_bytes: u32,
+}
+
+impl Function {
+    fn variant(self) -> Variant {
+        let language = KernelLanguage::CudaC;
+        let layout: Option<Layout> = self.kernel.layout(|tensor_type| layout_in(tensor_type, language));
+        Variant {
+            kernel: self.kernel,
+            name: self.name,
+            class: self.kernel.class(),
+            requires: self.requires,
+            abi: self.abi,
+            grid: self.grid,
+            layout,
+            min_rows: 0,
+            max_rows: self.max_rows,
+            code: Code::Text(Text {
+                language,
+                compose: self.source,
+                function: self.function,
+                work_group: [self.items.0, 1, 1],
+                local_bytes: (self.local_bytes + self.dynamic_local_bytes).into(),
+                dynamic_local_bytes: self.dynamic_local_bytes,
+            }),
+        }
+    }
+}
+
+/// The kernels that work row by row, with this form of output.
+fn row_functions(form: Activations) -> [Function; 3] {
+    let (norm_abi, silu_abi, merge_abi) = match form {
+        Activations::F32 => (&rms_norm::ABI_F32, &silu_mul::ABI_F32, &merge::ABI_F32),
+        Activations::Int8 => (&rms_norm::ABI_INT8, &silu_mul::ABI_INT8, &merge::ABI_INT8),
+        Activations::F16 => (&rms_norm::ABI_F16, &silu_mul::ABI_F16, &merge::ABI_F16),
+    };
+    let name = |names: [&'static str; 3]| match form {
+        Activations::F32 => names[0],
+        Activations::Int8 => names[1],
+        Activations::F16 => names[2],
+    };
+    let norm = Function {
+        kernel: Kernel::RmsNorm(form),
+        name: "cuda-few",
+        requires: &[Feature::Sm70],
+        abi: norm_abi,
+        grid: add::grid,
+        max_rows: MAX_ROWS,
+        source: norm_source,
+        function: name(["rms_norm_f32", "rms_norm_int8", "rms_norm_f16"]),
+        items: NORM_ITEMS,
+        local_bytes: 1 << 10,
+        dynamic_local_bytes: 0,
+    };
+    let silu = Function {
+        kernel: Kernel::SiluMul(form),
+        abi: silu_abi,
+        grid: silu_grid,
+        source: silu_source,
+        function: name(["silu_mul_f32", "silu_mul_int8", "silu_mul_f16"]),
+        items: COLUMN_ITEMS,
+        ..norm
+    };
+    let merge = Function {
+        kernel: Kernel::AttentionMerge(form),
+        abi: merge_abi,
+        grid: merge_grid,
+        source: merge_source,
+        function: name(["attention_merge_f32", "attention_merge_int8", "attention_merge_f16"]),
+        items: COLUMN_ITEMS,
+        local_bytes: 5 << 10,
+        ..norm
+    };
+    [norm, silu, merge]
+}
+
+/// The kernels that work on the cache.
+fn cache_functions(kv_type: KvType) -> Vec<Function> {
+    let (append_abi, partial_abi, append_source, lanes_source): (_, _, Compose, Compose) = match kv_type {
+        KvType::F32 => (
+            &rope_append::ABI_F32,
+            &partial::ABI_F32,
+            |l| cache_source(l, "0", ROPE_ITEMS, &[APPEND]),
+            |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
+        ),
+        KvType::F16 => (
+            &rope_append::ABI_F16,
+            &partial::ABI_F16,
+            |l| cache_source(l, "1", ROPE_ITEMS, &[APPEND]),
+            |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_LANES),
+        ),
+    };
+    let append = Function {
+        kernel: Kernel::RopeAppend(kv_type),
+        name: "cuda-few",
+        requires: &[Feature::Sm70],
+        abi: append_abi,
+        grid: append_grid,
+        max_rows: MAX_ROWS,
+        source: append_source,
+        function: "rope_append",
+        items: ROPE_ITEMS,
+        local_bytes: 0,
+        dynamic_local_bytes: 0,
+    };
+    let lanes = Function {
+        kernel: Kernel::AttentionPartial(kv_type),
+        abi: partial_abi,
+        grid: partial::grid,
+        max_rows: partial::MAX_ROWS,
+        source: lanes_source,
+        function: "attention_partial",
+        items: PARTIAL_ITEMS,
+        local_bytes: 22 << 10,
+        ..append
+    };
+    let units = Function {
+        name: "cuda-sm80-few",
+        requires: &[Feature::Sm80],
+        source: |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_UNITS),
+        ..lanes
+    };
+    match kv_type {
+        KvType::F32 => vec![append, lanes],
+        KvType::F16 => vec![append, units, lanes],
+    }
+}
+
+const OUTPUT: &str = include_str!("../quantize/output.cu");
+const APPEND: &str = include_str!("../rope_append/rope_append.cu");
+const PARTIAL: &str = include_str!("../attention/partial.cu");
+const PARTIAL_LANES: [&str; 3] =
+    [include_str!("lanes.cu"), include_str!("../attention/partial_lanes.cu"), PARTIAL];
+const PARTIAL_UNITS: [&str; 2] = [include_str!("../attention/partial_units.cu"), PARTIAL];
+
+fn norm_source(language: KernelLanguage) -> Arc<str> {
+    program(language, NORM_ITEMS, &[HALF_ROWS, OUTPUT, include_str!("../rms_norm/rms_norm.cu")])
+}
+
+fn silu_source(language: KernelLanguage) -> Arc<str> {
+    program(language, COLUMN_ITEMS, &[HALF_ROWS, OUTPUT, include_str!("../silu_mul/silu_mul.cu")])
+}
+
+fn merge_source(language: KernelLanguage) -> Arc<str> {
+    program(language, COLUMN_ITEMS, &[HALF_ROWS, include_str!("../attention/merge.cu")])
+}
+
+fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&str]) -> Arc<str> {
+    let cache = [&format!("#define KV_F16 {is_f16}\n"), include_str!("kv.cl")];
+    program(language, items, &[&cache, parts].concat())
+}
+
+/// Rows × parts of a row.
+fn silu_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
+}
+
+/// Rows × parts of a row, padding as well.
+fn merge_grid(constants: &[u32]) -> [u32; 3] {
+    let width = constants[2].saturating_mul(constants[3]);
+    [constants[0], width.div_ceil(COLUMN_ITEMS.0), 1]
+}
+
+/// Heads, of queries, keys and values × rows.
+fn append_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[4].saturating_add(constants[5].saturating_mul(2)), constants[0], 1]
+}

@@ -1,0 +1,327 @@
+//! The kernels for the matrix units of NVIDIA's devices, in CUDA C++: products of row-major weights with f16 activations, and
+//! attention over an f16 cache.
+//!
+//! | needs | instruction | |
+//! | --- | --- | --- |
+//! | [`Feature::Sm90a`] | `wgmma` | warpgroups, one of which copies; a few rows have the columns of a tile shared by a cluster |
+//! | [`Feature::Sm80`] | `mma` | |
+//! | [`Feature::Sm70`] | `wmma` | |
+//!
+//! With bf16 weights `wgmma` and `mma` take x as bf16, too, which rounds it to 8 bits (a relative error of 2e-3); `wmma` takes
+//! bf16 weights as f16.
+
+use super::{Items, program};
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel, KvType, NumericsClass};
+use crate::layout::Layout;
+use crate::table::{Code, Text, Variant};
+use crate::{attention, matmul};
+use ragtag_hal::{Feature, KernelLanguage};
+use std::sync::Arc;
+
+type Compose = fn(KernelLanguage) -> Arc<str>;
+
+/// Work items of the kernels that are not warpgroups.
+const ITEMS: Items = Items(256);
+
+/// Rows of x from which on the products are faster than those with f32 activations, which read weights as fast as these.
+const MIN_ROWS: u32 = 9;
+
+/// Most rows of x that the products for a few rows are for.
+const FEW: u32 = 64;
+
+/// Rows of weights of a group of the products for a few rows, and rows of x: `WEIGHT_ROWS` and `TOKENS` in their source.
+const FEW_TILE: (u32, u32) = (32, 32);
+
+/// The most multiprocessors that a device of compute capability 9.0 has.
+const MULTIPROCESSORS: u32 = 144;
+
+/// Bytes of a row of a tile in local memory.
+const TILE_ROW: u32 = 128;
+
+/// Local memory begins where it happens to; what `wgmma` reads begins at a multiple of this.
+const ALIGNMENT: u32 = 1024;
+
+/// Queries that a group of attention takes at once: `QUERIES` in its source.
+const QUERIES: u32 = 128;
+
+/// Tiles of rows that attention has at least, if there are as many rows: enough groups for a device.
+const LEAST_TILES: u32 = 32;
+
+/// The products, better ones first.
+pub(super) fn products() -> Vec<Variant> {
+    [TensorType::F16, TensorType::BF16].into_iter().flat_map(products_of).collect()
+}
+
+/// A function that composes a text for either type.
+macro_rules! composer {
+    ($tensor_type:expr, $compose:ident $(, $figure:literal)*) => {
+        match $tensor_type {
+            TensorType::BF16 => (|_| $compose(TensorType::BF16 $(, $figure)*)) as Compose,
+            _ => (|_| $compose(TensorType::F16 $(, $figure)*)) as Compose,
+        }
+    };
+}
+
+/// A product with `wgmma`: consumers, columns, stages, and how many groups share a tile.
+macro_rules! wgmma {
+    ($tensor_type:expr, $name:literal, $max_rows:expr, $consumers:literal, $columns:literal, $stages:literal, $split:literal) => {{
+        let bytes = $stages * ((64 * $consumers + $columns) * TILE_ROW + 16) + ALIGNMENT;
+        let compose = composer!($tensor_type, wgmma_source, $consumers, $columns, $stages, $split);
+        let grid = |constants: &[u32]| wgmma_grid(constants, (64 * $consumers, $columns), $split);
+        let text = text(compose, "matmul_wgmma", 128 * ($consumers + 1), bytes);
+        product($tensor_type, $name, &[Feature::Sm90a], $max_rows, grid, text)
+    }};
+}
+
+fn products_of(tensor_type: TensorType) -> Vec<Variant> {
+    let few_bytes = ITEMS.0 / 32 * FEW_TILE.1 * (FEW_TILE.0 + 4) * 4;
+    let few = text(composer!(tensor_type, few_source), "matmul_few", ITEMS.0, few_bytes);
+    let mma = text(composer!(tensor_type, mma_source), "matmul_mma", ITEMS.0, 3 * 256 * TILE_ROW + TILE_ROW);
+    let wmma = text(composer!(tensor_type, wmma_source), "matmul_wmma", 128, 0);
+    let wmma = Text { local_bytes: 36 << 10, ..wmma };
+    vec![
+        wgmma!(tensor_type, "cuda-sm90a-wgmma-64", FEW, 1, 64, 6, 2),
+        wgmma!(tensor_type, "cuda-sm90a-wgmma-128-split", 256, 2, 128, 6, 2),
+        wgmma!(tensor_type, "cuda-sm90a-wgmma-128", 1024, 2, 128, 6, 1),
+        wgmma!(tensor_type, "cuda-sm90a-wgmma-256", u32::MAX, 2, 256, 4, 1),
+        product(tensor_type, "cuda-sm80-mma-few", &[Feature::Sm80], FEW, few_grid, few),
+        product(tensor_type, "cuda-sm80-mma", &[Feature::Sm80], u32::MAX, |c| tiles(c, 128), mma),
+        product(tensor_type, "cuda-sm70-wmma", &[Feature::Sm70], u32::MAX, |c| tiles(c, 64), wmma),
+    ]
+}
+
+fn product(
+    tensor_type: TensorType,
+    name: &'static str,
+    requires: &'static [Feature],
+    max_rows: u32,
+    grid: fn(&[u32]) -> [u32; 3],
+    text: Text,
+) -> Variant {
+    Variant {
+        kernel: Kernel::MatMul(tensor_type, Activations::F16),
+        name,
+        class: NumericsClass::Fast,
+        requires,
+        abi: matmul::abi(tensor_type, Layout::RowMajor, Activations::F16),
+        grid,
+        layout: Some(Layout::RowMajor),
+        min_rows: MIN_ROWS,
+        max_rows,
+        code: Code::Text(text),
+    }
+}
+
+fn text(compose: Compose, function: &'static str, items: u32, dynamic_local_bytes: u32) -> Text {
+    let local_bytes = u64::from(dynamic_local_bytes) + 16;
+    let work_group = [items, 1, 1];
+    Text { language: KernelLanguage::CudaC, compose, function, work_group, local_bytes, dynamic_local_bytes }
+}
+
+/// Squares of y: those that read the same weights are neighbours.
+fn tiles(constants: &[u32], side: u32) -> [u32; 3] {
+    [constants[0].div_ceil(side), constants[2].div_ceil(side), 1]
+}
+
+/// Rows of weights × rows of x.
+fn few_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[2].div_ceil(FEW_TILE.0), constants[0].div_ceil(FEW_TILE.1), 1]
+}
+
+/// A cluster for each tile; or a group for each multiprocessor, which takes one tile after the other.
+fn wgmma_grid(constants: &[u32], (rows, columns): (u32, u32), split: u32) -> [u32; 3] {
+    let tiles = constants[0].div_ceil(rows).saturating_mul(constants[2].div_ceil(columns));
+    [if split > 1 { tiles.saturating_mul(split) } else { tiles.min(MULTIPROCESSORS) }, 1, 1]
+}
+
+/// Attention, better ones first.
+pub(super) fn attention() -> [Variant; 2] {
+    let parts_bytes = 2 * 64 * TILE_ROW * 2;
+    let wgmma_bytes = 4 * (2 * QUERIES * TILE_ROW + 16) + 2 * parts_bytes + ALIGNMENT;
+    let mma_bytes = 2 * 2 * QUERIES * TILE_ROW + TILE_ROW;
+    let variant = |name, requires, text| Variant {
+        kernel: Kernel::Attention(KvType::F16),
+        name,
+        class: NumericsClass::Exact,
+        requires,
+        abi: &attention::ABI_F16,
+        grid: attention_grid,
+        layout: None,
+        min_rows: 0,
+        max_rows: u32::MAX,
+        code: Code::Text(text),
+    };
+    let wgmma = text(attention_wgmma_source, "attention_wgmma", 384, wgmma_bytes);
+    let mma = text(attention_source, "attention_flash", ITEMS.0, mma_bytes);
+    [variant("cuda-sm90a-wgmma", &[Feature::Sm90a], wgmma), variant("cuda-sm80-mma", &[Feature::Sm80], mma)]
+}
+
+/// kv heads × tiles of rows. A group has the rows' queries of a kv head, 128 at most if they are many; with fewer rows there
+/// are fewer in a tile, for there to be groups enough.
+fn attention_grid(constants: &[u32]) -> [u32; 3] {
+    let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
+    let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
+    let height = rows.div_ceil(LEAST_TILES).clamp(1, (QUERIES / sharing).max(1));
+    [kv_heads, rows.div_ceil(height), 1]
+}
+
+const INSTRUCTIONS: &str = include_str!("ptx.cu");
+const WARPGROUPS: &str = include_str!("wgmma.cu");
+const HALF: &str = include_str!("../matmul/half.cu");
+
+/// A product's text: what kind the weights are, what the products share, then `parts`.
+fn source(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
+    let kind = match tensor_type {
+        TensorType::BF16 => "#define WEIGHTS_BF16 1\n#define MULTIPLY multiply_bf16\n",
+        _ => "#define WEIGHTS_BF16 0\n#define MULTIPLY multiply_f16\n",
+    };
+    program(KernelLanguage::CudaC, ITEMS, &[&[kind, INSTRUCTIONS, HALF], parts].concat())
+}
+
+fn few_source(tensor_type: TensorType) -> Arc<str> {
+    source(tensor_type, &[include_str!("../matmul/few.cu")])
+}
+
+fn mma_source(tensor_type: TensorType) -> Arc<str> {
+    source(tensor_type, &[include_str!("../matmul/mma.cu")])
+}
+
+fn wmma_source(tensor_type: TensorType) -> Arc<str> {
+    source(tensor_type, &[include_str!("../matmul/wmma.cu")])
+}
+
+fn wgmma_source(tensor_type: TensorType, consumers: u32, columns: u32, stages: u32, split: u32) -> Arc<str> {
+    let figures = format!(
+        "#define CONSUMERS {consumers}\n#define COLUMNS {columns}\n#define STAGES {stages}\n#define SPLIT {split}\n"
+    );
+    let (left, values) = match tensor_type {
+        TensorType::BF16 => (Left::Registers, "bf16"),
+        _ => (Left::Memory, "f16"),
+    };
+    let product =
+        Product { name: "tile_product", columns, left, values, begins: false, transposes: false }.function();
+    source(tensor_type, &[WARPGROUPS, &figures, &product, include_str!("../matmul/wgmma.cu")])
+}
+
+/// Queries and weights as two f16 values: class exact.
+const PARTS: &str = "#define PARTS 2\n";
+const FLASH: &str = include_str!("../attention/flash.cu");
+const FLASH_MMA: &str = include_str!("../attention/flash_mma.cu");
+
+fn attention_source(_: KernelLanguage) -> Arc<str> {
+    let parts = [INSTRUCTIONS, PARTS, FLASH, FLASH_MMA, include_str!("../attention/flash_kernel.cu")];
+    program(KernelLanguage::CudaC, ITEMS, &parts)
+}
+
+fn attention_wgmma_source(_: KernelLanguage) -> Arc<str> {
+    let product = |name, columns, left, begins| {
+        Product { name, columns, left, values: "f16", begins, transposes: true }.function()
+    };
+    let parts = [
+        INSTRUCTIONS,
+        PARTS,
+        FLASH,
+        FLASH_MMA,
+        WARPGROUPS,
+        &product("product_of_keys", 64, Left::Memory, false),
+        &product("first_product_of_keys", 64, Left::Memory, true),
+        &product("product_of_values", 64, Left::Registers, false),
+        &product("product_of_values", 128, Left::Registers, false),
+        include_str!("../attention/flash_wgmma.cu"),
+    ];
+    program(KernelLanguage::CudaC, ITEMS, &parts)
+}
+
+/// Where the left factor of `wgmma` is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Memory,
+    Registers,
+}
+
+/// A function around a `wgmma` of 64 × 16 by 16 × `columns` values, which adds to `columns / 2` floats of each thread: there is
+/// one instruction for each shape, and it names every register.
+struct Product {
+    name: &'static str,
+    columns: u32,
+    left: Left,
+    values: &'static str,
+    /// Whether it begins sums, and does not add to them.
+    begins: bool,
+    /// Whether the right factor lies row by row, 16 × `columns`, and not column by column.
+    transposes: bool,
+}
+
+impl Product {
+    fn function(&self) -> String {
+        let Self { name, columns, left, values, begins, transposes } = *self;
+        let sums = columns / 2;
+        let list =
+            |numbers: std::ops::Range<u32>| numbers.map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ");
+        let constraint = if begins { "=f" } else { "+f" };
+        let outputs: Vec<String> = (0..sums).map(|i| format!("\"{constraint}\"(d[{i}])")).collect();
+        let (parameter, factor, right, inputs, left_order) = match left {
+            Left::Memory => ("ulong left", list(sums..sums + 1), sums + 1, "\"l\"(left)", ", 0"),
+            Left::Registers => (
+                "const uint *a",
+                format!("{{{}}}", list(sums..sums + 4)),
+                sums + 4,
+                "\"r\"(a[0]), \"r\"(a[1]), \"r\"(a[2]), \"r\"(a[3])",
+                "",
+            ),
+        };
+        format!(
+            "FN void {name}(float (&d)[{sums}], {parameter}, ulong right) {{\n    \
+             asm volatile(\"{{ .reg .pred adds; setp.ne.b32 adds, {adds}, 0; \"\n        \
+             \"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{values}.{values} \"\n        \
+             \"{{{registers}}}, \"\n        \
+             \"{factor}, %{right}, adds, 1, 1{left_order}, {order}; }}\"\n        \
+             : {outputs}\n        : {inputs}, \"l\"(right));\n}}\n",
+            adds = u32::from(!begins),
+            registers = list(0..sums),
+            order = u32::from(transposes),
+            outputs = outputs.join(", "),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_name_every_register_once() {
+        let product = |left, columns| {
+            let product =
+                Product { name: "p", columns, left, values: "f16", begins: false, transposes: true };
+            product.function()
+        };
+        let text = product(Left::Memory, 64);
+        for expected in ["m64n64k16.f32.f16.f16", "%30, %31}, ", "%32, %33, adds, 1, 1, 0, 1;", "(d[31])"] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+        let text = product(Left::Registers, 128);
+        for expected in ["{%64, %65, %66, %67}, %68, adds, 1, 1, 1;", "\"+f\"(d[63])\n", "const uint *a"] {
+            assert!(text.contains(expected), "{expected}: {text}");
+        }
+    }
+
+    #[test]
+    fn grids_cover_all_rows() {
+        // Rows, sequences, table blocks, logit rows, heads, kv heads.
+        for (rows, heads, kv_heads, grid) in [
+            (0, 8, 2, [2, 0, 1]),
+            (1, 8, 2, [2, 1, 1]),
+            (64, 32, 8, [8, 32, 1]),
+            (2048, 32, 8, [8, 64, 1]),
+            (2048, 32, 32, [32, 32, 1]),
+            (40, 300, 1, [1, 40, 1]),
+        ] {
+            assert_eq!(attention_grid(&[rows, 1, 1, 1, heads, kv_heads]), grid, "{rows} × {heads}");
+        }
+        assert_eq!(wgmma_grid(&[2048, 0, 4096], (128, 256), 1), [144, 1, 1]);
+        assert_eq!(wgmma_grid(&[33, 0, 100], (64, 64), 2), [4, 1, 1]);
+        assert_eq!(wgmma_grid(&[0, 0, 100], (64, 64), 2), [0, 1, 1]);
+    }
+}

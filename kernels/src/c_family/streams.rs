@@ -1,0 +1,252 @@
+//! Products of few rows in CUDA C++ alone, which take as long as their weights take to come from memory.
+//!
+//! Weights stream through rings in shared memory, which hold so much that a device's memory is busy while the small kernels
+//! between two products run: a launch may begin before the last has ended, and its first weights wait for nobody.
+
+use super::decode::{Compose, Function, MAX_ROWS};
+use super::weights::{BLOCKS, QUANTISED, plain_reader, quantised_reader};
+use super::{Items, program};
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel};
+use crate::layout::{GROUP_ROWS, layout_in, sections};
+use crate::matmul;
+use ragtag_hal::{Feature, KernelLanguage};
+use std::sync::Arc;
+
+/// Rows of x that products with plain weights keep in registers, where they are for few: `M` in their source.
+const PLAIN_ROWS: u32 = 4;
+
+/// Rows of plain weights in a chunk: `SET` in their sources.
+const SET_ROWS: u32 = 4;
+
+/// Columns that every type has whole blocks of.
+const WHOLE_COLUMNS: u32 = 256;
+
+/// Groups of 16 rows of weights that a work group takes where it is for few rows of x: `MOST_GROUPS` in the sources.
+const FEW_GROUPS: u32 = 8;
+
+/// Multiprocessors that share a product's rows evenly. Other devices have about as many.
+const MULTIPROCESSORS: u32 = 132;
+
+/// Shared memory for barriers, at most.
+const BARRIERS_BYTES: u32 = 2 << 10;
+
+/// How weights come into the rings.
+struct Ring {
+    requires: &'static [Feature],
+    source: &'static str,
+    items: Items,
+    /// Most shared memory of a work group's rings, for one row of x and for few.
+    bytes: [u32; 2],
+    /// Columns of a chunk of two-byte values, or of blocks for one row of x.
+    columns: u32,
+}
+
+/// With the copy engine, and so much shared memory that a multiprocessor has one work group of a product at a time. If it had
+/// two, those of a product that begins while another ends would come to lie two here and none there.
+static BULK: Ring = Ring {
+    requires: &[Feature::Sm90],
+    source: include_str!("ring_bulk.cu"),
+    items: Items(256),
+    bytes: [200 << 10, 160 << 10],
+    columns: 512,
+};
+
+/// With copies that the items ask for, and little shared memory.
+static ASYNC: Ring = Ring {
+    requires: &[Feature::Sm80],
+    source: include_str!("ring_async.cu"),
+    items: Items(128),
+    bytes: [36 << 10; 2],
+    columns: 256,
+};
+
+/// What a product is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rows {
+    One,
+    Few,
+}
+
+/// A function that composes a product's text for a type.
+macro_rules! composer {
+    ($tensor_type:expr, $ring:ident, $rows:ident) => {
+        composer!(
+            $tensor_type, $ring, $rows; F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K TQ1_0 TQ2_0
+        )
+    };
+    ($tensor_type:expr, $ring:ident, $rows:ident; $($name:ident)*) => {
+        match $tensor_type {
+            $(TensorType::$name => {
+                (|language| source(language, TensorType::$name, &$ring, Rows::$rows)) as Compose
+            })*
+        }
+    };
+}
+
+/// The products of every type, better ones first: with int8 activations if the weights are in blocks, with f32 if not.
+pub(super) fn products() -> Vec<Function> {
+    let of_type = |t: TensorType| {
+        let few = |blocks, plain| if is_plain(t) { plain } else { blocks };
+        [
+            function(t, &BULK, Rows::One, "cuda-sm90-gemv-1", composer!(t, BULK, One)),
+            function(
+                t,
+                &BULK,
+                Rows::Few,
+                few("cuda-sm90-gemv-8", "cuda-sm90-gemv-4"),
+                composer!(t, BULK, Few),
+            ),
+            function(t, &ASYNC, Rows::One, "cuda-sm80-gemv-1", composer!(t, ASYNC, One)),
+            function(
+                t,
+                &ASYNC,
+                Rows::Few,
+                few("cuda-sm80-gemv-8", "cuda-sm80-gemv-4"),
+                composer!(t, ASYNC, Few),
+            ),
+        ]
+    };
+    TensorType::ALL.into_iter().flat_map(of_type).collect()
+}
+
+fn is_plain(tensor_type: TensorType) -> bool {
+    tensor_type.block_values() == 1
+}
+
+fn function(
+    tensor_type: TensorType,
+    ring: &Ring,
+    rows: Rows,
+    name: &'static str,
+    source: Compose,
+) -> Function {
+    let activations = if is_plain(tensor_type) { Activations::F32 } else { Activations::Int8 };
+    let chunks = Chunks::new(tensor_type, ring, rows);
+    // Partial sums of each warp: of as many rows of weights as there are items, or of few rows of x.
+    let (sums, most) = match rows {
+        Rows::One => (ring.items.0, ring.items.0 / GROUP_ROWS as u32),
+        Rows::Few if is_plain(tensor_type) => (FEW_GROUPS * GROUP_ROWS as u32 * PLAIN_ROWS, FEW_GROUPS),
+        Rows::Few => (FEW_GROUPS * GROUP_ROWS as u32 * MAX_ROWS, FEW_GROUPS),
+    };
+    Function {
+        kernel: Kernel::MatMul(tensor_type, activations),
+        name,
+        requires: ring.requires,
+        abi: matmul::abi(tensor_type, layout_in(tensor_type, KernelLanguage::CudaC), activations),
+        grid: if most == FEW_GROUPS { grid::<FEW_GROUPS> } else { grid::<{ 2 * FEW_GROUPS }> },
+        max_rows: if rows == Rows::One { 1 } else { MAX_ROWS },
+        source,
+        function: match (rows, is_plain(tensor_type)) {
+            (Rows::One, false) => "matmul_gemv_blocks",
+            (Rows::One, true) => "matmul_gemv_rows",
+            (Rows::Few, false) => "matmul_few_blocks",
+            (Rows::Few, true) => "matmul_few_rows",
+        },
+        items: ring.items,
+        local_bytes: ring.warps() * sums * 4 + BARRIERS_BYTES,
+        dynamic_local_bytes: ring.warps() * chunks.stages * chunks.stage,
+    }
+}
+
+/// Work groups that all have as many groups of rows of weights, at most `MOST`, and that run all at once, or in as few turns
+/// as that allows.
+fn grid<const MOST: u32>(constants: &[u32]) -> [u32; 3] {
+    let groups = constants[2].div_ceil(GROUP_ROWS as u32);
+    if constants[0] == 0 || groups == 0 {
+        return [0; 3];
+    }
+    let turns = groups.div_ceil(MULTIPROCESSORS * MOST);
+    [groups.div_ceil(groups.div_ceil(MULTIPROCESSORS * turns)), 1, 1]
+}
+
+impl Ring {
+    fn warps(&self) -> u32 {
+        self.items.0 / 32
+    }
+}
+
+/// Chunks of weights on their way through a warp's ring.
+struct Chunks {
+    columns: u32,
+    /// Bytes of a chunk.
+    stage: u32,
+    /// Chunks in the ring.
+    stages: u32,
+}
+
+impl Chunks {
+    fn new(tensor_type: TensorType, ring: &Ring, rows: Rows) -> Self {
+        let (columns, stage) = if is_plain(tensor_type) {
+            let value_bytes = tensor_type.block_bytes() as u32;
+            let columns = ring.columns * 2 / value_bytes;
+            (columns, SET_ROWS * columns * value_bytes)
+        } else {
+            // What few rows of x bring to more columns finds no registers.
+            let columns = if rows == Rows::One { ring.columns } else { WHOLE_COLUMNS };
+            let bytes: u32 = section_bytes(tensor_type).iter().sum();
+            (columns, (bytes * columns / WHOLE_COLUMNS).next_multiple_of(128))
+        };
+        let most = ring.bytes[rows as usize] / (ring.warps() * stage);
+        // Powers of two were the fastest of all numbers.
+        Self { columns, stage, stages: 1 << most.max(1).ilog2() }
+    }
+
+    fn define(&self) -> String {
+        let Self { columns, stage, stages } = self;
+        format!("#define CHUNK {columns}\n#define STAGE {stage}\n#define STAGES {stages}\n")
+    }
+}
+
+/// Bytes of each section of a group of rows, for [`WHOLE_COLUMNS`].
+fn section_bytes(tensor_type: TensorType) -> Vec<u32> {
+    let bytes = sections(tensor_type).iter().map(|s| WHOLE_COLUMNS as usize / s.columns * s.bytes);
+    bytes.map(|bytes| bytes as u32).collect()
+}
+
+/// The same as the sources read it.
+fn define_sections(tensor_type: TensorType) -> String {
+    let bytes = section_bytes(tensor_type);
+    let of_section = |(s, bytes): (usize, &u32)| format!("(s) == {s} ? {bytes} : ");
+    let choices: String = bytes.iter().enumerate().map(of_section).collect();
+    format!("#define SECTIONS {}\n#define SECTION_BYTES(s) ({choices}0)\n", bytes.len())
+}
+
+const LANES: &str = include_str!("lanes.cu");
+const SHARES: &str = include_str!("../matmul/shares.cu");
+const CHUNKS_BLOCKS: &str = include_str!("../matmul/chunks_blocks.cu");
+const CHUNKS_ROWS: &str = include_str!("../matmul/chunks_rows.cu");
+
+/// The text of a product.
+fn source(language: KernelLanguage, tensor_type: TensorType, ring: &Ring, rows: Rows) -> Arc<str> {
+    let chunks = Chunks::new(tensor_type, ring, rows).define();
+    if let Some(reader) = plain_reader(tensor_type) {
+        let values = format!("#define VALUE_BYTES {}\n#define M {PLAIN_ROWS}\n", tensor_type.block_bytes());
+        let product = match rows {
+            Rows::One => include_str!("../matmul/gemv_rows.cu"),
+            Rows::Few => include_str!("../matmul/few_rows.cu"),
+        };
+        let parts = [&chunks, &values, reader, ring.source, SHARES, LANES, CHUNKS_ROWS, product];
+        return program(language, ring.items, &parts);
+    }
+    let sections = define_sections(tensor_type);
+    let product: &[&str] = match rows {
+        Rows::One => &[BLOCKS, LANES, include_str!("../matmul/gemv_blocks.cu")],
+        Rows::Few => &[
+            &format!("#define {}\n", type_macro(tensor_type)),
+            include_str!("weights/pairs.cu"),
+            include_str!("../matmul/few_blocks.cu"),
+        ],
+    };
+    let reader = quantised_reader(tensor_type);
+    let before = [&chunks, &sections, QUANTISED, reader, ring.source, SHARES, CHUNKS_BLOCKS];
+    program(language, ring.items, &[&before, product].concat())
+}
+
+/// What tells a type's pairs of rows apart from others'.
+fn type_macro(tensor_type: TensorType) -> String {
+    match tensor_type {
+        TensorType::TQ1_0 | TensorType::TQ2_0 => "TYPE_TERNARY".into(),
+        other => format!("TYPE_{other}"),
+    }
+}

@@ -1,0 +1,171 @@
+//! Rotary position embedding, and appending to the cache.
+
+use super::HostKernel;
+use super::isa::Isa;
+use super::kv::Stored;
+use super::launch::Lists;
+use crate::kernel::{Kernel, KvType};
+use crate::params::BLOCK_TOKENS;
+use crate::rope_append;
+use ragtag_hal::{EntryAbi, HostCall};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// sin and cos by their series around the nearest multiple of π/2, to 1e-11 for angles below 1e8: plain f64 arithmetic,
+/// which the compiler vectorises, and without the calls that a library's functions would be.
+#[inline(always)]
+fn sin_cos(angle: f64) -> (f32, f32) {
+    const TO_INTEGER: f64 = 6_755_399_441_055_744.0; // adding 1.5 · 2^52 rounds to the nearest integer
+    let shifted = angle * std::f64::consts::FRAC_2_PI + TO_INTEGER;
+    let n = shifted - TO_INTEGER;
+    // π/2 in two parts, the first of 33 bits, so that n times it is exact.
+    let x = (angle - n * 1.570_796_326_734_125_6) - n * 6.077_100_506_506_192e-11;
+    let z = x * x;
+    let mut sin = -1.0 / 39_916_800.0;
+    for c in [1.0 / 362_880.0, -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0, 1.0] {
+        sin = sin * z + c;
+    }
+    let sin = sin * x;
+    let mut cos = 1.0 / 479_001_600.0;
+    for c in [-1.0 / 3_628_800.0, 1.0 / 40_320.0, -1.0 / 720.0, 1.0 / 24.0, -0.5, 1.0] {
+        cos = cos * z + c;
+    }
+    let quarter = shifted.to_bits();
+    let (s, c) = if quarter & 1 == 0 { (sin, cos) } else { (cos, -sin) };
+    if quarter & 2 == 0 { (s as f32, c as f32) } else { (-s as f32, -c as f32) }
+}
+
+/// The sines and cosines of a position's angles.
+struct Turns<'a> {
+    frequencies: &'a [f32],
+    sines: Vec<f32>,
+    cosines: Vec<f32>,
+}
+
+impl<'a> Turns<'a> {
+    fn new(frequencies: &'a [f32]) -> Self {
+        Self { frequencies, sines: vec![0.0; frequencies.len()], cosines: vec![0.0; frequencies.len()] }
+    }
+
+    #[inline(always)]
+    fn set(&mut self, position: usize) {
+        let places = self.sines.iter_mut().zip(&mut self.cosines);
+        for (frequency, (sin, cos)) in self.frequencies.iter().zip(places) {
+            (*sin, *cos) = sin_cos(position as f64 * f64::from(*frequency));
+        }
+    }
+
+    /// Turns one head.
+    #[inline(always)]
+    fn turn(&self, head: &mut [f32], pairing: u32) {
+        let turns = self.sines.iter().zip(&self.cosines);
+        if pairing == rope_append::INTERLEAVED {
+            for ([a, b], (sin, cos)) in head.as_chunks_mut::<2>().0.iter_mut().zip(turns) {
+                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+            }
+        } else {
+            let (first, last) = head[..self.sines.len() * 2].split_at_mut(self.sines.len());
+            for ((a, b), (sin, cos)) in first.iter_mut().zip(last).zip(turns) {
+                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+            }
+        }
+    }
+}
+
+/// Turns queries and keys, and appends keys and values.
+pub(crate) struct RopeAppend<E>(PhantomData<E>);
+
+impl<E: Stored> HostKernel for RopeAppend<E> {
+    const KERNEL: Kernel = Kernel::RopeAppend(E::TYPE);
+
+    fn abi() -> &'static EntryAbi {
+        match E::TYPE {
+            KvType::F32 => &rope_append::ABI_F32,
+            KvType::F16 => &rope_append::ABI_F16,
+        }
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        rope_append::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[
+            rows,
+            sequences,
+            table_blocks,
+            logit_rows,
+            heads,
+            kv_heads,
+            head_dim,
+            cache_blocks,
+            rope_dims,
+            pairing,
+        ] = call.constants
+        else {
+            return;
+        };
+        let [heads, kv_heads, head_dim] = [heads, kv_heads, head_dim].map(|count| count as usize);
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, frequencies) = unsafe { (call.read::<u32>(0), call.read::<f32>(2)) };
+        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        if head_dim == 0 {
+            return;
+        }
+        let mut turns = Turns::new(&frequencies[..rope_dims as usize / 2]);
+        let (group, width) = (heads / kv_heads.max(1), (heads + 2 * kv_heads) * head_dim);
+        let mut key = vec![0.0; head_dim];
+        for head in groups.start as usize..groups.end as usize {
+            for row in 0..lists.rows() {
+                let part = |first_head: usize, count: usize| {
+                    let at = row * width + first_head * head_dim;
+                    // SAFETY: each group takes its own heads' queries, keys and values of every row.
+                    unsafe { call.write::<f32>(1, at..at + count * head_dim) }
+                };
+                let position = lists.position(row);
+                turns.set(position);
+                for q in part(head * group, group).chunks_exact_mut(head_dim) {
+                    turns.turn(q, pairing);
+                }
+                let block =
+                    lists.table(lists.sequence(row)).and_then(|table| table.get(position / BLOCK_TOKENS));
+                let Some(block) = block.filter(|block| **block < cache_blocks) else { continue };
+                let bytes = head_dim * BLOCK_TOKENS * E::BYTES;
+                let at = (*block as usize * kv_heads + head) * bytes;
+                // SAFETY: each group writes its own head of every block.
+                let (keys, values) =
+                    unsafe { (call.write::<u8>(3, at..at + bytes), call.write::<u8>(4, at..at + bytes)) };
+                let slot = position % BLOCK_TOKENS;
+                key.copy_from_slice(part(heads + head, 1));
+                turns.turn(&mut key, pairing);
+                put::<S, E>(s, &key, keys, |dim| dim * BLOCK_TOKENS + slot);
+                put::<S, E>(s, part(heads + kv_heads + head, 1), values, |dim| slot * head_dim + dim);
+            }
+        }
+    }
+}
+
+/// Writes the values of one head to where `place` says.
+#[inline(always)]
+fn put<S: Isa, E: Stored>(s: S, values: &[f32], out: &mut [u8], place: impl Fn(usize) -> usize) {
+    for (i, values) in values.chunks(16).enumerate() {
+        let mut lanes = [0.0; 16];
+        lanes[..values.len()].copy_from_slice(values);
+        for (j, one) in E::encode(s, &lanes).iter().take(values.len()).enumerate() {
+            out[place(i * 16 + j) * E::BYTES..][..E::BYTES].copy_from_slice(one.as_ref());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sines_and_cosines_are_those_of_the_library() {
+        for i in 0..200_000 {
+            let angle = f64::from(i) * 0.713 * if i % 2 == 0 { 1.0 } else { 1e-3 };
+            let ((s, c), (sin, cos)) = (sin_cos(angle), angle.sin_cos());
+            assert!((f64::from(s) - sin).abs() < 6e-8 && (f64::from(c) - cos).abs() < 6e-8, "{angle}");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Attention in two launches. A processor has few groups to fill and does better with one launch; these are plain, and
+//! there to be compared with.
+
+use super::HostKernel;
+use super::halves::write_row;
+use super::isa::Isa;
+use super::kv::Stored;
+use super::launch::{Lists, count, row_mut};
+use super::rows::{Int8Row, block};
+use crate::attention::{merge, partial};
+use crate::kernel::{Activations, Kernel, KvType};
+use crate::params::BLOCK_TOKENS;
+use crate::quantize::BLOCK;
+use ragtag_hal::{EntryAbi, HostCall};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// Attention over runs of positions.
+pub(crate) struct Partial<E>(PhantomData<E>);
+
+impl<E: Stored> HostKernel for Partial<E> {
+    const KERNEL: Kernel = Kernel::AttentionPartial(E::TYPE);
+
+    fn abi() -> &'static EntryAbi {
+        match E::TYPE {
+            KvType::F32 => &partial::ABI_F32,
+            KvType::F16 => &partial::ABI_F16,
+        }
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        partial::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[
+            rows,
+            sequences,
+            table_blocks,
+            logit_rows,
+            heads,
+            kv_heads,
+            head_dim,
+            cache_blocks,
+            _,
+            stride,
+            splits,
+        ] = call.constants
+        else {
+            return;
+        };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, q) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        // SAFETY: as above.
+        let (keys, values) = unsafe { (call.read::<u8>(2), call.read::<u8>(3)) };
+        let lists = Lists::new(params, [rows, sequences, table_blocks, logit_rows]);
+        let [rows, heads, kv_heads, head_dim, stride, splits] =
+            [rows, heads, kv_heads, head_dim, stride, splits].map(|count| count as usize);
+        for group in groups.start as usize..groups.end as usize {
+            let (split, kv_head, row) =
+                (group % splits, group / splits % kv_heads, group / splits / kv_heads);
+            if row >= lists.rows() {
+                continue;
+            }
+            let seen = lists.position(row) + 1;
+            let table = lists.table(lists.sequence(row));
+            let table = table.and_then(|table| table.get(..seen.div_ceil(BLOCK_TOKENS)));
+            let table = table.filter(|table| table.iter().all(|block| *block < cache_blocks));
+            let run = if table.is_some() { partial::run(seen, splits, split) } else { 0..0 };
+            let table = table.unwrap_or(&[]);
+            // This head's part of the block of a position, and the slot in it.
+            let place = |position: usize| {
+                let at = table[position / BLOCK_TOKENS] as usize * kv_heads + kv_head;
+                (at * head_dim * BLOCK_TOKENS, position % BLOCK_TOKENS)
+            };
+            let sharing = heads / kv_heads;
+            for head in kv_head * sharing..(kv_head + 1) * sharing {
+                let q = &q[row * stride + head * head_dim..][..head_dim];
+                let score = |position: usize| {
+                    let (at, slot) = place(position);
+                    let key = |dim: usize| E::get(keys, at + dim * BLOCK_TOKENS + slot);
+                    let dot: f64 = q.iter().enumerate().map(|(d, q)| f64::from(*q) * f64::from(key(d))).sum();
+                    dot * f64::from(call.float(8))
+                };
+                let scores: Vec<f64> = run.clone().map(score).collect();
+                let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                let at = (row * heads + head) * splits + split;
+                let sums = rows * heads * splits * head_dim + at * 2;
+                // SAFETY: each group writes its own run of its own heads.
+                unsafe { call.write::<f32>(4, sums..sums + 2) }
+                    .copy_from_slice(&[largest as f32, sum as f32]);
+                if run.is_empty() {
+                    continue;
+                }
+                // SAFETY: as above.
+                let out = unsafe { call.write::<f32>(4, at * head_dim..(at + 1) * head_dim) };
+                for (dim, out) in out.iter_mut().enumerate() {
+                    let value = |position: usize| {
+                        let (at, slot) = place(position);
+                        f64::from(E::get(values, at + slot * head_dim + dim))
+                    };
+                    let total: f64 = run.clone().zip(&weights).map(|(p, weight)| weight * value(p)).sum();
+                    *out = (total / sum) as f32;
+                }
+            }
+        }
+    }
+}
+
+/// The runs of a launch.
+struct Runs<'a> {
+    means: &'a [f32],
+    sums: &'a [[f32; 2]],
+    heads: usize,
+    head_dim: usize,
+    splits: usize,
+}
+
+impl<'a> Runs<'a> {
+    #[inline(always)]
+    fn new(partials: &'a [f32], [rows, heads, head_dim, splits]: [u32; 4]) -> Self {
+        let [rows, heads, head_dim, splits] = [rows, heads, head_dim, splits].map(|count| count as usize);
+        let runs = rows * heads * splits;
+        let (means, sums) = partials.split_at(runs * head_dim);
+        Self { means, sums: &sums.as_chunks().0[..runs], heads, head_dim, splits }
+    }
+
+    /// Brings a row's runs together.
+    #[inline(always)]
+    fn merge(&self, row: usize, out: &mut [f32]) {
+        for head in 0..self.heads {
+            let runs = (row * self.heads + head) * self.splits..(row * self.heads + head + 1) * self.splits;
+            let used = || runs.clone().filter(|run| self.sums[*run][1] != 0.0);
+            let largest = used().map(|run| self.sums[run][0]).fold(f32::NEG_INFINITY, f32::max);
+            let weight = |run: usize| {
+                let [run_largest, sum] = self.sums[run];
+                f64::from(run_largest - largest).exp() * f64::from(sum)
+            };
+            let total: f64 = used().map(weight).sum();
+            for dim in 0..self.head_dim {
+                let mean = |run: usize| f64::from(self.means[run * self.head_dim + dim]);
+                let value: f64 = used().map(|run| weight(run) * mean(run)).sum();
+                out[head * self.head_dim + dim] = if total == 0.0 { 0.0 } else { (value / total) as f32 };
+            }
+        }
+    }
+}
+
+/// Brings runs together into f32.
+pub(crate) struct Merge;
+
+impl HostKernel for Merge {
+    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F32);
+
+    fn abi() -> &'static EntryAbi {
+        &merge::ABI_F32
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        crate::add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
+        let rows = count(params, word, rows);
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            // SAFETY: each group writes its own row.
+            runs.merge(row, unsafe { row_mut(call, 2, row, runs.heads * runs.head_dim) });
+        }
+    }
+}
+
+/// Brings runs together into f16 activations.
+pub(crate) struct MergeF16;
+
+impl HostKernel for MergeF16 {
+    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::F16);
+
+    fn abi() -> &'static EntryAbi {
+        &merge::ABI_F16
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        crate::add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
+        let rows = count(params, word, rows);
+        let mut values = vec![0.0; runs.heads * runs.head_dim];
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            runs.merge(row, &mut values);
+            // SAFETY: each group writes its own row.
+            unsafe { write_row(s, call, 2, row, values.len(), |b| block(s, &values, b)) };
+        }
+    }
+}
+
+/// Brings runs together into int8 activations.
+pub(crate) struct MergeInt8;
+
+impl HostKernel for MergeInt8 {
+    const KERNEL: Kernel = Kernel::AttentionMerge(Activations::Int8);
+
+    fn abi() -> &'static EntryAbi {
+        &merge::ABI_INT8
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        crate::add::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[rows, word, heads, head_dim, splits] = call.constants else { return };
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (params, partials) = unsafe { (call.read::<u32>(0), call.read::<f32>(1)) };
+        let runs = Runs::new(partials, [rows, heads, head_dim, splits]);
+        let rows = count(params, word, rows);
+        let mut values = vec![0.0; runs.heads * runs.head_dim];
+        for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < rows) {
+            runs.merge(row, &mut values);
+            // SAFETY: each group writes its own row.
+            let mut out = unsafe { Int8Row::new(call, 2, row, values.len()) };
+            for b in 0..values.len() / BLOCK {
+                let (first, last) = block(s, &values, b);
+                out.put(s, b, first, last);
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Rope and append: the rotary position embedding of new tokens' queries and keys, and the way of keys and values into
+//! the cache. Queries are turned in place, keys on their way.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | qkv: f32 `[rows, (heads + 2 · kv heads) · head dimension]`, read and written: each row's queries, keys, values |
+//! | 2 | inverse frequencies: f32 `[rope dimensions / 2]` |
+//! | 3 | key cache, read and written |
+//! | 4 | value cache, read and written |
+//!
+//! Constants: rows, sequences, table blocks, logit rows, heads, kv heads, head dimension, cache blocks, rope dimensions,
+//! pairing. Heads are a multiple of kv heads.
+//!
+//! Pair i of each head of queries and keys turns by position · frequency i; pairing [`INTERLEAVED`] pairs values 2i and
+//! 2i + 1, [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even number, at most
+//! the head dimension) are left alone. The keys and values in qkv stay as they are.
+//!
+//! Row i, at position p of sequence s, goes to slot p mod 16 of block `tables[s][p / 16]`. Rows whose sequence, position
+//! or block does not exist are left out; their queries are turned all the same. No two rows go to one slot.
+//!
+//! # The cache
+//!
+//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, keys and values in buffers of their own:
+//!
+//! - keys `[cache blocks][kv heads][head dimension][16 positions]`: scores of 16 positions are 16 lanes;
+//! - values `[cache blocks][kv heads][16 positions][head dimension]`: a weighted sum is lanes of the head.
+
+use crate::abi::{IMPOSSIBLE, params, product, words};
+use crate::cases::{Build, Case, Content, Params, Random};
+use crate::kernel::{Kernel, KvType};
+use crate::params::{BLOCK_TOKENS, ParamsShape};
+use ragtag_hal::{Access, EntryAbi};
+
+/// Pairs of neighbours.
+pub const INTERLEAVED: u32 = 0;
+/// Pairs of one value in each half.
+pub const HALVES: u32 = 1;
+
+const BINDINGS: &[Access] =
+    &[Access::Read, Access::ReadWrite, Access::Read, Access::ReadWrite, Access::ReadWrite];
+
+/// The binary interface with an f32 cache.
+pub static ABI_F32: EntryAbi = EntryAbi {
+    name: "rope_append_f32",
+    bindings: BINDINGS,
+    constants: 10,
+    extents: |constants, out| extents(KvType::F32, constants, out),
+};
+
+/// The binary interface with an f16 cache.
+pub static ABI_F16: EntryAbi = EntryAbi {
+    name: "rope_append_f16",
+    bindings: BINDINGS,
+    constants: 10,
+    extents: |constants, out| extents(KvType::F16, constants, out),
+};
+
+fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
+    let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, _] =
+        *constants
+    else {
+        return;
+    };
+    let divides = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2);
+    let joint = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)).filter(|_| divides && turns);
+    let qkv = joint.map_or(IMPOSSIBLE, |joint| words(&[rows, joint, head_dim]));
+    let cache = cache_bytes(kv_type, cache_blocks, kv_heads, head_dim);
+    let params = params(rows, sequences, table_blocks, logit_rows);
+    out.copy_from_slice(&[params, qkv, words(&[rope_dims / 2]), cache, cache]);
+}
+
+/// Bytes of a key cache, or of a value cache.
+pub fn cache_bytes(kv_type: KvType, cache_blocks: u32, kv_heads: u32, head_dim: u32) -> u64 {
+    product(&[cache_blocks, kv_heads, head_dim]).saturating_mul(BLOCK_TOKENS as u64 * kv_type.bytes())
+}
+
+/// One group a kv head, so that groups write apart whatever the tables say.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
+}
+
+/// Turns one head.
+fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
+    let half = frequencies.len();
+    for (i, frequency) in frequencies.iter().enumerate() {
+        let (a, b) = if pairing == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + half) };
+        let (sin, cos) = (f64::from(position) * f64::from(*frequency)).sin_cos();
+        (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
+    }
+}
+
+/// The heads of a case.
+#[derive(Clone, Copy)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    rope_dims: usize,
+    pairing: u32,
+}
+
+pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (capacity, starts, [heads, kv_heads, head_dim, rope_dims], pairing) in [
+        (1, vec![(0_u32, 1_u32)], [1, 1, 64, 64], INTERLEAVED),
+        (17, vec![(5, 3), (31, 1), (14, 9)], [6, 2, 40, 40], HALVES),
+        (33, vec![(0, 33)], [3, 3, 128, 128], HALVES),
+        (4, vec![(60, 4)], [4, 1, 80, 32], HALVES),
+        (3, vec![(7, 1), (63, 1)], [5, 5, 34, 34], INTERLEAVED),
+        (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
+    ] {
+        let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing };
+        out.push(case(&mut random, kv_type, capacity, &starts, heads, false));
+        out.push(case(&mut random, kv_type, capacity, &starts, heads, true));
+    }
+    out
+}
+
+/// Each of `starts` is a sequence's first position and number of rows. With `lies`, the first row names a sequence that
+/// does not exist, the last a position far beyond its table, and one table a block beyond the cache.
+fn case(
+    random: &mut Random,
+    kv_type: KvType,
+    capacity: usize,
+    starts: &[(u32, u32)],
+    heads: Heads,
+    lies: bool,
+) -> Case {
+    let Heads { heads: q_heads, kv_heads, head_dim, rope_dims, pairing } = heads;
+    let (table_blocks, cache_blocks) = (4, 4 * starts.len() + 2);
+    let shape = ParamsShape {
+        rows: capacity as u32,
+        logit_rows: 3,
+        sequences: starts.len() as u32 + 1,
+        table_blocks: table_blocks as u32,
+    };
+    let mut params = Params::new(shape);
+    let blocks = random.shuffled(cache_blocks);
+    for (s, (start, count)) in starts.iter().enumerate() {
+        params.tables.push(blocks[s * table_blocks..(s + 1) * table_blocks].to_vec());
+        params.positions.extend(*start..start + count);
+        params.row_sequences.extend((0..*count).map(|_| s as u32));
+    }
+    if lies {
+        let last = params.positions.len() - 1;
+        params.positions[last] = 131_071;
+        params.row_sequences[0] = shape.sequences;
+        params.tables[0][0] = cache_blocks as u32;
+    }
+    let frequencies: Vec<f32> =
+        (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect();
+    let width = (q_heads + 2 * kv_heads) * head_dim;
+    let qkv = random.floats(capacity * width, 2.0);
+    let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
+    let (mut keys, mut cached) = (vec![None; values], vec![None; values]);
+    let mut queries = vec![None; qkv.len()];
+    for (row, (position, sequence)) in params.positions.iter().zip(&params.row_sequences).enumerate() {
+        let mut turned: Vec<f64> = qkv[row * width..][..width].iter().map(|x| f64::from(*x)).collect();
+        let (turning, v) = turned.split_at_mut((q_heads + kv_heads) * head_dim);
+        for head in turning.chunks_exact_mut(head_dim) {
+            reference(head, &frequencies, *position, pairing);
+        }
+        let (q, k) = turning.split_at(q_heads * head_dim);
+        for (i, value) in q.iter().enumerate().filter(|(i, _)| i % head_dim < rope_dims) {
+            queries[row * width + i] = Some(*value); // the rest must keep its bits
+        }
+        let table = params.tables.get(*sequence as usize);
+        let block = table.and_then(|t| t.get(*position as usize / BLOCK_TOKENS)).map(|b| *b as usize);
+        let Some(block) = block.filter(|b| *b < cache_blocks) else { continue };
+        let slot = *position as usize % BLOCK_TOKENS;
+        for (i, (k, v)) in k.iter().zip(v.iter()).enumerate() {
+            let (head, dim) = (i / head_dim, i % head_dim);
+            let base = (block * kv_heads + head) * head_dim * BLOCK_TOKENS;
+            keys[base + dim * BLOCK_TOKENS + slot] = Some(*k);
+            cached[base + slot * head_dim + dim] = Some(*v);
+        }
+    }
+    let content = |values| match kv_type {
+        KvType::F32 => Content::F32(values),
+        KvType::F16 => Content::F16(values),
+    };
+    let label = format!(
+        "{starts:?} in {capacity} rows, {q_heads} heads on {kv_heads} of {head_dim}, {rope_dims} turned, \
+         pairing {pairing}, lies {lies}"
+    );
+    let sequences = starts.len() + 1;
+    let mut constants = vec![capacity, sequences, table_blocks, 3, q_heads, kv_heads, head_dim, cache_blocks];
+    constants.extend([rope_dims, pairing as usize]);
+    let bytes = values * kv_type.bytes() as usize;
+    let build = Build::new(Kernel::RopeAppend(kv_type), label, &constants).words(&params.words());
+    let build = build.floats(&qkv).floats(&frequencies).poison(bytes).poison(bytes);
+    build.expect(1, Content::F32(queries)).expect(3, content(keys)).expect(4, content(cached)).done()
+}

@@ -1,0 +1,82 @@
+//! Widen: a matrix of quantised weights as f16, for products on matrix units.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | weights: [`Rows16`](crate::layout) of `[n, k]` |
+//! | 1 | out: F16 [`RowMajor`](crate::layout) of `[n, k]`, written, its padding with it |
+//!
+//! Constants: n, k. A wide micro-batch reads the f16 matrix many times, so that unpacking it once costs less than doing
+//! so in each tile of the product. A value is that of its quantum, rounded to f16; beyond the largest f16 it is that.
+
+use crate::abi::IMPOSSIBLE;
+use crate::blocks::{TensorType, dequantise};
+use crate::cases::{Build, Case, Content, Random};
+use crate::half_rows::rounded;
+use crate::kernel::Kernel;
+use crate::layout::{GROUP_ROWS, Layout, PITCH_VALUES, Resident};
+use ragtag_hal::{Access, EntryAbi};
+
+/// Columns that one group writes.
+pub const GROUP_COLUMNS: u32 = 512;
+
+macro_rules! abis {
+    ($($name:ident),*) => {
+        /// The binary interface for weights of this type.
+        pub fn abi(tensor_type: TensorType) -> &'static EntryAbi {
+            match tensor_type {
+                $(TensorType::$name => {
+                    static ABI: EntryAbi = EntryAbi {
+                        name: concat!("widen_", stringify!($name)),
+                        bindings: &[Access::Read, Access::Write],
+                        constants: 2,
+                        extents: |constants, out| extents(TensorType::$name, constants, out),
+                    };
+                    &ABI
+                })*
+            }
+        }
+    };
+}
+abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+
+/// Bytes of what is written for `n` rows of `k` columns; impossible if that is no matrix.
+pub fn out_bytes(n: u32, k: u32) -> u64 {
+    Resident::new(TensorType::F16, Layout::RowMajor, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes())
+}
+
+fn extents(tensor_type: TensorType, constants: &[u32], out: &mut [u64]) {
+    let [n, k] = *constants else { return };
+    let weights = Resident::new(tensor_type, Layout::Rows16, n.into(), k.into());
+    out.copy_from_slice(&[weights.map_or(IMPOSSIBLE, |r| r.bytes()), out_bytes(n, k)]);
+}
+
+/// Groups of 16 rows × parts of their columns.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0].div_ceil(GROUP_ROWS as u32), constants[1].div_ceil(GROUP_COLUMNS), 1]
+}
+
+pub(crate) fn cases(tensor_type: TensorType, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (n, k) in [(1, 256), (16, 768), (40, 1024), (33, 1280)] {
+        // Short blocks allow rows that end within the padding.
+        let k = if tensor_type.block_values() < 256 { k - 32 } else { k };
+        let file = random.blocks(tensor_type, n * k);
+        let layout =
+            Resident::new(tensor_type, Layout::Rows16, n as u64, k as u64).expect("k is whole blocks");
+        let mut weights = vec![0; layout.bytes() as usize];
+        layout.pack(0..layout.groups(), &file, &mut weights).expect("sizes are the layout's");
+        let mut values = vec![0.0; n * k];
+        dequantise(tensor_type, &file, &mut values).expect("n rows of k are whole blocks");
+        let (pitch, rows) = (k.next_multiple_of(PITCH_VALUES), n.next_multiple_of(GROUP_ROWS));
+        let value = |at: usize| {
+            let (row, column) = (at / pitch, at % pitch);
+            if row < n && column < k { rounded(f64::from(values[row * k + column])).to_f64() } else { 0.0 }
+        };
+        let expected = (0..rows * pitch).map(|at| Some(value(at))).collect();
+        let case = Build::new(Kernel::Widen(tensor_type), format!("{n} × {k}"), &[n, k]);
+        let case = case.bytes(weights).poison(rows * pitch * 2);
+        out.push(case.expect(1, Content::F16(expected)).done());
+    }
+    out
+}

@@ -1,0 +1,217 @@
+//! Models on every device that is no CPU backend's, alone and in pipelines with devices of other APIs.
+//!
+//! The tests take whatever adapters there are; without any they are skipped visibly. `RAGTAG_TEST_OPENCL_ADAPTERS` says how
+//! many OpenCL must show: continuous integration installs implementations that run on the processor.
+
+use crate::support::{
+    self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
+};
+use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt};
+use ragtag_hal::{Adapter, HeapKind, MemorySource};
+use ragtag_kernels::{Activations, NumericsClass};
+
+const BITNET: &str = "tales-bitnet-tq2_0";
+/// Embedding, twelve blocks, head.
+const SEGMENTS: u32 = 14;
+/// The models' page promises equal tokens from this margin on.
+const MARGIN: f64 = 0.005;
+
+/// The adapters, but those of the CPU backend.
+fn adapters() -> Vec<Adapter> {
+    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
+    let found: Vec<_> =
+        devices.report().adapters().filter(|adapter| adapter.backend != "cpu").cloned().collect();
+    let opencl = found.iter().filter(|adapter| adapter.backend == "opencl").count();
+    let wanted = std::env::var("RAGTAG_TEST_OPENCL_ADAPTERS").map_or(0, |n| n.parse().unwrap());
+    assert!(opencl >= wanted, "{wanted} OpenCL adapters are wanted; there are {opencl}");
+    for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
+        if !found.iter().any(|adapter| adapter.backend == backend.name) {
+            eprintln!("SKIPPED: no adapter of {}: {:?}", backend.name, backend.status);
+        }
+    }
+    found
+}
+
+/// The first and the last adapter of each driver: twins need not be tried in every combination.
+fn drivers() -> Vec<[String; 2]> {
+    let all = adapters();
+    let twins = all.chunk_by(|a, b| (&a.backend, &a.driver) == (&b.backend, &b.driver));
+    twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
+}
+
+fn check_logits(activations: Activations, class: NumericsClass) {
+    for adapter in adapters() {
+        let (label, driver) = (adapter.label(), &adapter.driver);
+        for name in MODELS {
+            let Some(path) = model_path(name) else { continue };
+            let (model, golden) = (Model::open(path).unwrap(), golden(name));
+            let setup = Setup { devices: &label, activations, ..Setup::default() };
+            let engine = support::engine(&model, &setup);
+            let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+            let error = relative_error(&logits, &golden.logits);
+            println!("{label} ({driver}), {name} {activations:?}: relative error {error:.2e}");
+            assert!(error <= class.tolerance(), "{label}, {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn exact_logits_are_within_1e_4_on_every_adapter() {
+    within(600, || check_logits(Activations::F32, NumericsClass::Exact));
+}
+
+#[test]
+fn fast_logits_are_within_2e_2_on_every_adapter() {
+    within(600, || check_logits(Activations::Int8, NumericsClass::Fast));
+}
+
+/// As devices with matrix units compute wide micro-batches; OpenCL shows none of them.
+#[test]
+fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
+    within(600, || check_logits(Activations::F16, NumericsClass::Fast));
+}
+
+/// The tokens after the first golden prompt are the golden ones wherever the margin is large enough. Returns how many
+/// were compared.
+fn check_tokens(model: &Model, setup: &Setup<'_>, what: &str) -> usize {
+    let case = &golden(BITNET).cases[0];
+    let ids = [&case.prompt_ids[..], &case.greedy_ids].concat();
+    let vocabulary = model.hyperparameters().vocabulary as usize;
+    let engine = support::engine(model, setup);
+    let logits = block_on(engine.session().logits(&ids)).unwrap();
+    assert!(logits.iter().all(|v| v.is_finite()), "{what}");
+    let mut compared = 0;
+    for (step, (&expected, &margin)) in case.greedy_ids.iter().zip(&case.margins).enumerate() {
+        if margin >= MARGIN {
+            let row = (case.prompt_ids.len() + step - 1) * vocabulary;
+            let token = argmax(&logits[row..row + vocabulary]);
+            assert_eq!(token, expected, "{what}: step {step}, margin {margin}");
+            compared += 1;
+        }
+    }
+    compared
+}
+
+#[test]
+fn every_cut_over_two_apis_in_both_orders_gives_the_golden_tokens() {
+    within(1200, || {
+        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
+        // Where a driver shows several devices, the second stage is on another than the first.
+        let pairs =
+            devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
+        for (first, second) in pairs {
+            let mut compared = 0;
+            for cut in 1..SEGMENTS {
+                let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SEGMENTS - 1);
+                let devices = format!("{first},{second}");
+                let setup = Setup { devices: &devices, split: Some(&split), chunk: 64, ..Setup::default() };
+                compared += check_tokens(&model, &setup, &split);
+            }
+            println!("{first} → {second}: {compared} tokens");
+            assert!(compared > 100);
+        }
+    });
+}
+
+#[test]
+fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
+    let all: Vec<String> = adapters().iter().map(Adapter::label).collect();
+    let [first, .., second] = &all[..] else { return };
+    let (first, second) = (first.clone(), second.clone());
+    within(300, move || {
+        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let devices = format!("cpu:0,cpu:1,{first},{second}");
+        let split = format!("0-3=cpu:0,4-6={first},7-9=cpu:1,10-13={second}");
+        let setup = Setup {
+            devices: &devices,
+            cpu_devices: 2,
+            split: Some(&split),
+            sequences: 8,
+            all_logits: false,
+            ..Setup::default()
+        };
+        let engine = support::engine(&model, &setup);
+        let cases = golden(BITNET).cases;
+        let prompt = |i: usize| &cases[i % cases.len()].prompt_ids[..];
+        let tokens = |session: &ragtag::Session, i: usize| {
+            session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(24) }).unwrap()
+        };
+        // What each prompt gives when it is alone.
+        let session = engine.session();
+        let alone: Vec<Vec<u32>> =
+            (0..8).map(|i| block_on(listen(tokens(&session, i))).unwrap().ids).collect();
+        for round in 0..3 {
+            block_on(async {
+                let mut streams: Vec<_> = (0..8).map(|i| Some(tokens(&session, i))).collect();
+                // Three of them are dropped after a few tokens, in the midst of the others.
+                for i in [round, round + 2, round + 5] {
+                    let mut stream = streams[i].take().unwrap();
+                    for _ in 0..=round {
+                        stream.next_event().await.unwrap();
+                    }
+                }
+                for (i, stream) in streams.into_iter().enumerate() {
+                    if let Some(stream) = stream {
+                        let ids = listen(stream).await.unwrap().ids;
+                        assert_eq!(ids, alone[i], "round {round}, sequence {i}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Bytes of this process in memory, where the system tells.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Bytes that a device's own API says are free in its own memory.
+fn free_bytes(label: &str) -> Option<u64> {
+    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
+    let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;
+    (memory.heap == HeapKind::Device && memory.source == MemorySource::Api).then_some(memory.free_bytes?)
+}
+
+#[test]
+fn a_hundred_loads_leave_nothing_behind() {
+    within(900, || {
+        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        // Intel's processor runtime keeps some MB of each set of programs that is loaded into it and released again.
+        let leaky: Vec<String> = adapters()
+            .iter()
+            .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
+            .map(Adapter::label)
+            .collect();
+        let load = |label: &str, times: usize| {
+            for _ in 0..times {
+                let engine = support::engine(&model, &Setup { devices: label, ..Setup::default() });
+                let logits = block_on(engine.session().logits(&[1, 2, 3])).unwrap();
+                assert!(logits.iter().all(|v| v.is_finite()), "{label}");
+                engine.shutdown();
+            }
+        };
+        for label in
+            [vec!["cpu:0".to_string()], drivers().into_iter().map(|[first, _]| first).collect()].concat()
+        {
+            // Contexts, compilers and allocators take what they keep.
+            load(&label, 10);
+            let before = (free_bytes(&label), resident_bytes());
+            load(&label, 90);
+            let after = (free_bytes(&label), resident_bytes());
+            println!("{label}: device memory free, process memory: {before:?} → {after:?}");
+            // One load left behind in ten would be more.
+            const SLACK_BYTES: u64 = 32 << 20;
+            if let (Some(before), Some(after)) = (before.0, after.0) {
+                assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");
+            }
+            if let (Some(before), Some(after)) = (before.1, after.1) {
+                let slack = if leaky.contains(&label) { 90 * (10 << 20) } else { SLACK_BYTES };
+                assert!(after <= before + slack, "{label}: {before} → {after} bytes resident");
+            }
+        }
+    });
+}

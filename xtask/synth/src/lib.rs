@@ -1,0 +1,166 @@
+//! GGUF files with random weights, in any shape and tensor type, for benchmarks and tests: `xtask synth-model` writes them,
+//! benchmarks make them in memory.
+//!
+//! The weights are such that activations stay finite through any number of layers, the vocabulary is such that texts
+//! can be tokenised. The same arguments always give the same bytes. Memory is bounded, whatever the size of the model.
+
+mod fill;
+mod shape;
+mod vocabulary;
+
+#[cfg(test)]
+mod tests;
+
+use fill::{Fill, Random};
+use ragtag_graph::gguf::Writer;
+use ragtag_kernels::TensorType;
+use shape::Tensor;
+pub use shape::{Architecture, Preset, Shape};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Bytes that are made and written at a time, about.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// What to write. What is not given comes from the preset.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Args {
+    /// Shape to start from
+    #[arg(long, value_enum, default_value = "tiny")]
+    preset: Preset,
+    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0 or tq2_0 (with
+    /// the ternary ones the embedding is f16)
+    #[arg(long = "type", value_parser = tensor_type, default_value = "q8_0")]
+    tensor_type: TensorType,
+    /// Architecture; bitnet has sub-norms and no output matrix of its own
+    #[arg(long, value_enum, default_value = "llama")]
+    arch: Architecture,
+    /// Transformer blocks
+    #[arg(long)]
+    layers: Option<u32>,
+    /// Width of the residual stream
+    #[arg(long)]
+    width: Option<u32>,
+    /// Attention heads
+    #[arg(long)]
+    heads: Option<u32>,
+    /// Heads of keys and values
+    #[arg(long)]
+    kv_heads: Option<u32>,
+    /// Width of the feed-forward part
+    #[arg(long)]
+    ffn: Option<u32>,
+    /// Tokens of the vocabulary
+    #[arg(long)]
+    vocab: Option<u32>,
+    /// Longest context that the model claims
+    #[arg(long)]
+    context: Option<u32>,
+    /// Seed of the weights
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// The tensor type of this name, in upper or lower case.
+///
+/// # Errors
+/// In words, with the names there are.
+pub fn tensor_type(name: &str) -> Result<TensorType, String> {
+    TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        format!("known are {}", TensorType::ALL.map(TensorType::name).join(", ").to_lowercase())
+    })
+}
+
+impl Args {
+    fn shape(&self) -> Shape {
+        let preset = self.preset.shape();
+        Shape {
+            architecture: self.arch,
+            tensor_type: self.tensor_type,
+            layers: self.layers.unwrap_or(preset.layers),
+            width: self.width.unwrap_or(preset.width),
+            heads: self.heads.unwrap_or(preset.heads),
+            kv_heads: self.kv_heads.unwrap_or(preset.kv_heads),
+            ffn: self.ffn.unwrap_or(preset.ffn),
+            vocabulary: self.vocab.unwrap_or(preset.vocabulary),
+            context: self.context.unwrap_or(preset.context),
+        }
+    }
+}
+
+/// Writes the file and says what it holds.
+///
+/// # Errors
+/// In words, if there is no such model or it cannot be written.
+pub fn run(args: &Args) -> Result<(), String> {
+    let start = Instant::now();
+    let shape = args.shape();
+    let tensors = shape.tensors()?;
+    let cannot = |error: std::io::Error| format!("cannot write {}: {error}", args.output.display());
+    let mut file = File::create(&args.output).map_err(cannot)?;
+    let bytes = write(&mut file, &shape, &tensors, args.seed).map_err(cannot)?;
+    let seconds = start.elapsed().as_secs_f64();
+    report(&args.output, &tensors, bytes, seconds).map_err(|e| e.to_string())
+}
+
+fn report(path: &Path, tensors: &[Tensor], bytes: u64, seconds: f64) -> std::io::Result<()> {
+    let weights: u64 = tensors.iter().map(Tensor::values).sum();
+    let mb = bytes as f64 / 1e6;
+    writeln!(
+        std::io::stdout(),
+        "{}: {:.1} M weights, {mb:.1} MB, {seconds:.1} s, {:.0} MB/s",
+        path.display(),
+        weights as f64 / 1e6,
+        mb / seconds
+    )
+}
+
+/// A whole model in memory.
+///
+/// # Errors
+/// In words, if there is no such model.
+pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
+    let tensors = shape.tensors()?;
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    // Headers are small beside the weights.
+    let mut out = Vec::with_capacity(usize::try_from(bytes + bytes / 16).map_err(|e| e.to_string())?);
+    write(&mut out, shape, &tensors, seed).map_err(|e| e.to_string())?;
+    Ok(out)
+}
+
+/// Writes a whole model; returns its bytes.
+fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> std::io::Result<u64> {
+    let mut header = Writer::new();
+    shape.describe(&mut header);
+    vocabulary::describe(&mut header, shape.vocabulary);
+    for tensor in tensors {
+        header.tensor(&tensor.name, tensor.tensor_type, &tensor.shape, tensor.bytes);
+    }
+    let bytes = header.header();
+    out.write_all(&bytes)?;
+    let mut chunk = Vec::new();
+    for (tensor, number) in tensors.iter().zip(0..) {
+        let block = tensor.tensor_type.block_bytes();
+        let fill = Fill::new(tensor.tensor_type, tensor.values_like);
+        // A sequence of its own for each tensor, so that a tensor does not depend on those before it.
+        let mut random = Random::new(seed, number);
+        let mut left = tensor.bytes;
+        while left > 0 {
+            let size = left.min((CHUNK_BYTES / block * block) as u64);
+            chunk.resize(size as usize, 0);
+            fill.blocks(&mut random, &mut chunk);
+            out.write_all(&chunk)?;
+            left -= size;
+        }
+        chunk.clear();
+        chunk.resize(header.padding(tensor.bytes) as usize, 0);
+        out.write_all(&chunk)?;
+    }
+    out.flush()?;
+    Ok(bytes.len() as u64 + header.data_bytes())
+}

@@ -1,0 +1,231 @@
+//! Shapes of synthetic models: presets, tensors, hyperparameters.
+
+use super::fill::Values;
+use super::vocabulary;
+use ragtag_graph::gguf::Writer;
+use ragtag_kernels::TensorType;
+
+/// Shapes with a name.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// 1.4 million weights: for tests
+    Tiny,
+    /// 296 million weights
+    #[value(name = "300m")]
+    M300,
+    /// 1.1 billion weights, in the shape of a well-known small Llama
+    #[value(name = "1.1b")]
+    B1_1,
+    /// 7.2 billion weights, in the shape of a well-known Llama-like model
+    #[value(name = "7b")]
+    B7,
+}
+
+/// Architectures with a name in GGUF files.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama
+    Llama,
+    /// BitNet b1.58
+    Bitnet,
+}
+
+/// Everything that determines the tensors of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Architecture.
+    pub architecture: Architecture,
+    /// Type of the matrices.
+    pub tensor_type: TensorType,
+    /// Transformer blocks.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub width: u32,
+    /// Attention heads.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Width of the feed-forward part.
+    pub ffn: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u32,
+    /// Longest context that the model claims.
+    pub context: u32,
+}
+
+/// A tensor to write.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor {
+    pub name: String,
+    pub tensor_type: TensorType,
+    /// In the order of GGUF: the length of a row first.
+    pub shape: Vec<u64>,
+    pub bytes: u64,
+    pub values_like: Values,
+}
+
+impl Tensor {
+    /// Number of its values.
+    pub fn values(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
+impl Preset {
+    /// The preset as a Llama of Q8_0.
+    pub fn shape(self) -> Shape {
+        let (layers, width, heads, kv_heads, ffn, vocabulary, context) = match self {
+            Preset::Tiny => (2, 256, 4, 2, 512, 512, 512),
+            Preset::M300 => (16, 1024, 16, 4, 3840, 32000, 2048),
+            Preset::B1_1 => (22, 2048, 32, 4, 5632, 32000, 2048),
+            Preset::B7 => (32, 4096, 32, 8, 14336, 32000, 32768),
+        };
+        let (architecture, tensor_type) = (Architecture::Llama, TensorType::Q8_0);
+        Shape { architecture, tensor_type, layers, width, heads, kv_heads, ffn, vocabulary, context }
+    }
+}
+
+impl Architecture {
+    fn name(self) -> &'static str {
+        match self {
+            Architecture::Llama => "llama",
+            Architecture::Bitnet => "bitnet",
+        }
+    }
+}
+
+impl Shape {
+    /// Writes the hyperparameters.
+    pub(crate) fn describe(&self, header: &mut Writer) {
+        let arch = self.architecture.name();
+        header.put("general.architecture", arch);
+        header.put("general.name", "synthetic");
+        header.put("general.file_type", self.file_type());
+        header.put("general.quantization_version", 2u32);
+        let head_width = self.width / self.heads;
+        let numbers = [
+            ("block_count", self.layers),
+            ("context_length", self.context),
+            ("embedding_length", self.width),
+            ("feed_forward_length", self.ffn),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+            ("attention.key_length", head_width),
+            ("attention.value_length", head_width),
+            ("rope.dimension_count", head_width),
+            ("vocab_size", self.vocabulary),
+        ];
+        for (key, number) in numbers {
+            header.put(&format!("{arch}.{key}"), number);
+        }
+        header.put(&format!("{arch}.rope.freq_base"), 10000f32);
+        header.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
+    }
+
+    /// The number that llama.cpp's `llama_ftype` gives to files of mostly this type.
+    fn file_type(&self) -> u32 {
+        match self.tensor_type {
+            TensorType::F32 => 0,
+            TensorType::F16 => 1,
+            TensorType::Q4_0 => 2,
+            TensorType::Q4_1 => 3,
+            TensorType::Q8_0 => 7,
+            TensorType::Q5_0 => 8,
+            TensorType::Q5_1 => 9,
+            TensorType::Q4_K => 15,
+            TensorType::Q5_K => 17,
+            TensorType::Q6_K => 18,
+            TensorType::BF16 => 32,
+            TensorType::TQ1_0 => 36,
+            TensorType::TQ2_0 => 37,
+        }
+    }
+
+    /// All tensors in the order of the file.
+    ///
+    /// # Errors
+    /// The numbers do not fit each other.
+    pub(crate) fn tensors(&self) -> Result<Vec<Tensor>, String> {
+        self.check()?;
+        let width = u64::from(self.width);
+        let bitnet = self.architecture == Architecture::Bitnet;
+        // Ternary embeddings would be of no use, and no such file has them.
+        let ternary = matches!(self.tensor_type, TensorType::TQ1_0 | TensorType::TQ2_0);
+        let embedding = if ternary { TensorType::F16 } else { self.tensor_type };
+        let vocabulary = u64::from(self.vocabulary);
+        let mut tensors = vec![matrix("token_embd.weight".into(), embedding, width, vocabulary, 1.0)?];
+        for layer in 0..self.layers {
+            self.layer(layer, bitnet, &mut tensors)?;
+        }
+        tensors.push(norm("output_norm.weight".into(), width));
+        if !bitnet {
+            tensors.push(matrix("output.weight".into(), embedding, width, vocabulary, 1.0)?);
+        }
+        Ok(tensors)
+    }
+
+    fn layer(&self, layer: u32, bitnet: bool, tensors: &mut Vec<Tensor>) -> Result<(), String> {
+        let (width, ffn) = (u64::from(self.width), u64::from(self.ffn));
+        let kv_width = width / u64::from(self.heads) * u64::from(self.kv_heads);
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let kind = self.tensor_type;
+        // What is added to the residual stream shrinks with the number of additions.
+        let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
+        tensors.push(norm(name("attn_norm"), width));
+        tensors.push(matrix(name("attn_q"), kind, width, width, 1.0)?);
+        tensors.push(matrix(name("attn_k"), kind, width, kv_width, 1.0)?);
+        tensors.push(matrix(name("attn_v"), kind, width, kv_width, 1.0)?);
+        if bitnet {
+            tensors.push(norm(name("attn_sub_norm"), width));
+        }
+        tensors.push(matrix(name("attn_output"), kind, width, width, residual)?);
+        tensors.push(norm(name("ffn_norm"), width));
+        tensors.push(matrix(name("ffn_gate"), kind, width, ffn, 1.0)?);
+        tensors.push(matrix(name("ffn_up"), kind, width, ffn, 1.0)?);
+        if bitnet {
+            tensors.push(norm(name("ffn_sub_norm"), ffn));
+        }
+        tensors.push(matrix(name("ffn_down"), kind, ffn, width, residual)?);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let Shape { layers, width, heads, kv_heads, ffn, context, .. } = *self;
+        if [layers, width, heads, kv_heads, ffn, context].contains(&0) {
+            return Err("layers, width, heads, kv-heads, ffn and context must be positive".into());
+        }
+        if !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(2) {
+            return Err(format!("width {width} does not make {heads} heads of an even width"));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(format!("{heads} heads cannot share {kv_heads} kv-heads evenly"));
+        }
+        if self.vocabulary < vocabulary::LEAST {
+            return Err(format!("a vocabulary has {} tokens or more", vocabulary::LEAST));
+        }
+        Ok(())
+    }
+}
+
+fn norm(name: String, width: u64) -> Tensor {
+    let tensor_type = TensorType::F32;
+    Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
+}
+
+/// A matrix that keeps the size of normalised activations, but for the factor `gain`.
+fn matrix(
+    name: String,
+    tensor_type: TensorType,
+    columns: u64,
+    rows: u64,
+    gain: f32,
+) -> Result<Tensor, String> {
+    let row = tensor_type.bytes(columns).ok_or_else(|| {
+        format!(
+            "{name}: rows of {columns} do not make blocks of {} ({tensor_type})",
+            tensor_type.block_values()
+        )
+    })?;
+    let values_like = Values::Random { deviation: gain / (columns as f32).sqrt() };
+    Ok(Tensor { name, tensor_type, shape: vec![columns, rows], bytes: row * rows, values_like })
+}
