@@ -63,6 +63,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["test-drivers"]),
+    ("ragtag", &["test-drivers"]),
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
