@@ -203,8 +203,8 @@ fn a_hundred_loads_leave_nothing_behind() {
             load(&label, 90);
             let after = (free_bytes(&label), resident_bytes());
             println!("{label}: device memory free, process memory: {before:?} → {after:?}");
-            // One load left behind in ten would be more.
-            const SLACK_BYTES: u64 = 32 << 20;
+            // One load left behind in five would be more. Allocators with many threads take some of it.
+            const SLACK_BYTES: u64 = 80 << 20;
             if let (Some(before), Some(after)) = (before.0, after.0) {
                 assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");
             }

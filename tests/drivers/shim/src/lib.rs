@@ -148,6 +148,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
 }
 
 /// Exports the functions of a list over the type `Engine` of the crate that says this.
+#[allow(clippy::crate_in_macro_def)] // it is that crate's type which is meant
 #[macro_export]
 macro_rules! export {
     ($($group:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
