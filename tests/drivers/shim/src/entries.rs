@@ -140,10 +140,11 @@ macro_rules! entries {
             #[doc = concat!("`", stringify!($name), "`.")]
             pub unsafe fn $name<E: Engine>($($argument: $type),*) -> i32 {
                 #[allow(unused_unsafe)] // some of them do nothing unsafe
-                #[allow(clippy::redundant_closure_call)] // what they return early ends in it
                 // SAFETY: whoever calls does what HIP says about this function.
-                let result: Result<()> = unsafe { (|| $body)() };
-                result.err().unwrap_or(0)
+                unsafe {
+                    let body = || -> Result<()> { $body };
+                    body().err().unwrap_or(0)
+                }
             }
         )*
     };
