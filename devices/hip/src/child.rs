@@ -133,6 +133,7 @@ fn log_of(error: Error) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)] // a skip is visible
 mod tests {
     use super::*;
     use crate::program::OPTIONS;
