@@ -148,7 +148,6 @@ pub trait Engine: Sized + Send + Sync + 'static {
 }
 
 /// Exports the functions of a list over the type `Engine` of the crate that says this.
-#[allow(clippy::crate_in_macro_def)] // it is that crate's type which is meant
 #[macro_export]
 #[allow(clippy::crate_in_macro_def)] // the type is the stand-in's
 macro_rules! export {
