@@ -129,7 +129,7 @@ fn wide_caps() -> Caps {
 
 /// The kernels of one block, in the bucket of so many rows.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
-    let lowering = Lowering { chunk: 16, ..lowering(activations) };
+    let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let stage = compile(model, 1..2, &lowering, caps).unwrap();
     let kernel = |step: &ragtag_graph::Step| {
         stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
@@ -147,9 +147,9 @@ fn a_block_takes_few_launches() {
     let whole = attention(["attention/f16", "quantize/int8"]);
     let split = attention(["attention-partial/f16", "attention-merge/int8"]);
     let llama = llama();
-    for rows in [1, 8, 16] {
+    for rows in [1, 8, 64] {
         assert_eq!(launches(&llama, Activations::Int8, &plain_caps(), rows), whole);
-        let expected = if rows > 8 { &whole } else { &split };
+        let expected = if rows > 32 { &whole } else { &split };
         assert_eq!(launches(&llama, Activations::Int8, &wide_caps(), rows), *expected);
     }
     assert_eq!(launches(&llama, Activations::F32, &plain_caps(), 1).len(), 9);

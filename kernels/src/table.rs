@@ -324,6 +324,36 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_few_rows_have_kernels_of_their_own() {
+        let quantised = Kernel::MatMul(TensorType::Q4_K, Activations::Int8);
+        let plain = Kernel::MatMul(TensorType::BF16, Activations::F32);
+        let split = Kernel::AttentionPartial(KvType::F16);
+        let norm = Kernel::RmsNorm(Activations::Int8);
+        let features = [Feature::Sm70, Feature::Sm75, Feature::Sm80, Feature::Sm90];
+        for (features, local_bytes, kernel, names) in [
+            (&features[..], 227 << 10, quantised, ["sm90-gemv-1", "sm90-gemv-8", "tiled"]),
+            (&features[..], 227 << 10, plain, ["sm90-gemv-1", "sm90-gemv-4", "row-major-tiled"]),
+            (&features[..], 99 << 10, quantised, ["sm80-gemv-1", "sm80-gemv-8", "tiled"]),
+            (&features[..3], 99 << 10, plain, ["sm80-gemv-1", "sm80-gemv-4", "row-major-tiled"]),
+            (&features[..2], 64 << 10, quantised, ["gemv-1", "gemv-8", "tiled"]),
+            (&features[..3], 99 << 10, split, ["sm80-few"; 3]),
+            (&features[..2], 64 << 10, split, ["few"; 3]),
+            (&features[..1], 64 << 10, norm, ["few", "few", ""]),
+        ] {
+            let caps = gpu(KernelLanguage::CudaC, 1024, local_bytes);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            for (rows, name) in [1, 8, 32].into_iter().zip(names) {
+                let Some(found) = select(kernel, &caps, rows) else {
+                    assert!(rows > MAX_ROWS, "{kernel} × {rows}");
+                    continue;
+                };
+                let wanted = if name.is_empty() { String::from("cuda") } else { format!("cuda-{name}") };
+                assert_eq!(found.name, wanted, "{kernel} × {rows}");
+            }
+        }
+    }
+
+    #[test]
     fn every_kernel_runs_on_any_opencl_device() {
         runs_every_kernel(&gpu(KernelLanguage::OpenClC, 256, 32 << 10), "opencl");
     }

@@ -10,6 +10,7 @@ mod drivers;
 mod faults;
 mod golden;
 mod gpus;
+mod hip;
 mod memory;
 mod pipelines;
 mod support;

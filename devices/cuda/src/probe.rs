@@ -131,11 +131,22 @@ fn total_bytes(functions: &Functions, device: CUdevice) -> Result<u64> {
 
 /// The driver in words, with what the user told it to hide.
 fn driver(number: i32) -> String {
-    let driver = format!("CUDA {}", version(number));
+    let driver = match release() {
+        Some(release) => format!("CUDA {}, driver {release}", version(number)),
+        None => format!("CUDA {}", version(number)),
+    };
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(visible) => format!("{driver}, CUDA_VISIBLE_DEVICES={visible}"),
         Err(_) => driver,
     }
+}
+
+/// The driver's own version, as in 580.159.04, where the system tells: the API counts versions of CUDA alone.
+fn release() -> Option<String> {
+    let release = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
+    let release = release.trim();
+    let plain = !release.is_empty() && release.chars().all(|c| c.is_ascii_digit() || c == '.');
+    plain.then(|| release.to_owned())
 }
 
 /// The figures behind a device's capabilities.

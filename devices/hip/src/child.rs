@@ -133,8 +133,10 @@ fn log_of(error: Error) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)] // a skip is visible
 mod tests {
     use super::*;
+    use crate::program::OPTIONS;
 
     fn request<'a>(options: &'a [String], text: &'a str) -> Request<'a> {
         Request { library: "libhiprtc.so.6", options, text }
@@ -184,7 +186,8 @@ mod tests {
         let command: Vec<_> = told.chain(asked).collect();
         let text = "extern \"C\" __global__ void one(unsigned int *out) { out[threadIdx.x] = 1u; }";
         let compile = |architecture: &str, text: &str| {
-            let options = [format!("--offload-arch={architecture}")];
+            let options = OPTIONS.map(String::from).into_iter();
+            let options: Vec<_> = options.chain([format!("--offload-arch={architecture}")]).collect();
             super::compile(&command, &Request { library, options: &options, text })
         };
         for architecture in ["gfx906", "gfx90a", "gfx1030"] {

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 
 /// What every text is compiled with, beside the architecture. What is to be fused is written so, and nothing trades
 /// exactness for speed.
-const OPTIONS: [&str; 3] = ["-std=c++17", "-O3", "-ffp-contract=off"];
+pub(crate) const OPTIONS: [&str; 3] = ["-std=c++17", "-O3", "-ffp-contract=off"];
 
 /// A device's code objects.
 pub(crate) struct Programs {

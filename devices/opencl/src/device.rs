@@ -13,7 +13,7 @@ use crate::probe::Found;
 use crate::program::Entry;
 use crate::queue::Queue;
 use crate::recording::recorded;
-use crate::script::{HostSpan, Launch, Parts, Registered, Script, Span, Step};
+use crate::script::{HostSpan, Launch, Registered, Script, Span, Step};
 use crate::transfer::TransferMode;
 use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
 use ragtag_hal::{
@@ -94,16 +94,15 @@ impl OpenClDevice {
     }
 
     fn steps(&self, commands: Vec<Command>) -> Result<Vec<Step>> {
-        let mut parts = Parts::default();
-        let steps = commands.into_iter().map(|command| self.step(command, &mut parts));
+        let steps = commands.into_iter().map(|command| self.step(command));
         steps.filter_map(Result::transpose).collect()
     }
 
     /// `None` for a command that does nothing.
-    fn step(&self, command: Command, parts: &mut Parts) -> Result<Option<Step>> {
+    fn step(&self, command: Command) -> Result<Option<Step>> {
         Ok(Some(match command {
             Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
-            Command::Dispatch(dispatch) => Step::Launch(self.launch(&dispatch, parts)?),
+            Command::Dispatch(dispatch) => Step::Launch(self.launch(&dispatch)?),
             Command::Copy { from, to } => Step::Copy { from: self.span(&from)?, to: self.span(&to)? },
             Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
             Command::Upload { region, offset, to } => {
@@ -117,13 +116,13 @@ impl OpenClDevice {
         }))
     }
 
-    fn launch(&self, dispatch: &Dispatch, parts: &mut Parts) -> Result<Launch> {
+    fn launch(&self, dispatch: &Dispatch) -> Result<Launch> {
         let entries = self.modules.get(&dispatch.module).ok_or_else(|| unknown(dispatch.module))?;
         let entry = entries.get(dispatch.entry as usize);
         let entry = entry.ok_or_else(|| unknown(format!("entry {}", dispatch.entry)))?;
         let spans =
             dispatch.bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
-        let launch = Launch::new(entry, spans, &dispatch.constants, dispatch.grid, parts);
+        let launch = Launch::new(entry, spans, &dispatch.constants, dispatch.grid);
         launch.map_err(|error| match error {
             Error::Api { call, code } => Error::Api { call: format!("{}: {call}", entry.abi.name), code },
             other => other,
@@ -160,9 +159,8 @@ impl OpenClDevice {
 
     /// Forgets programs, after the driver has.
     ///
-    /// An event says that a command has ended, not that the driver is done with what it used: NVIDIA's sometimes crashes
-    /// in `clReleaseMemObject` a moment after the last event. Nothing of these programs is outstanding, so that this
-    /// waits no longer than for what else is in the queue.
+    /// An event says that a command has ended, not that the driver is done with what it used. Nothing of these programs is
+    /// outstanding, so that this waits no longer than for what else is in the queue.
     fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Arc<Script>) -> bool) {
         let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
         if programs.peek().is_some()

@@ -8,7 +8,9 @@ use crate::error::allocation_failure;
 use crate::probe::{Found, heap};
 use crate::transfer::TransferMode;
 use ragtag_hal::{Error, Limits, Memory, Pool, PoolStats, Result, Timing};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, PoisonError};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// The host's memory.
@@ -32,6 +34,8 @@ impl HostMemory {
 /// A buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// What kernels are bound to further on than its start, by offset and bytes: made once, dropped before `memory`.
+    parts: Mutex<HashMap<(usize, usize), Arc<Mem>>>,
     memory: Mem,
     bytes: usize,
     /// Dropped after `memory`, which lies in it.
@@ -41,6 +45,22 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(crate) fn memory(&self) -> &Mem {
         &self.memory
+    }
+
+    /// The memory object that starts at an offset. A kernel's pointer starts where its memory object does, so that a binding
+    /// further on needs an object of its own.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Option<Arc<Mem>>> {
+        if offset == 0 {
+            return Ok(None);
+        }
+        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Some(match parts.entry((offset, bytes)) {
+            Entry::Occupied(part) => Arc::clone(part.get()),
+            Entry::Vacant(place) => Arc::clone(place.insert(Arc::new(self.memory.part(offset, bytes)?))),
+        }))
     }
 
     /// Size in bytes.
@@ -120,7 +140,11 @@ impl DeviceMemory {
     pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
         let bytes = buffer.bytes() as u64;
         match Arc::try_unwrap(buffer) {
-            Ok(buffer) => self.pool.put(buffer, bytes, Timing::now_ns()),
+            Ok(mut buffer) => {
+                // Whoever has it next binds other parts.
+                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                self.pool.put(buffer, bytes, Timing::now_ns());
+            }
             Err(_) => self.pool.forget(bytes),
         }
     }
@@ -142,7 +166,7 @@ impl Driver {
         if block.is_none() {
             self.commit(&memory)?;
         }
-        Ok(Buffer { memory, bytes: size, block })
+        Ok(Buffer { parts: Mutex::default(), memory, bytes: size, block })
     }
 
     fn memory(&self, bytes: usize) -> Result<(Mem, Option<SharedBlock>)> {

@@ -3,7 +3,7 @@
 //! A script is made once, when a program is recorded or commands are submitted; kernels have all their arguments then. It
 //! is only read afterwards, and keeps what it names alive. This module must not know waits or points.
 
-use crate::api::{self, Event, Kernel, Mem, Part, Range3};
+use crate::api::{self, Event, Kernel, Part, Range3};
 use crate::context::Pin;
 use crate::memory::Buffer;
 use crate::program::Entry;
@@ -11,7 +11,6 @@ use crate::recording::Recording;
 use opencl3::types::cl_event;
 use ragtag_hal::lanes::{self, Claim, Claims, Ends};
 use ragtag_hal::{HostRegion, Reservation, Result};
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -79,24 +78,13 @@ impl HostSpan {
     }
 }
 
-/// The parts of buffers that kernels of one script are bound to, each made once.
-#[derive(Default)]
-pub(crate) struct Parts(HashMap<(usize, usize, usize), Arc<Mem>>);
-
-/// Memory bound to a kernel, kept as long as the kernel.
-#[derive(Debug)]
-struct Bound {
-    /// `None` for a binding that starts where the buffer does. Dropped before the buffer that it is part of.
-    _part: Option<Arc<Mem>>,
-    span: Span,
-}
-
 /// A launch of a kernel.
 #[derive(Debug)]
 pub(crate) struct Launch {
     kernel: Kernel,
     size: Range3,
-    bound: Vec<Bound>,
+    /// What it is bound to, kept as long as the kernel.
+    bound: Vec<Span>,
 }
 
 impl Launch {
@@ -104,26 +92,18 @@ impl Launch {
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn new(
-        entry: &Entry,
-        spans: Vec<Span>,
-        constants: &[u32],
-        grid: [u32; 3],
-        parts: &mut Parts,
-    ) -> Result<Self> {
+    pub(crate) fn new(entry: &Entry, spans: Vec<Span>, constants: &[u32], grid: [u32; 3]) -> Result<Self> {
         let mut kernel = entry.kernel()?;
-        let mut bound = Vec::with_capacity(spans.len());
-        for (at, span) in spans.into_iter().enumerate() {
-            let part = parts.of(&span)?;
+        for (at, span) in spans.iter().enumerate() {
+            let part = span.buffer.part(span.offset, span.bytes)?;
             kernel.set_memory(at, part.as_deref().unwrap_or_else(|| span.buffer.memory()))?;
-            bound.push(Bound { _part: part, span });
         }
-        for (at, word) in (bound.len()..).zip(constants) {
+        for (at, word) in (spans.len()..).zip(constants) {
             kernel.set_word(at, *word)?;
         }
         let local = entry.work_group;
         let global = [0, 1, 2].map(|axis| grid[axis] as usize * local[axis]);
-        Ok(Self { kernel, size: Range3 { global, local }, bound })
+        Ok(Self { kernel, size: Range3 { global, local }, bound: spans })
     }
 
     pub(crate) fn kernel(&self) -> &Kernel {
@@ -132,22 +112,6 @@ impl Launch {
 
     pub(crate) fn size(&self) -> &Range3 {
         &self.size
-    }
-}
-
-impl Parts {
-    /// A kernel's pointer starts where its memory object does, so that a span further on needs an object of its own.
-    fn of(&mut self, span: &Span) -> Result<Option<Arc<Mem>>> {
-        if span.offset == 0 {
-            return Ok(None);
-        }
-        let key = (Arc::as_ptr(&span.buffer) as usize, span.offset, span.bytes);
-        if let Some(part) = self.0.get(&key) {
-            return Ok(Some(Arc::clone(part)));
-        }
-        let part = Arc::new(span.buffer.memory().part(span.offset, span.bytes)?);
-        self.0.insert(key, Arc::clone(&part));
-        Ok(Some(part))
     }
 }
 
@@ -231,7 +195,7 @@ impl Step {
     fn uses_buffer(&self, buffer: &Arc<Buffer>) -> bool {
         let is = |span: &Span| Arc::ptr_eq(&span.buffer, buffer);
         match self {
-            Step::Launch(launch) => launch.bound.iter().any(|bound| is(&bound.span)),
+            Step::Launch(launch) => launch.bound.iter().any(is),
             Step::Copy { from, to } => is(from) || is(to),
             Step::Fill { to, .. } | Step::Upload { to, .. } => is(to),
             Step::Download { from, .. } => is(from),

@@ -104,5 +104,6 @@ KERNEL(ITEMS) attention_merge_f16(
     AWAIT_LAST();
     float value = merged(partials, rows, row, heads, head_dim, splits);
     if (row >= used || column >= half_pitch(width)) return;
-    *(ushort *)(out + (size_t)row * half_row_bytes(width) + column * 2) = column < width ? float_to_half(in_half_range(value)) : 0;
+    ushort *to = (ushort *)(out + (size_t)row * half_row_bytes(width));
+    to[column] = column < width ? float_to_half(in_half_range(value)) : 0; // padding
 }

@@ -25,8 +25,9 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use ragtag_hal::{Access, EntryAbi};
 
-/// Most rows of launches for which attention is split: more rows fill a device by themselves.
-pub const MAX_ROWS: u32 = 8;
+/// Most rows of launches for which attention is split: more rows fill a device by themselves, and rows of one sequence should
+/// share what they read.
+pub const MAX_ROWS: u32 = 32;
 
 /// Most runs.
 pub const MAX_SPLITS: u32 = 64;

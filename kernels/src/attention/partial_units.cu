@@ -162,7 +162,8 @@ FN float sum_of_head(float value) {
 }
 
 // Brings the warps together: values of four heads, each over its sum, and for each head maximum and sum.
-template <uint D> FN void merge_warps(const Work *work, uint head, Space *space, float largest, float sum, const float acc[D / 16][4]) {
+template <uint D>
+FN void merge_warps(const Work *work, uint head, Space *space, float largest, float sum, const float acc[D / 16][4]) {
     const uint lane = ITEM % 32, warp = ITEM / 32, g = lane / 4, t = lane % 4;
     sum = sum_of_head(sum);
     if (g == 0) space->extremes[warp * 4 + t] = make_float2(largest, sum);

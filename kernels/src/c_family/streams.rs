@@ -4,6 +4,7 @@
 //! between two products run: a launch may begin before the last has ended, and its first weights wait for nobody.
 
 use super::decode::{Compose, Function, MAX_ROWS};
+use super::weights::WIDEN_ROWS;
 use super::weights::{BLOCKS, QUANTISED, plain_reader, quantised_reader};
 use super::{Items, program};
 use crate::blocks::TensorType;
@@ -135,7 +136,8 @@ fn function(
         requires: ring.requires,
         abi: matmul::abi(tensor_type, layout_in(tensor_type, KernelLanguage::CudaC), activations),
         grid: if most == FEW_GROUPS { grid::<FEW_GROUPS> } else { grid::<{ 2 * FEW_GROUPS }> },
-        max_rows: if rows == Rows::One { 1 } else { MAX_ROWS },
+        // More rows than fit are taken in turns, up to where wide products begin.
+        max_rows: if rows == Rows::One { 1 } else { WIDEN_ROWS - 1 },
         source,
         function: match (rows, is_plain(tensor_type)) {
             (Rows::One, false) => "matmul_gemv_blocks",

@@ -25,7 +25,7 @@ const WIDEN_ITEMS: Items = Items(256);
 const SHARING: u32 = 32;
 
 /// Rows of x from which on f16 weights, written once and read by matrix units, are less work than unpacking in the product.
-const WIDEN_ROWS: u32 = 32;
+pub(super) const WIDEN_ROWS: u32 = 32;
 
 type Compose = fn(KernelLanguage) -> Arc<str>;
 

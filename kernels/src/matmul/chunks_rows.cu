@@ -1,5 +1,5 @@
-// The way of weights that stand row by row through a warp's ring. A work group takes some sets of SET rows of weights, a warp of it
-// every WARPS-th chunk of CHUNK columns.
+// The way of weights that stand row by row through a warp's ring. A work group takes some sets of SET rows of weights, a warp
+// of it every WARPS-th chunk of CHUNK columns.
 
 // Values in 16 bytes of weights, and columns that a warp's lanes take at once.
 #define VECTOR (16 / VALUE_BYTES)

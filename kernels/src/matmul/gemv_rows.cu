@@ -1,5 +1,6 @@
 // One row of x times weights that stand row by row: the values of x in a lane's columns stay in registers while all of the work
-// group's rows pass. The first weights are asked for before the launch before has ended: no launch writes weights, nor parameters.
+// group's rows pass. The first weights are asked for before the launch before has ended: no launch writes weights, nor
+// parameters.
 
 KERNEL(ITEMS) matmul_gemv_rows(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT weights, const GLOBAL float *RESTRICT x,

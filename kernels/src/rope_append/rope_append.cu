@@ -26,7 +26,8 @@ KERNEL(ITEMS) rope_append(
     }
     Lists at = lists(params, rows, logit_rows);
     uint sequence = at.row_sequences[row], position = at.positions[row];
-    bool is_query = head < heads, is_value = head >= heads + kv_heads, exists = sequence < sequences && position / 16 < table_blocks;
+    bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    bool exists = sequence < sequences && position / 16 < table_blocks;
     uint block = exists ? at.tables[(size_t)sequence * table_blocks + position / 16] : cache_blocks;
     exists = block < cache_blocks;
     size_t base = exists ? ((size_t)block * kv_heads + (head - heads) % kv_heads) * head_dim * 16 : 0;

@@ -1,8 +1,8 @@
-// SiLU(gate) · up of few rows: an item takes four columns. The rows of f32 are taken for 16 aligned if their width is whole fours.
+// SiLU(gate) · up of few rows: an item takes four columns.
 
 FN float silu_mul(float gate, float up) { return gate / (1.0f + exp(-gate)) * up; }
 
-// Columns `column` … of the group's row; nothing beyond it. No launch writes parameters, so others may have been read before.
+// Columns `column` … of the group's row, and zeros beyond it. Rows whose width is whole fours are 16 aligned.
 FN void four_products(const float *gate_up, uint column, uint width, float values[4]) {
     const float *gate = gate_up + (size_t)GROUP(0) * 2 * width + column, *up = gate + width;
     #pragma unroll
@@ -26,7 +26,7 @@ KERNEL(ITEMS) silu_mul_f32(
     uint rows, uint word, uint width
 ) {
     LAUNCH_NEXT();
-    uint used = count(params, word, rows), column = PART + 4 * ITEM;
+    uint used = count(params, word, rows), column = PART + 4 * ITEM; // no launch writes parameters
     float values[4];
     AWAIT_LAST();
     four_products(gate_up, column, width, values);
@@ -38,7 +38,7 @@ KERNEL(ITEMS) silu_mul_int8(
     uint rows, uint word, uint width
 ) {
     LAUNCH_NEXT();
-    uint used = count(params, word, rows), column = PART + 4 * ITEM;
+    uint used = count(params, word, rows), column = PART + 4 * ITEM; // no launch writes parameters
     float values[4];
     AWAIT_LAST();
     four_products(gate_up, column, width, values);
@@ -50,7 +50,7 @@ KERNEL(ITEMS) silu_mul_f16(
     uint rows, uint word, uint width
 ) {
     LAUNCH_NEXT();
-    uint used = count(params, word, rows), column = PART + 4 * ITEM;
+    uint used = count(params, word, rows), column = PART + 4 * ITEM; // no launch writes parameters
     float values[4];
     AWAIT_LAST();
     four_products(gate_up, column, width, values);

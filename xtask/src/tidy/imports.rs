@@ -71,7 +71,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Programs are compiled for, and run on, that device as well.
     ("ragtag-graph", &["ragtag-cpu"]),
     // Benchmarks make their models in memory.
-    ("ragtag", &["ragtag-synth"]),
+    ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
 
 /// Every edge that is not in the lists, every crate that the lists do not know.

@@ -196,6 +196,7 @@ macro_rules! check {
 pub(crate) use check;
 
 #[cfg(test)]
+#[allow(clippy::print_stdout)] // a skip is visible
 mod tests {
     use super::*;
 
@@ -221,5 +222,23 @@ mod tests {
             let other = Functions::load_one_of(&["libc.so.6"]).err();
             assert_eq!(other, Some(Missing::Function("cuDriverGetVersion")));
         }
+    }
+
+    /// The library of a driver for CUDA 11.4, as far as it is asked.
+    #[test]
+    fn a_driver_that_is_too_old_is_named() {
+        if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
+            println!("skipped: no C compiler");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (source, library) = (folder.path().join("old.c"), folder.path().join("libold.so"));
+        std::fs::write(&source, "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }")
+            .unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        let built = compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().unwrap();
+        assert!(built.success());
+        let old = Functions::load_one_of(&[library.to_str().unwrap()]).err();
+        assert_eq!(old, Some(Missing::Version(11_040)));
     }
 }

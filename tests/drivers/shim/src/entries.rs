@@ -141,8 +141,10 @@ macro_rules! entries {
             pub unsafe fn $name<E: Engine>($($argument: $type),*) -> i32 {
                 #[allow(unused_unsafe)] // some of them do nothing unsafe
                 // SAFETY: whoever calls does what HIP says about this function.
-                let result: Result<()> = unsafe { (|| $body)() };
-                result.err().unwrap_or(0)
+                unsafe {
+                    let body = || -> Result<()> { $body };
+                    body().err().unwrap_or(0)
+                }
             }
         )*
     };

@@ -149,6 +149,7 @@ pub trait Engine: Sized + Send + Sync + 'static {
 
 /// Exports the functions of a list over the type `Engine` of the crate that says this.
 #[macro_export]
+#[allow(clippy::crate_in_macro_def)] // the type is the stand-in's
 macro_rules! export {
     ($($group:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
         $($(

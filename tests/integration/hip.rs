@@ -1,0 +1,130 @@
+//! Models through HIP, on a stand-in for AMD's driver that executes on OpenCL devices: golden logits, a pipeline with the
+//! CPU, and the command, which compiles in a process of its own.
+//!
+//! Without an OpenCL device the tests are skipped visibly; `RAGTAG_TEST_OPENCL_ADAPTERS` says that there must be some.
+
+use crate::support::{
+    self, MODELS, Setup, block_on, golden, greedy, listen, model_path, ragtag, relative_error, within,
+};
+use ragtag::{DeviceOptions, Devices, Model, Prompt};
+use ragtag_kernels::{Activations, NumericsClass};
+use test_drivers::{hip_on_opencl, library_path, with_hip_on_opencl};
+
+const BITNET: &str = "tales-bitnet-tq2_0";
+/// One device is enough here: the conformance suite asks more of it.
+const ONE: &[(&str, &str)] = &[("HIP_VISIBLE_DEVICES", "0")];
+
+/// Whether the stand-in has a device, with a line if not.
+fn present() -> bool {
+    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
+    let found = devices.report().adapter("hip:0").is_some();
+    if !found {
+        let status = devices.report().backends.iter().find(|row| row.name == "hip").map(|row| &row.status);
+        assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{status:?}");
+        eprintln!("SKIPPED: HIP on OpenCL: {status:?}");
+    }
+    found
+}
+
+#[test]
+fn logits_are_golden_in_both_classes() {
+    with_hip_on_opencl("hip::logits_are_golden_in_both_classes", ONE, || {
+        if !present() {
+            return;
+        }
+        let classes = [(Activations::F32, NumericsClass::Exact), (Activations::Int8, NumericsClass::Fast)];
+        within(1800, move || {
+            for (activations, class) in classes {
+                for name in MODELS {
+                    let Some(path) = model_path(name) else { continue };
+                    let (model, golden) = (Model::open(path).unwrap(), golden(name));
+                    let setup = Setup { devices: "hip:0", activations, ..Setup::default() };
+                    let engine = support::engine(&model, &setup);
+                    let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+                    let error = relative_error(&logits, &golden.logits);
+                    println!("hip:0, {name} {activations:?}: relative error {error:.2e}");
+                    assert!(error <= class.tolerance(), "{name}: {error}");
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn a_pipeline_with_the_cpu_tells_what_one_device_tells() {
+    with_hip_on_opencl("hip::a_pipeline_with_the_cpu_tells_what_one_device_tells", ONE, || {
+        if !present() {
+            return;
+        }
+        within(600, || {
+            let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+            let ids = golden(BITNET).cases[0].prompt_ids.clone();
+            let tokens = |devices: &str, split: Option<&str>| {
+                let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
+                let engine = support::engine(&model, &setup);
+                let stream = engine.session().generate(Prompt::Tokens(&ids), &greedy(24)).unwrap();
+                block_on(listen(stream)).unwrap().ids
+            };
+            let alone = tokens("hip:0", None);
+            for split in ["0-6=hip:0,7-13=cpu:0", "0-6=cpu:0,7-13=hip:0"] {
+                let devices = if split.starts_with("0-6=hip") { "hip:0,cpu:0" } else { "cpu:0,hip:0" };
+                assert_eq!(tokens(devices, Some(split)), alone, "{split}");
+            }
+        });
+    });
+}
+
+/// A command that finds the stand-in and the OpenCL devices of this machine.
+fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
+    let mut command = ragtag();
+    match std::env::var_os("OCL_ICD_VENDORS") {
+        Some(vendors) => command.env("OCL_ICD_VENDORS", vendors),
+        None => command.env_remove("OCL_ICD_VENDORS"),
+    };
+    command.env("LD_LIBRARY_PATH", library_path(hip_on_opencl()));
+    command.env("HIP_VISIBLE_DEVICES", "0").env("RAGTAG_CACHE_DIR", cache);
+    command
+}
+
+#[test]
+fn the_command_compiles_in_a_process_of_its_own() {
+    if !cfg!(target_os = "linux") {
+        return eprintln!("SKIPPED: the loader is told where to look on Linux alone");
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    if !listed.contains("HIP 6.0.0") {
+        assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{listed}");
+        return eprintln!("SKIPPED: HIP on OpenCL has no device");
+    }
+    let run = ["run", "-p", "Once upon a time", "-n", "8", "--device", "hip:0"];
+    with_stand_in(cache.path()).args(run).assert().success();
+    let kept = std::fs::read_dir(cache.path().join("hip")).map(Iterator::count).unwrap_or(0);
+    assert!(kept > 5, "{kept} programs are kept");
+    // A compiler that ends its process does not end this one; the error has the signal.
+    let empty = tempfile::tempdir().unwrap();
+    let aborted = with_stand_in(empty.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().failure();
+    let said = String::from_utf8_lossy(&aborted.get_output().stderr).into_owned();
+    assert!(said.contains("SIGABRT"), "{said}");
+    // What is kept needs no compiler.
+    with_stand_in(cache.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().success();
+}
+
+/// Why HIP is not there, on a machine without AMD's hardware: the command says it and goes on.
+#[test]
+fn the_command_names_the_cause_and_goes_on() {
+    let output = ragtag().args(["devices", "--json"]).output().unwrap();
+    assert!(output.status.success());
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row =
+        report["report"]["backends"].as_array().unwrap().iter().find(|row| row["name"] == "hip").unwrap();
+    if row["status"] == "found" {
+        return eprintln!("SKIPPED: this machine has AMD devices: {row}");
+    }
+    let cause = row["cause"].as_str().unwrap();
+    println!("{cause}");
+    let causes = ["is not installed", "does not load", "finds no AMD device"];
+    assert!(causes.iter().any(|one| cause.contains(one)), "{cause}");
+    assert!(report["detected"].to_string().contains("cpu:0"), "{report}");
+}
