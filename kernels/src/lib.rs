@@ -26,6 +26,7 @@ pub mod silu_mul;
 pub mod softmax;
 mod table;
 pub mod top_k;
+mod wgsl;
 pub mod widen;
 
 pub use blocks::TensorType;

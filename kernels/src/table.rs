@@ -6,6 +6,7 @@ use crate::c_family;
 use crate::host;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::{Layout, layout_for};
+use crate::wgsl;
 use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
@@ -133,7 +134,7 @@ pub const NEVER: u32 = u32::MAX;
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
-        LazyLock::new(|| [host::variants(), c_family::variants()].concat());
+        LazyLock::new(|| [host::variants(), c_family::variants(), wgsl::variants()].concat());
     &VARIANTS
 }
 
@@ -231,6 +232,7 @@ mod tests {
             max_allocation_bytes: 1 << 40,
             max_binding_bytes: 1 << 40,
             binding_alignment_bytes: 64,
+            copy_alignment_bytes: 1,
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,

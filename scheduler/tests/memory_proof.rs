@@ -28,6 +28,7 @@ fn caps() -> Caps {
         max_allocation_bytes: 1 << 40,
         max_binding_bytes: 1 << 40,
         binding_alignment_bytes: 64,
+        copy_alignment_bytes: 1,
         parallel_units: 1,
         max_work_group_items: 1,
         local_memory_bytes: 0,

@@ -127,6 +127,7 @@ mod tests {
                 max_allocation_bytes: u64::MAX,
                 max_binding_bytes: u64::MAX,
                 binding_alignment_bytes: 64,
+                copy_alignment_bytes: 1,
                 parallel_units: 1,
                 max_work_group_items: 1,
                 local_memory_bytes: 0,

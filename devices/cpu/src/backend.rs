@@ -91,6 +91,7 @@ impl CpuBackend {
                 max_allocation_bytes: isize::MAX as u64,
                 max_binding_bytes: isize::MAX as u64,
                 binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+                copy_alignment_bytes: 1,
                 parallel_units: self.threads(index),
                 max_work_group_items: 1,
                 local_memory_bytes: 0,

@@ -169,6 +169,7 @@ impl Limits {
             max_allocation_bytes: self.total_bytes,
             max_binding_bytes: self.total_bytes,
             binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+            copy_alignment_bytes: 1,
             parallel_units: self.units,
             max_work_group_items: self.work_group_items,
             local_memory_bytes: self.local_memory_bytes,

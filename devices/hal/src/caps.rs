@@ -35,6 +35,8 @@ pub enum Feature {
     Wmma,
     /// AMD matrix instructions of CDNA.
     Mfma,
+    /// Matrices of 16 × 16 f16 values that the work items of a sub-group hold together and multiply, with f32 sums.
+    CooperativeMatrix,
 }
 
 /// A set of features.
@@ -56,6 +58,8 @@ pub enum KernelLanguage {
     HipC,
     /// SPIR-V for OpenCL's kernel execution model.
     SpirV,
+    /// WebGPU's shading language, with constants in the address space `immediate`.
+    Wgsl,
 }
 
 /// How the three queues lie on the hardware.
@@ -88,6 +92,9 @@ pub struct Caps {
     pub max_binding_bytes: u64,
     /// Alignment that a binding's offset needs, in bytes.
     pub binding_alignment_bytes: u64,
+    /// What offsets in buffers and lengths of uploads, downloads and copies must be multiples of, in bytes; a length that
+    /// reaches the end of its buffer need not be one.
+    pub copy_alignment_bytes: u64,
     /// Threads or compute units that share the work of one dispatch.
     pub parallel_units: u32,
     /// Most work items in a group; 1 where groups are not divided.

@@ -135,7 +135,7 @@ pub enum ModuleSource {
     Host(Vec<HostFn>),
     /// Text in a language that the driver or its compiler takes, one for each entry.
     Text {
-        /// The language: OpenCL C, CUDA C++, PTX or HIP C++.
+        /// The language: OpenCL C, CUDA C++, PTX, HIP C++ or WGSL.
         language: KernelLanguage,
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
@@ -151,6 +151,11 @@ pub enum ModuleSource {
 
 /// A kernel function of a device's compiler. Its parameters are the entry's bindings as global pointers, then its
 /// constants as 32-bit words.
+///
+/// A function in WGSL has the bindings as `@group(0) @binding(i)` in the address space `storage`, in the entry's order, and
+/// finds in the address space `immediate` three words that are the first work group's place, then the constants: a grid that
+/// is larger than what a device launches at once is launched in parts, and a group's place in the grid is the sum of that
+/// place and its `workgroup_id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFunction {
     /// Its name.

@@ -124,6 +124,7 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
         max_allocation_bytes: total_bytes,
         max_binding_bytes: total_bytes,
         binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
+        copy_alignment_bytes: 1,
         parallel_units: number(attribute::MULTIPROCESSOR_COUNT)?.max(1),
         max_work_group_items: number(attribute::MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: u64::from(number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?),

@@ -313,6 +313,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         max_binding_bytes: max_allocation_bytes,
         // The standard counts this one in bits.
         binding_alignment_bytes: u64::from(device.mem_base_addr_align()? / 8).max(1),
+        copy_alignment_bytes: 1,
         parallel_units: device.max_compute_units()?.max(1),
         max_work_group_items: u32::try_from(device.max_work_group_size()?).unwrap_or(u32::MAX),
         local_memory_bytes: device.local_mem_size()?,

@@ -31,6 +31,7 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
             max_allocation_bytes: total_bytes,
             max_binding_bytes: total_bytes,
             binding_alignment_bytes: 16,
+            copy_alignment_bytes: 1,
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,

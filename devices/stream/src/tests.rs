@@ -41,6 +41,7 @@ fn adapter() -> Adapter {
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
             binding_alignment_bytes: 16,
+            copy_alignment_bytes: 1,
             parallel_units: 1,
             max_work_group_items: 1024,
             local_memory_bytes: 48 << 10,

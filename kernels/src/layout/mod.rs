@@ -71,7 +71,7 @@ pub fn layout_for(tensor_type: TensorType, caps: &Caps) -> Layout {
 /// The layout that kernels in a language read: rows where the hardware behind it may have matrix units.
 pub(crate) fn layout_in(tensor_type: TensorType, language: KernelLanguage) -> Layout {
     match language {
-        KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC
+        KernelLanguage::CudaC | KernelLanguage::Ptx | KernelLanguage::HipC | KernelLanguage::Wgsl
             if tensor_type.block_values() == 1 =>
         {
             Layout::RowMajor

@@ -112,6 +112,7 @@ impl FakeDevice {
                 max_allocation_bytes: options.memory_bytes,
                 max_binding_bytes: options.memory_bytes,
                 binding_alignment_bytes: 4,
+                copy_alignment_bytes: 1,
                 parallel_units: 1,
                 max_work_group_items: 1,
                 local_memory_bytes: 0,

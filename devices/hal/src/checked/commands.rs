@@ -161,6 +161,7 @@ impl Resources {
             Command::Upload { region, offset, to: range }
             | Command::Download { from: range, region, offset } => {
                 self.check_range(range)?;
+                self.check_alignment(range)?;
                 self.check_region(*region, *offset, range.bytes)
             }
         }
@@ -180,6 +181,20 @@ impl Resources {
         }
     }
 
+    /// What is copied starts at a multiple of the device's alignment, and ends at one or where its buffer ends.
+    fn check_alignment(&self, range: &BufferRange) -> Rule {
+        let alignment = self.caps.copy_alignment_bytes.max(1);
+        let end = range.offset.saturating_add(range.bytes);
+        let ends_well = end.is_multiple_of(alignment) || end == self.buffer(range.buffer)?.bytes;
+        if !range.offset.is_multiple_of(alignment) || !ends_well {
+            return Err(format!(
+                "a copy of {} bytes at {} of {}; both must be multiples of {alignment}",
+                range.bytes, range.offset, range.buffer
+            ));
+        }
+        Ok(())
+    }
+
     fn check_region(&self, region: RegionId, offset: u64, bytes: u64) -> Rule {
         let held = self.region(region)?.bytes;
         match offset.checked_add(bytes) {
@@ -194,6 +209,8 @@ impl Resources {
         if from.bytes != to.bytes {
             return Err(format!("a copy of {} bytes into {} bytes", from.bytes, to.bytes));
         }
+        self.check_alignment(from)?;
+        self.check_alignment(to)?;
         if overlap(from, to) {
             return Err(format!("a copy within {} whose ranges overlap", from.buffer));
         }

@@ -132,6 +132,7 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
             max_allocation_bytes: 4096,
             max_binding_bytes: 256,
             binding_alignment_bytes: 64,
+            copy_alignment_bytes: 1,
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
@@ -398,6 +399,34 @@ fn copies_match_in_length_and_do_not_overlap() {
     b.refused(result, &["overlap"]);
     let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(0, 8, 8)));
     b.passes(result, "submit");
+}
+
+#[test]
+fn copies_keep_to_the_alignment_of_the_device() {
+    let mut adapter = adapter([KernelLanguage::Host]);
+    adapter.caps.copy_alignment_bytes = 4;
+    let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: DEVICE, queue }));
+    let mut device = Checked::new(Box::new(Fake { adapter, timelines, log: Log::default() }));
+    device.create_buffer(BufferId(0), 30).unwrap();
+    device.create_buffer(BufferId(1), 64).unwrap();
+    device.register_region(RegionId(0), Arc::new(HostRegion::new(REGION_BYTES).unwrap())).unwrap();
+    let mut run = |at, command| {
+        let signal = device.timeline(QueueKind::Compute).id().at(at);
+        let work = Work::Commands(vec![command]);
+        device.submit(Submission { queue: QueueKind::Compute, work, waits: vec![], signal })
+    };
+    run(1, upload(3, range(0, 4, 8))).unwrap();
+    run(2, upload(3, range(0, 4, 26))).expect("to the end of the buffer");
+    run(3, copy(range(0, 28, 2), range(1, 62, 2))).expect_err("from 62 on");
+    for refused in [
+        upload(0, range(0, 2, 4)),
+        upload(0, range(0, 4, 6)),
+        download(range(1, 1, 4), 0),
+        copy(range(0, 0, 4), range(1, 6, 4)),
+        copy(range(0, 6, 4), range(1, 0, 4)),
+    ] {
+        assert!(matches!(run(3, refused.clone()), Err(Error::Invalid { .. })), "{refused:?}");
+    }
 }
 
 #[test]

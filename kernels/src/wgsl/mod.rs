@@ -1,0 +1,66 @@
+//! The kernels in WGSL, for Vulkan and wgpu: which source texts make a program, and the rows of the table of variants.
+//!
+//! A text is one kernel: what kernels share, then the kernel's own file, whose `Constants` begin with the place of the first
+//! work group. What a text needs beside the language (f16, sub-groups, matrices) its row requires. Pure data: nothing here
+//! knows how a text is translated or launched.
+
+mod rows;
+
+use crate::kernel::Kernel;
+use crate::layout::Layout;
+use crate::table::{Code, Text, Variant};
+use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
+use std::sync::Arc;
+
+/// All variants, better ones first.
+pub(crate) fn variants() -> Vec<Variant> {
+    rows::variants()
+}
+
+/// A program's text: the number of work items, what kernels share, then `parts`.
+fn program(items: u32, parts: &[&str]) -> Arc<str> {
+    let items = format!("const ITEMS: u32 = {items}u;\n");
+    let before = [items.as_str(), include_str!("common.wgsl")];
+    before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+}
+
+/// One kernel in one text. The entry's name is the function's.
+#[derive(Clone, Copy)]
+struct Function {
+    kernel: Kernel,
+    name: &'static str,
+    requires: &'static [Feature],
+    abi: &'static EntryAbi,
+    grid: fn(constants: &[u32]) -> [u32; 3],
+    layout: Option<Layout>,
+    min_rows: u32,
+    max_rows: u32,
+    compose: fn(KernelLanguage) -> Arc<str>,
+    function: &'static str,
+    items: u32,
+    local_bytes: u64,
+}
+
+impl Function {
+    fn variant(self) -> Variant {
+        Variant {
+            kernel: self.kernel,
+            name: self.name,
+            class: self.kernel.class(),
+            requires: self.requires,
+            abi: self.abi,
+            grid: self.grid,
+            layout: self.layout,
+            min_rows: self.min_rows,
+            max_rows: self.max_rows,
+            code: Code::Text(Text {
+                language: KernelLanguage::Wgsl,
+                compose: self.compose,
+                function: self.function,
+                work_group: [self.items, 1, 1],
+                local_bytes: self.local_bytes,
+                dynamic_local_bytes: 0,
+            }),
+        }
+    }
+}
