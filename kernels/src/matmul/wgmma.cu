@@ -168,6 +168,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, GROUPS_AT_ONCE)
                 for (uint i = 0; i < 4; i++) tile_product(d, a[i], right + i * 2);
                 end_products();
                 await_products<0>();
+                __syncwarp(); // all lanes have read
                 if (thread % 32 == 0) arrive(empty + stage * 8);
 #else
                 ulong left = matrix_at(at + warpgroup * 64 * TILE_ROW, 16, 8 * TILE_ROW), right = matrix_at(at + X_BYTES, 16, 8 * TILE_ROW);
