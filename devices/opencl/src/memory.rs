@@ -32,6 +32,7 @@ impl HostMemory {
 /// A buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer {
+    /// Dropped before `memory`.
     parts: Mutex<Parts>,
     memory: Mem,
     bytes: usize,
@@ -68,9 +69,8 @@ impl Buffer {
     }
 }
 
-/// What kernels are bound to further on than a buffer's start, in the order in which it was made: one object for each offset.
-///
-/// Released in the opposite order, before the buffer's own memory: NVIDIA's driver crashes on other orders.
+/// What kernels are bound to further on than a buffer's start: one object for each offset. NVIDIA's driver crashes when
+/// objects that begin at the same place are released.
 #[derive(Debug, Default)]
 struct Parts(Vec<(usize, Arc<Mem>)>);
 
@@ -82,16 +82,6 @@ impl Parts {
         let part = Arc::new(make()?);
         self.0.push((offset, Arc::clone(&part)));
         Ok(part)
-    }
-
-    fn clear(&mut self) {
-        while self.0.pop().is_some() {}
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        self.clear();
     }
 }
 
@@ -163,7 +153,7 @@ impl DeviceMemory {
         match Arc::try_unwrap(buffer) {
             Ok(mut buffer) => {
                 // Whoever has it next binds other parts.
-                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).0.clear();
                 self.pool.put(buffer, bytes, Timing::now_ns());
             }
             Err(_) => self.pool.forget(bytes),
