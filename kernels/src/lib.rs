@@ -11,6 +11,7 @@ pub mod attention;
 pub mod blocks;
 mod c_family;
 pub mod cases;
+mod composer;
 pub mod embed;
 pub mod gather;
 pub mod half_rows;

@@ -5,6 +5,7 @@
 //! knows how a text is translated or launched.
 
 mod rows;
+mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
@@ -14,14 +15,33 @@ use std::sync::Arc;
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    rows::variants()
+    let mut out = rows::variants();
+    out.extend(weights::variants());
+    out
 }
 
-/// A program's text: the number of work items, what kernels share, then `parts`.
+/// The text of a program that has parameters: the number of work items, what kernels share, then `parts`.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
+    bare_program(items, &[&[include_str!("common.wgsl")], parts].concat())
+}
+
+/// The text of a program without parameters.
+fn bare_program(items: u32, parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {items}u;\n");
-    let before = [items.as_str(), include_str!("common.wgsl")];
-    before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+    std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+}
+
+/// The text with each line that has a mark (`$` and a letter) as often as `times` says, 0, 1, … in the mark's place: loops
+/// whose indices are constant for every compiler, and variables with numbers in their names.
+fn repeat(text: &str, times: &[(&str, u32)]) -> String {
+    times.iter().fold(text.to_owned(), |text, (mark, times)| {
+        let lines = text.split_inclusive('\n');
+        lines
+            .flat_map(|line| {
+                (0..if line.contains(mark) { *times } else { 1 }).map(|i| line.replace(mark, &i.to_string()))
+            })
+            .collect()
+    })
 }
 
 /// One kernel in one text. The entry's name is the function's.
