@@ -21,6 +21,11 @@ const UNSAFE: &[&str] = &[
     "devices/opencl/src/context.rs",
     "devices/opencl/src/memory.rs",
     "devices/opencl/src/script.rs",
+    // Vulkan's calls; what hands them host memory and command buffers.
+    "devices/vulkan/src/api/",
+    "devices/vulkan/src/queue.rs",
+    "devices/vulkan/src/region.rs",
+    "devices/vulkan/src/script.rs",
     // The calls of an API with streams, each with what it asks of its caller.
     "devices/stream/src/",
     // The calls of CUDA's driver.
