@@ -48,6 +48,8 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
             .flat_map(|line| {
                 (0..if line.contains(mark) { *times } else { 1 }).map(|i| line.replace(mark, &i.to_string()))
             })
+            .collect()
+    })
 }
 
 /// How rows of activations are written, in each form: `put` and `padded`.
