@@ -30,8 +30,8 @@ mod wgsl;
 pub mod widen;
 
 pub use blocks::TensorType;
-pub use cases::{Case, cases};
-pub use kernel::{Activations, Kernel, KvType, NumericsClass};
+pub use cases::{Case, cases, random_case};
+pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{
