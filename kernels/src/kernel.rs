@@ -160,6 +160,8 @@ pub enum Kernel {
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
+    /// C = α · op(A) · op(B) + β · C, with A and B of this type.
+    Gemm(ElementType),
 }
 
 impl Kernel {
@@ -181,6 +183,7 @@ impl Kernel {
             all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
+        all.extend(ElementType::ALL.map(Kernel::Gemm));
         all
     }
 
@@ -235,6 +238,7 @@ impl fmt::Display for Kernel {
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
+            Kernel::Gemm(e) => write!(f, "gemm/{e}"),
         }
     }
 }

@@ -13,6 +13,7 @@ mod c_family;
 pub mod cases;
 pub mod embed;
 pub mod gather;
+pub mod gemm;
 pub mod half_rows;
 mod host;
 mod kernel;

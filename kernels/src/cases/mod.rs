@@ -4,10 +4,12 @@
 //! back, and asks [`Case::check`].
 
 mod check;
+mod elements;
 mod random;
 
 pub(crate) use check::{Build, untouched_after};
 pub use check::{Case, Content, Expected};
+pub(crate) use elements::{Stored, row_starts};
 pub(crate) use random::Random;
 
 use crate::kernel::Kernel;
@@ -36,6 +38,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Softmax => crate::softmax::cases(seed),
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
+        Kernel::Gemm(element) => crate::gemm::cases(element, seed),
     }
 }
 
@@ -46,8 +49,9 @@ pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
     Some(Case { label: format!("{}, seed {seed}", case.label), ..case })
 }
 
-fn random_shape(kernel: Kernel, _random: &mut Random) -> Option<Case> {
+fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
     match kernel {
+        Kernel::Gemm(element) => Some(crate::gemm::random_shape(element, random)),
         _ => None,
     }
 }
