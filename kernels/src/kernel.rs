@@ -162,6 +162,8 @@ pub enum Kernel {
     TopK,
     /// C = α · op(A) · op(B) + β · C, with A and B of this type.
     Gemm(ElementType),
+    /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
+    AttentionDense(ElementType),
 }
 
 impl Kernel {
@@ -184,6 +186,7 @@ impl Kernel {
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all.extend(ElementType::ALL.map(Kernel::Gemm));
+        all.extend(ElementType::ALL.map(Kernel::AttentionDense));
         all
     }
 
@@ -239,6 +242,7 @@ impl fmt::Display for Kernel {
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
             Kernel::Gemm(e) => write!(f, "gemm/{e}"),
+            Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
         }
     }
 }

@@ -8,6 +8,7 @@ pub mod add;
 pub mod arg_max;
 pub mod artefacts;
 pub mod attention;
+pub mod attention_dense;
 pub mod blocks;
 mod c_family;
 pub mod cases;

@@ -1,9 +1,9 @@
 //! The operators that compute products: gemm, attention over dense keys and values, convolution.
 
 use super::{Function, Items, names, program};
-use crate::gemm;
 use crate::kernel::{ElementType, Kernel};
 use crate::table::Variant;
+use crate::{attention_dense, gemm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -13,8 +13,13 @@ const TILE_ITEMS: Items = Items(128);
 /// Local memory of two tiles, and something more.
 const TILE_BYTES: u64 = 10 << 10;
 
+/// Items of a group of attention: 16 × 16 in its source, and 64 × 4.
+const ATTENTION_ITEMS: Items = Items(256);
+
 pub(super) fn variants() -> Vec<Variant> {
-    ElementType::ALL.map(gemm_function).into_iter().flat_map(Function::variants).collect()
+    let products = ElementType::ALL.into_iter().map(gemm_function);
+    let attention = ElementType::ALL.into_iter().map(attention_function);
+    products.chain(attention).flat_map(Function::variants).collect()
 }
 
 /// A function that composes a text for a type that is known when this crate is compiled.
@@ -57,4 +62,22 @@ fn gemm_function(element: ElementType) -> Function {
 
 fn gemm_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
     program(language, TILE_ITEMS, &[elements(element), TILE, include_str!("../gemm/gemm.cl")])
+}
+
+fn attention_function(element: ElementType) -> Function {
+    Function {
+        kernel: Kernel::AttentionDense(element),
+        abi: attention_dense::abi(element),
+        grid: attention_dense::grid,
+        source: composer!(element, attention_source),
+        function: "attention_dense",
+        items: ATTENTION_ITEMS,
+        local_bytes: 14 << 10,
+        ..gemm_function(element)
+    }
+}
+
+fn attention_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
+    let source = include_str!("../attention_dense/attention_dense.cl");
+    program(language, ATTENTION_ITEMS, &[elements(element), source])
 }

@@ -39,6 +39,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
         Kernel::Gemm(element) => crate::gemm::cases(element, seed),
+        Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
     }
 }
 
@@ -52,9 +53,13 @@ pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
 fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
     match kernel {
         Kernel::Gemm(element) => Some(crate::gemm::random_shape(element, random)),
+        Kernel::AttentionDense(element) => Some(crate::attention_dense::random_shape(element, random)),
         _ => None,
     }
 }
+
+/// More groups than a dimension of a launch has on some devices.
+pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
 #[derive(Clone, Copy)]

@@ -5,6 +5,7 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
 
 mod attention;
+mod attention_dense;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -111,6 +112,9 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, gemm::Gemm<f32>>());
     out.push(variant::<S, gemm::Gemm<f16>>());
     out.push(variant::<S, gemm::Gemm<bf16>>());
+    out.push(variant::<S, attention_dense::AttentionDense<f32>>());
+    out.push(variant::<S, attention_dense::AttentionDense<f16>>());
+    out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
 }
 
 /// The kernels of a tensor type.
