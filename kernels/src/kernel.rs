@@ -71,6 +71,41 @@ impl fmt::Display for Activations {
     }
 }
 
+/// The types of the values that operators take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of an f32.
+    BF16,
+}
+
+impl ElementType {
+    /// Every type.
+    pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
+
+    /// Bytes of one value.
+    pub fn bytes(self) -> u64 {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::F16 | ElementType::BF16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ElementType::F32 => "f32",
+            ElementType::F16 => "f16",
+            ElementType::BF16 => "bf16",
+        })
+    }
+}
+
 /// The form in which keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -125,6 +160,10 @@ pub enum Kernel {
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
+    /// C = α · op(A) · op(B) + β · C, with A and B of this type.
+    Gemm(ElementType),
+    /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
+    AttentionDense(ElementType),
 }
 
 impl Kernel {
@@ -146,6 +185,8 @@ impl Kernel {
             all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
+        all.extend(ElementType::ALL.map(Kernel::Gemm));
+        all.extend(ElementType::ALL.map(Kernel::AttentionDense));
         all
     }
 
@@ -200,6 +241,8 @@ impl fmt::Display for Kernel {
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
+            Kernel::Gemm(e) => write!(f, "gemm/{e}"),
+            Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
         }
     }
 }

@@ -8,12 +8,14 @@ pub mod add;
 pub mod arg_max;
 pub mod artefacts;
 pub mod attention;
+pub mod attention_dense;
 pub mod blocks;
 mod c_family;
 pub mod cases;
 mod composer;
 pub mod embed;
 pub mod gather;
+pub mod gemm;
 pub mod half_rows;
 mod host;
 mod kernel;
@@ -31,8 +33,8 @@ mod wgsl;
 pub mod widen;
 
 pub use blocks::TensorType;
-pub use cases::{Case, cases};
-pub use kernel::{Activations, Kernel, KvType, NumericsClass};
+pub use cases::{Case, cases, random_case};
+pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{

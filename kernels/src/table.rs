@@ -473,7 +473,7 @@ mod tests {
         for variant in variants() {
             let Code::Text(text) = variant.code else { continue };
             let start = match text.language {
-                KernelLanguage::Wgsl => format!("fn {}(", text.function),
+                KernelLanguage::Wgsl => format!("\nfn {}(", text.function),
                 _ => format!(") {}(\n", text.function),
             };
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);

@@ -7,6 +7,7 @@
 mod decode;
 mod fragments;
 mod matrix_units;
+mod operators;
 mod rows;
 mod streams;
 mod weights;
@@ -27,6 +28,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(weights::variants());
+    out.extend(operators::variants());
     out
 }
 

@@ -4,10 +4,12 @@
 //! back, and asks [`Case::check`].
 
 mod check;
+mod elements;
 mod random;
 
 pub(crate) use check::{Build, untouched_after};
 pub use check::{Case, Content, Expected};
+pub(crate) use elements::{Stored, row_starts};
 pub(crate) use random::Random;
 
 use crate::kernel::Kernel;
@@ -36,8 +38,28 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Softmax => crate::softmax::cases(seed),
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
+        Kernel::Gemm(element) => crate::gemm::cases(element, seed),
+        Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
     }
 }
+
+/// A case of a random shape for a kernel that is an operator of its own; `None` for those that are only part of a model.
+/// The seed is all that it depends on, and is in its label.
+pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
+    let case = random_shape(kernel, &mut Random::new(seed))?;
+    Some(Case { label: format!("{}, seed {seed}", case.label), ..case })
+}
+
+fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
+    match kernel {
+        Kernel::Gemm(element) => Some(crate::gemm::random_shape(element, random)),
+        Kernel::AttentionDense(element) => Some(crate::attention_dense::random_shape(element, random)),
+        _ => None,
+    }
+}
+
+/// More groups than a dimension of a launch has on some devices.
+pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
 #[derive(Clone, Copy)]
