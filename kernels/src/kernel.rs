@@ -160,6 +160,22 @@ pub enum Kernel {
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
+    /// Elements by strides, from one type to another.
+    Copy,
+    /// Rows of a table, from one type to another.
+    GatherRows,
+    /// A function of each value.
+    Unary,
+    /// An operation on pairs of values.
+    Binary,
+    /// One value for each line along an axis.
+    Reduce,
+    /// Lines of probabilities along an axis.
+    SoftmaxAxis,
+    /// Layer norm of rows.
+    LayerNorm,
+    /// Rotary position embedding of heads.
+    Rope,
 }
 
 impl Kernel {
@@ -168,6 +184,8 @@ impl Kernel {
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
+        all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
+        all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
@@ -235,6 +253,14 @@ impl fmt::Display for Kernel {
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
+            Kernel::Copy => write!(f, "copy"),
+            Kernel::GatherRows => write!(f, "gather-rows"),
+            Kernel::Unary => write!(f, "unary"),
+            Kernel::Binary => write!(f, "binary"),
+            Kernel::Reduce => write!(f, "reduce"),
+            Kernel::SoftmaxAxis => write!(f, "softmax-axis"),
+            Kernel::LayerNorm => write!(f, "layer-norm"),
+            Kernel::Rope => write!(f, "rope"),
         }
     }
 }

@@ -16,6 +16,8 @@ pub enum Content {
     F16(Vec<Option<f64>>),
     /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
     Same(Vec<Option<f32>>),
+    /// The same, of which those that are `None` may become anything.
+    SomeSame(Vec<Option<f64>>),
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
     /// Rows of int8 or f16 activations of this many columns, each row written or not.
@@ -104,6 +106,21 @@ impl Content {
             }
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
+            }
+            Content::SomeSame(values) => {
+                let after = after.as_chunks::<4>().0;
+                let same = |e: f64, v: f64| e == v || (e.is_nan() && v.is_nan());
+                let pairs = values.iter().zip(after).enumerate();
+                for (i, (expected, bytes)) in pairs {
+                    let value = f64::from(f32::from_le_bytes(*bytes));
+                    match expected {
+                        Some(expected) if !same(*expected, value) => {
+                            return Err(format!("value {i} is {value} and not {expected}"));
+                        }
+                        _ => {}
+                    }
+                }
+                if after.len() == values.len() { Ok(0.0) } else { Err(format!("{} values", after.len())) }
             }
             Content::Same(values) => {
                 let same = |e: &f32, v: f32| *e == v || (e.is_nan() && v.is_nan());

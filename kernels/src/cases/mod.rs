@@ -36,6 +36,14 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Softmax => crate::softmax::cases(seed),
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
+        Kernel::Copy => crate::copy::cases(seed),
+        Kernel::GatherRows => crate::gather_rows::cases(seed),
+        Kernel::Unary => crate::unary::cases(seed),
+        Kernel::Binary => crate::binary::cases(seed),
+        Kernel::Reduce => crate::reduce::cases(seed),
+        Kernel::SoftmaxAxis => crate::softmax_axis::cases(seed),
+        Kernel::LayerNorm => crate::layer_norm::cases(seed),
+        Kernel::Rope => crate::rope::cases(seed),
     }
 }
 
@@ -46,10 +54,18 @@ pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
     Some(Case { label: format!("{}, seed {seed}", case.label), ..case })
 }
 
-fn random_shape(kernel: Kernel, _random: &mut Random) -> Option<Case> {
-    match kernel {
-        _ => None,
-    }
+fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
+    Some(match kernel {
+        Kernel::Copy => crate::copy::random_case(random),
+        Kernel::GatherRows => crate::gather_rows::random_case(random),
+        Kernel::Unary => crate::unary::random_case(random),
+        Kernel::Binary => crate::binary::random_case(random),
+        Kernel::Reduce => crate::reduce::random_case(random),
+        Kernel::SoftmaxAxis => crate::softmax_axis::random_case(random),
+        Kernel::LayerNorm => crate::layer_norm::random_case(random),
+        Kernel::Rope => crate::rope::random_case(random),
+        _ => return None,
+    })
 }
 
 /// Rows of a row-wise case.

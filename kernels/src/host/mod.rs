@@ -9,11 +9,13 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod elementwise;
 mod formats;
 mod halves;
 mod isa;
 mod kv;
 mod launch;
+mod lines;
 mod logits;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -105,6 +107,14 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, split_attention::Merge>());
     out.push(variant::<S, split_attention::MergeInt8>());
     out.push(variant::<S, split_attention::MergeF16>());
+    out.push(variant::<S, elementwise::Copy>());
+    out.push(variant::<S, elementwise::GatherRows>());
+    out.push(variant::<S, elementwise::Unary>());
+    out.push(variant::<S, elementwise::Binary>());
+    out.push(variant::<S, lines::Reduce>());
+    out.push(variant::<S, lines::SoftmaxAxis>());
+    out.push(variant::<S, lines::LayerNorm>());
+    out.push(variant::<S, elementwise::Rope>());
 }
 
 /// The kernels of a tensor type.

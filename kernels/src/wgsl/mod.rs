@@ -4,6 +4,7 @@
 //! work group. What a text needs beside the language (f16, sub-groups, matrices) its row requires. Pure data: nothing here
 //! knows how a text is translated or launched.
 
+mod elementwise;
 mod rows;
 
 use crate::kernel::Kernel;
@@ -14,7 +15,9 @@ use std::sync::Arc;
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    rows::variants()
+    let mut out = rows::variants();
+    out.extend(elementwise::variants());
+    out
 }
 
 /// A program's text: the number of work items, what kernels share, then `parts`.
