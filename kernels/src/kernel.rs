@@ -176,6 +176,10 @@ pub enum Kernel {
     LayerNorm,
     /// Rotary position embedding of heads.
     Rope,
+    /// Values of blocks as files store them.
+    DecodeBlocks,
+    /// Values as blocks that files store.
+    EncodeBlocks,
 }
 
 impl Kernel {
@@ -186,6 +190,7 @@ impl Kernel {
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
         all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
         all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
+        all.extend([Kernel::DecodeBlocks, Kernel::EncodeBlocks]);
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
@@ -261,6 +266,8 @@ impl fmt::Display for Kernel {
             Kernel::SoftmaxAxis => write!(f, "softmax-axis"),
             Kernel::LayerNorm => write!(f, "layer-norm"),
             Kernel::Rope => write!(f, "rope"),
+            Kernel::DecodeBlocks => write!(f, "decode-blocks"),
+            Kernel::EncodeBlocks => write!(f, "encode-blocks"),
         }
     }
 }

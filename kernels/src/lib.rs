@@ -15,6 +15,7 @@ pub mod cases;
 pub mod copy;
 pub mod elements;
 pub mod embed;
+pub mod file_blocks;
 pub mod gather;
 pub mod gather_rows;
 pub mod half_rows;

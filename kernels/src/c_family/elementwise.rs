@@ -3,7 +3,9 @@
 use super::{Function, Items, names, program};
 use crate::kernel::Kernel;
 use crate::table::Variant;
-use crate::{binary, copy, elements, gather_rows, layer_norm, reduce, rope, softmax_axis, unary};
+use crate::{
+    binary, copy, elements, file_blocks, gather_rows, layer_norm, reduce, rope, softmax_axis, unary,
+};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
@@ -19,6 +21,8 @@ pub(super) fn variants() -> Vec<Variant> {
         function(Kernel::SoftmaxAxis, &softmax_axis::ABI, softmax_axis::grid, "softmax_axis"),
         function(Kernel::LayerNorm, &layer_norm::ABI, layer_norm::grid, "layer_norm"),
         function(Kernel::Rope, &rope::ABI, rope::grid, "rope"),
+        function(Kernel::DecodeBlocks, &file_blocks::DECODE_ABI, file_blocks::decode_grid, "decode_blocks"),
+        function(Kernel::EncodeBlocks, &file_blocks::ENCODE_ABI, file_blocks::encode_grid, "encode_blocks"),
     ]
     .into_iter()
     .flat_map(Function::variants)
@@ -63,6 +67,8 @@ fn source(language: KernelLanguage) -> Arc<str> {
         include_str!("../softmax_axis/softmax_axis.cl"),
         include_str!("../layer_norm/layer_norm.cl"),
         include_str!("../rope/rope.cl"),
+        include_str!("../file_blocks/decode.cl"),
+        include_str!("../file_blocks/encode.cl"),
     ];
     program(language, ITEMS, &parts)
 }

@@ -1,6 +1,7 @@
 //! A case, how it is put together, and how what a launch left behind is judged.
 
 use super::RowShape;
+use crate::blocks::{TensorType, dequantise, quantise};
 use crate::kernel::{Activations, Kernel};
 use crate::{half_rows, quantize};
 use half::f16;
@@ -20,6 +21,14 @@ pub enum Content {
     SomeSame(Vec<Option<f64>>),
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
+    /// Blocks as files store them, in whole words. They are judged by how much further their values are from these than those
+    /// of the reference's blocks.
+    Blocks {
+        /// Their type.
+        tensor_type: TensorType,
+        /// What they are made of.
+        values: Vec<f32>,
+    },
     /// Rows of int8 or f16 activations of this many columns, each row written or not.
     Rows {
         /// Their form.
@@ -127,6 +136,7 @@ impl Content {
                 all_words(values, before, after, |e, word| same(e, f32::from_bits(word)))
             }
             Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
+            Content::Blocks { tensor_type, values } => excess(*tensor_type, values, after),
             Content::Rows { activations, columns, rows } => {
                 let mut sums = Distance::default();
                 let bytes = activations.row_bytes(*columns);
@@ -151,6 +161,29 @@ impl Content {
             }
         }
     }
+}
+
+/// How much further blocks are from the values than the reference's, over the size of the values.
+fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
+    let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
+    let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
+        return Err(format!("{} bytes where {bytes} are expected", blocks.len()));
+    };
+    if padding.iter().any(|byte| *byte != 0) {
+        return Err(format!("the padding is {padding:?}"));
+    }
+    let mut reference = vec![0; bytes];
+    quantise(tensor_type, values, &mut reference).map_err(|e| e.to_string())?;
+    let distance = |blocks: &[u8]| {
+        let mut decoded = vec![0.0; values.len()];
+        dequantise(tensor_type, blocks, &mut decoded).map_err(|e| e.to_string())?;
+        let mut distance = Distance::default();
+        let pairs = values.iter().zip(decoded);
+        pairs.for_each(|(value, decoded)| distance.add(f64::from(*value), f64::from(decoded)));
+        Ok::<f64, String>(distance.relative())
+    };
+    let excess = distance(blocks)? - distance(&reference)?;
+    Ok(if excess < 0.0 { 0.0 } else { excess })
 }
 
 /// What a row of activations stands for.

@@ -44,6 +44,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::SoftmaxAxis => crate::softmax_axis::cases(seed),
         Kernel::LayerNorm => crate::layer_norm::cases(seed),
         Kernel::Rope => crate::rope::cases(seed),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
     }
 }
 
@@ -64,6 +65,7 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
         Kernel::SoftmaxAxis => crate::softmax_axis::random_case(random),
         Kernel::LayerNorm => crate::layer_norm::random_case(random),
         Kernel::Rope => crate::rope::random_case(random),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
         _ => return None,
     })
 }

@@ -10,6 +10,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elementwise;
+mod file_blocks;
 mod formats;
 mod halves;
 mod isa;
@@ -115,6 +116,8 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, lines::SoftmaxAxis>());
     out.push(variant::<S, lines::LayerNorm>());
     out.push(variant::<S, elementwise::Rope>());
+    out.push(variant::<S, file_blocks::DecodeBlocks>());
+    out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
 /// The kernels of a tensor type.

@@ -39,7 +39,9 @@ FN float function_of(uint function, float x) {
     }
 }
 
-KERNEL(ITEMS) unary(const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT out, uint function, uint count) {
+KERNEL(ITEMS) unary(
+    const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT out, uint function, uint count
+) {
     BEGIN();
     uint i = GROUP(0) * ITEMS + ITEM;
     if (i < count) out[i] = function_of(function, x[i]);

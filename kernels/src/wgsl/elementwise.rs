@@ -3,7 +3,9 @@
 use super::Function;
 use crate::kernel::Kernel;
 use crate::table::Variant;
-use crate::{binary, copy, elements, gather_rows, layer_norm, reduce, rope, softmax_axis, unary};
+use crate::{
+    binary, copy, elements, file_blocks, gather_rows, layer_norm, reduce, rope, softmax_axis, unary,
+};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
@@ -30,6 +32,20 @@ pub(super) fn variants() -> Vec<Variant> {
         function(Kernel::LayerNorm, &layer_norm::ABI, layer_norm::grid, "layer_norm", |_| {
             in_columns(include_str!("../layer_norm/layer_norm.wgsl"))
         }),
+        function(
+            Kernel::DecodeBlocks,
+            &file_blocks::DECODE_ABI,
+            file_blocks::decode_grid,
+            "decode_blocks",
+            |_| blocks(include_str!("../file_blocks/decode.wgsl")),
+        ),
+        function(
+            Kernel::EncodeBlocks,
+            &file_blocks::ENCODE_ABI,
+            file_blocks::encode_grid,
+            "encode_blocks",
+            |_| blocks(include_str!("../file_blocks/encode.wgsl")),
+        ),
         function(Kernel::Rope, &rope::ABI, rope::grid, "rope", |_| {
             text(&[include_str!("../rope/rope.wgsl")])
         }),
@@ -66,6 +82,11 @@ fn function(
 fn text(parts: &[&str]) -> Arc<str> {
     let items = format!("const ITEMS: u32 = {}u;\n", elements::ITEMS);
     std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+}
+
+/// A text about blocks.
+fn blocks(part: &str) -> Arc<str> {
+    text(&[include_str!("elements.wgsl"), include_str!("../file_blocks/formats.wgsl"), part])
 }
 
 /// A text whose groups take columns.
