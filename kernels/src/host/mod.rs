@@ -11,12 +11,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod elements;
+mod elementwise;
+mod file_blocks;
 mod formats;
 mod gemm;
 mod halves;
 mod isa;
 mod kv;
 mod launch;
+mod lines;
 mod logits;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -115,6 +118,16 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, attention_dense::AttentionDense<f32>>());
     out.push(variant::<S, attention_dense::AttentionDense<f16>>());
     out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
+    out.push(variant::<S, elementwise::Copy>());
+    out.push(variant::<S, elementwise::GatherRows>());
+    out.push(variant::<S, elementwise::Unary>());
+    out.push(variant::<S, elementwise::Binary>());
+    out.push(variant::<S, lines::Reduce>());
+    out.push(variant::<S, lines::SoftmaxAxis>());
+    out.push(variant::<S, lines::LayerNorm>());
+    out.push(variant::<S, elementwise::Rope>());
+    out.push(variant::<S, file_blocks::DecodeBlocks>());
+    out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
 /// The kernels of a tensor type.

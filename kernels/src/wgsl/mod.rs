@@ -5,6 +5,7 @@
 //! knows how a text is translated or launched.
 
 mod cache;
+mod elementwise;
 mod operators;
 mod rows;
 mod weights;
@@ -17,7 +18,8 @@ use std::sync::Arc;
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    [rows::variants(), cache::variants(), weights::variants(), operators::variants()].concat()
+    [rows::variants(), cache::variants(), weights::variants(), elementwise::variants(), operators::variants()]
+        .concat()
 }
 
 /// The text of a program that has parameters: the number of work items, what kernels share, then `parts`.
