@@ -34,10 +34,10 @@ fn a_kernel_that_goes_astray_loses_the_device() {
         let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
         let text = "struct Constants { first_group: vec3<u32>, far: u32 }
             var<immediate> constants: Constants;
-            @group(0) @binding(0) var<storage, read_write> to: array<u32>;
+            @group(0) @binding(0) var<storage, read_write> result: array<u32>;
             @compute @workgroup_size(64)
             fn stray(@builtin(local_invocation_index) item: u32) {
-                to[constants.far + (item << 20)] = 1u;
+                result[constants.far + (item << 20)] = 1u;
             }";
         let source = support::text(vec![TextEntry { text: text.into(), function: function("stray") }]);
         let module = Module { name: "stray".into(), entries: vec![&STRAY], source };

@@ -207,7 +207,7 @@ fn large_grids_are_launched_in_parts() {
 #[test]
 fn a_build_failure_shows_the_log() {
     each(|mut bench| {
-        let broken = module(source().replace("to[at] =", "no_such_name[at] =").into());
+        let broken = module(source().replace("result[at] =", "no_such_name[at] =").into());
         match bench.device.create_module(ModuleId(1), &broken) {
             Err(Error::Compile { log }) => assert!(log.contains("no_such_name"), "{log}"),
             other => panic!("{other:?}"),
@@ -311,6 +311,7 @@ fn memory_that_a_device_does_not_have_is_refused_with_sizes() {
         assert!(wanted == block && free.is_none_or(|free| free < block), "{wanted} of {free:?}");
         let too_large = device.create_buffer(BufferId(1000), u64::MAX / 2);
         assert!(matches!(too_large, Err(Error::AllocationTooLarge { .. })), "{too_large:?}");
+        device.destroy_buffer(BufferId(0)).unwrap();
         device.create_buffer(BufferId(1001), 4096).unwrap();
     }
     no_objections(&backend);

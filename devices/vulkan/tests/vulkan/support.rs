@@ -72,12 +72,12 @@ pub static SCALE: EntryAbi = EntryAbi {
 pub fn source() -> Arc<str> {
     "struct Constants { first_group: vec3<u32>, factor: u32, count: u32 }
     var<immediate> constants: Constants;
-    @group(0) @binding(0) var<storage, read> from: array<u32>;
-    @group(0) @binding(1) var<storage, read_write> to: array<u32>;
+    @group(0) @binding(0) var<storage, read> source: array<u32>;
+    @group(0) @binding(1) var<storage, read_write> result: array<u32>;
     @compute @workgroup_size(64)
     fn scale(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
         let at = (workgroup.x + constants.first_group.x) * 64u + item;
-        if at < constants.count { to[at] = constants.factor * from[at] + 1u; }
+        if at < constants.count { result[at] = constants.factor * source[at] + 1u; }
     }"
     .into()
 }
