@@ -4,6 +4,7 @@
 //! work group. What a text needs beside the language (f16, sub-groups, matrices) its row requires. Pure data: nothing here
 //! knows how a text is translated or launched.
 
+mod matrices;
 mod rows;
 mod weights;
 
@@ -16,6 +17,7 @@ use std::sync::Arc;
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = rows::variants();
+    out.extend(matrices::variants());
     out.extend(weights::variants());
     out
 }
