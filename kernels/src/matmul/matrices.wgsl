@@ -57,7 +57,7 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let from_w$w = min(first_line + row + $wu * ROWS, constants.n - 1u) * pitch + column;
     let to = row * PITCH + column;
     // Tiles that y has all of, in places that matrices can be written to.
-    let is_whole = first_row + TILE_X <= used && first_line + TILE_W <= constants.n && stride % 4u == 0u;
+    let is_whole = (first_row + TILE_X <= used) & (first_line + TILE_W <= constants.n) & (stride % 4u == 0u);
     // Where sub-groups are so large that there are fewer than slices, they take one after the other; where there are more,
     // some do the same, and only one of them writes.
     for (var turn = 0u; turn < SLICES; turn += known.y) {
@@ -86,7 +86,7 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         }
         let to_row = first_row + x_line;
         let to_line = first_line + w_line;
-        if is_whole && known.y <= SLICES {
+        if is_whole & (known.y <= SLICES) {
             if constants.accumulate == 0u {
                 { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let sum = sum_$i_$j; coopStoreT(sum, &y[at], stride); }
             } else {
