@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
+    ("ragtag-vulkan", &["ragtag-hal"]),
     ("ragtag-wgpu", &["ragtag-hal"]),
     // What backends with streams have in common.
     ("ragtag-stream", &["ragtag-hal"]),
@@ -29,7 +30,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
     (
         "ragtag-devices",
-        &["ragtag-hal", "ragtag-cpu", "ragtag-cuda", "ragtag-hip", "ragtag-opencl", "ragtag-wgpu"],
+        &[
+            "ragtag-hal",
+            "ragtag-cpu",
+            "ragtag-cuda",
+            "ragtag-hip",
+            "ragtag-opencl",
+            "ragtag-vulkan",
+            "ragtag-wgpu",
+        ],
     ),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
@@ -70,6 +79,7 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
+    ("ragtag-vulkan", &["ragtag-cpu"]),
     ("ragtag-wgpu", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
