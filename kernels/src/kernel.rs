@@ -164,6 +164,8 @@ pub enum Kernel {
     Gemm(ElementType),
     /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
     AttentionDense(ElementType),
+    /// Convolution of images and weights of this type.
+    Conv2d(ElementType),
 }
 
 impl Kernel {
@@ -187,6 +189,7 @@ impl Kernel {
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all.extend(ElementType::ALL.map(Kernel::Gemm));
         all.extend(ElementType::ALL.map(Kernel::AttentionDense));
+        all.extend(ElementType::ALL.map(Kernel::Conv2d));
         all
     }
 
@@ -243,6 +246,7 @@ impl fmt::Display for Kernel {
             Kernel::TopK => write!(f, "top-k"),
             Kernel::Gemm(e) => write!(f, "gemm/{e}"),
             Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
+            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod attention_dense;
 pub mod blocks;
 mod c_family;
 pub mod cases;
+pub mod conv2d;
 pub mod embed;
 pub mod gather;
 pub mod gemm;

@@ -40,6 +40,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::TopK => crate::top_k::cases(seed),
         Kernel::Gemm(element) => crate::gemm::cases(element, seed),
         Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
+        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
     }
 }
 
@@ -54,6 +55,7 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
     match kernel {
         Kernel::Gemm(element) => Some(crate::gemm::random_shape(element, random)),
         Kernel::AttentionDense(element) => Some(crate::attention_dense::random_shape(element, random)),
+        Kernel::Conv2d(element) => Some(crate::conv2d::random_shape(element, random)),
         _ => None,
     }
 }

@@ -10,6 +10,7 @@ mod attention_dense;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod conv2d;
 mod elements;
 mod formats;
 mod gemm;
@@ -115,6 +116,9 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, attention_dense::AttentionDense<f32>>());
     out.push(variant::<S, attention_dense::AttentionDense<f16>>());
     out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
+    out.push(variant::<S, conv2d::Conv2d<f32>>());
+    out.push(variant::<S, conv2d::Conv2d<f16>>());
+    out.push(variant::<S, conv2d::Conv2d<bf16>>());
 }
 
 /// The kernels of a tensor type.
