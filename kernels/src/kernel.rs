@@ -160,6 +160,10 @@ pub enum Kernel {
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
+    /// C = α · op(A) · op(B) + β · C, with A and B of this type.
+    Gemm(ElementType),
+    /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
+    AttentionDense(ElementType),
     /// Elements by strides, from one type to another.
     Copy,
     /// Rows of a table, from one type to another.
@@ -204,6 +208,8 @@ impl Kernel {
             all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
+        all.extend(ElementType::ALL.map(Kernel::Gemm));
+        all.extend(ElementType::ALL.map(Kernel::AttentionDense));
         all
     }
 
@@ -258,6 +264,8 @@ impl fmt::Display for Kernel {
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
+            Kernel::Gemm(e) => write!(f, "gemm/{e}"),
+            Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
             Kernel::Copy => write!(f, "copy"),
             Kernel::GatherRows => write!(f, "gather-rows"),
             Kernel::Unary => write!(f, "unary"),

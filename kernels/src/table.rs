@@ -472,7 +472,10 @@ mod tests {
     fn sources_hold_their_functions() {
         for variant in variants() {
             let Code::Text(text) = variant.code else { continue };
-            let start = format!(") {}(\n", text.function);
+            let start = match text.language {
+                KernelLanguage::Wgsl => format!("\nfn {}(", text.function),
+                _ => format!(") {}(\n", text.function),
+            };
             assert!(text.text().contains(&start), "{} {}", variant.kernel, variant.name);
         }
     }

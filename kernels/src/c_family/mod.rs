@@ -8,6 +8,7 @@ mod decode;
 mod elementwise;
 mod fragments;
 mod matrix_units;
+mod operators;
 mod rows;
 mod streams;
 mod weights;
@@ -28,6 +29,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(weights::variants());
+    out.extend(operators::variants());
     out.extend(elementwise::variants());
     out
 }

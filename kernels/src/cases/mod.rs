@@ -4,10 +4,12 @@
 //! back, and asks [`Case::check`].
 
 mod check;
+mod elements;
 mod random;
 
 pub(crate) use check::{Build, untouched_after};
 pub use check::{Case, Content, Expected};
+pub(crate) use elements::{Stored, row_starts};
 pub(crate) use random::Random;
 
 use crate::kernel::Kernel;
@@ -36,6 +38,8 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Softmax => crate::softmax::cases(seed),
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
+        Kernel::Gemm(element) => crate::gemm::cases(element, seed),
+        Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
         Kernel::Copy => crate::copy::cases(seed),
         Kernel::GatherRows => crate::gather_rows::cases(seed),
         Kernel::Unary => crate::unary::cases(seed),
@@ -66,9 +70,14 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
         Kernel::LayerNorm => crate::layer_norm::random_case(random),
         Kernel::Rope => crate::rope::random_case(random),
         Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
+        Kernel::Gemm(element) => crate::gemm::random_shape(element, random),
+        Kernel::AttentionDense(element) => crate::attention_dense::random_shape(element, random),
         _ => return None,
     })
 }
+
+/// More groups than a dimension of a launch has on some devices.
+pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
 #[derive(Clone, Copy)]
