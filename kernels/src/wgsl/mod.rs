@@ -22,7 +22,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     let all = [
         rows::variants(),
         cache::variants(),
-        matrices::variants(),
+        matrices::variants().to_vec(),
         weights::variants(),
         elementwise::variants(),
         operators::variants(),
