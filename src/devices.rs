@@ -68,6 +68,17 @@ impl Devices {
         Self { limits, ..self }
     }
 
+    /// For tests: devices that bind only so much at once.
+    #[doc(hidden)]
+    pub fn binding_at_most(mut self, bytes: u64) -> Self {
+        for backend in &mut self.report.backends {
+            if let Status::Found { adapters } = &mut backend.status {
+                adapters.iter_mut().for_each(|adapter| adapter.caps.max_binding_bytes = bytes);
+            }
+        }
+        self
+    }
+
     /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it
     /// is left with.
     #[doc(hidden)]

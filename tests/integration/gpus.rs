@@ -149,13 +149,8 @@ fn five_stages_on_four_apis_give_the_golden_tokens() {
         let devices = stages.join(",");
         let [a, b, c, d, e] = &stages[..] else { unreachable!("five stages") };
         let split = format!("0-2={a},3-5={b},6-8={c},9-11={d},12-13={e}");
-        let setup = Setup {
-            devices: &devices,
-            cpu_devices: 2,
-            split: Some(&split),
-            chunk: 16,
-            ..Setup::default()
-        };
+        let setup =
+            Setup { devices: &devices, cpu_devices: 2, split: Some(&split), chunk: 16, ..Setup::default() };
         let compared = check_tokens(&model, &setup, &split);
         println!("{split}: {compared} tokens");
         assert!(compared > 8);
