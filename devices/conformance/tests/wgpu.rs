@@ -9,7 +9,7 @@ mod support;
 fn every_wgpu_device() {
     let devices = support::every_device_of("wgpu");
     let wanted = std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").ok();
-    if let Some(wanted) = wanted.and_then(|count| count.parse().ok()) {
+    if let Some(wanted) = wanted.and_then(|count| count.parse::<usize>().ok()) {
         assert_eq!(devices, wanted, "adapters");
     }
 }

@@ -12,6 +12,7 @@ use crate::probe::Found;
 use crate::program::{Entry, Programs};
 use crate::queue::Queue;
 use crate::script::{HostSpan, Launch, Script, Span, Step};
+use crate::stamps::Stamps;
 use crate::tools::Tools;
 use crossbeam_channel::unbounded;
 use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait, spawn};
@@ -74,10 +75,11 @@ impl WgpuDevice {
         let common = Arc::new(Common::new(timelines));
         tell_loss(&gpu, &common);
         let (jobs, inbox) = unbounded();
-        let encoder = Encoder::new(Arc::clone(&gpu));
+        let stamps = Stamps::new(&gpu);
+        let encoder = Encoder::new(Arc::clone(&gpu), stamps.clone());
         let encoder = Joined(Some(spawn(format!("{label} encoder"), move || encoder.serve(&inbox))?));
         let lane = |lane: QueueKind| {
-            let queue = Queue { gpu: Arc::clone(&gpu), lane, jobs: jobs.clone() };
+            let queue = Queue { gpu: Arc::clone(&gpu), stamps: stamps.clone(), lane, jobs: jobs.clone() };
             let timeline = Arc::clone(&common.timelines()[lane.index()]);
             Lane::new(format!("{label} {}", lane.name()), Arc::new(queue), timeline, Arc::clone(&common))
         };

@@ -11,8 +11,9 @@
 
 use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
 use crate::gpu::{Failure, Gpu};
-use crate::queue::{Job, Progress, Readback};
+use crate::queue::{Job, Piece, Progress, Readback};
 use crate::script::{HostSpan, Launch, Span, Step};
+use crate::stamps::{Begun, Ended, Stamps};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use ragtag_hal::{Error, Result};
 use std::sync::Arc;
@@ -27,6 +28,7 @@ struct Arrival {
 /// The state of the thread.
 pub(crate) struct Encoder {
     gpu: Arc<Gpu>,
+    stamps: Option<Arc<Stamps>>,
     up: Arc<Belt>,
     down: Arc<Belt>,
     /// What was submitted last.
@@ -37,9 +39,9 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    pub(crate) fn new(gpu: Arc<Gpu>) -> Self {
+    pub(crate) fn new(gpu: Arc<Gpu>, stamps: Option<Arc<Stamps>>) -> Self {
         let (up, down) = (Belt::new(&gpu, Direction::Up), Belt::new(&gpu, Direction::Down));
-        Self { gpu, up, down, last: None, failures: Default::default(), arrivals: Vec::new() }
+        Self { gpu, stamps, up, down, last: None, failures: Default::default(), arrivals: Vec::new() }
     }
 
     /// The body of the thread.
@@ -72,78 +74,86 @@ impl Encoder {
     }
 
     fn steps(&mut self, job: &Job) -> std::result::Result<(), Failure> {
-        let mut piece = Piece::default();
+        let mut draft = self.draft();
         for step in job.script.steps() {
             match step {
-                Step::Launch(launch) => piece.launch(&self.gpu, launch),
+                Step::Launch(launch) => draft.launch(launch),
                 Step::Copy { from, to } => {
                     let bytes = from.padded_bytes();
-                    piece.copy(
-                        &self.gpu,
-                        (from.buffer.wgpu(), from.offset),
-                        (to.buffer.wgpu(), to.offset),
-                        bytes,
-                    );
+                    draft.copy((from.buffer.wgpu(), from.offset), (to.buffer.wgpu(), to.offset), bytes);
                 }
-                Step::Clear { to } => piece.clear(&self.gpu, to),
+                Step::Clear { to } => draft.clear(to),
                 Step::Upload { from, to } => {
                     for offset in (0..to.bytes).step_by(CHUNK_BYTES as usize) {
                         let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
-                        self.upload(job, &mut piece, &parts.0, &parts.1)?;
+                        self.upload(job, &mut draft, &parts.0, &parts.1)?;
                     }
                 }
                 Step::Download { from, to } => {
                     for offset in (0..from.bytes).step_by(CHUNK_BYTES as usize) {
                         let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
-                        self.download(job, &mut piece, &parts.0, parts.1)?;
+                        self.download(job, &mut draft, &parts.0, parts.1)?;
                     }
                 }
             }
         }
-        self.submit(job, piece)
+        self.submit(job, draft)
+    }
+
+    fn draft(&self) -> Draft {
+        Draft {
+            gpu: Arc::clone(&self.gpu),
+            stamps: self.stamps.clone(),
+            encoder: None,
+            begun: None,
+            pass: None,
+            up: Vec::new(),
+            down: Vec::new(),
+        }
     }
 
     fn upload(
         &mut self,
         job: &Job,
-        piece: &mut Piece,
+        draft: &mut Draft,
         from: &HostSpan,
         to: &Span,
     ) -> std::result::Result<(), Failure> {
         while let Some(at) = self.arrivals.iter().position(|arrival| arrival.to.overlaps(from)) {
             let arrival = self.arrivals.swap_remove(at);
-            self.submit(job, std::mem::take(piece))?;
+            let full = std::mem::replace(draft, self.draft());
+            self.submit(job, full)?;
             // Nothing is ever sent: it ends when the other end goes.
             let _ = arrival.told.recv();
             self.gpu.check()?;
         }
-        let chunk = self.chunk(job, piece, Direction::Up, to.padded_bytes())?;
+        let chunk = self.chunk(job, draft, Direction::Up, to.padded_bytes())?;
         from.read(|bytes| chunk.write(bytes))?;
-        piece.copy(&self.gpu, (chunk.buffer(), 0), (to.buffer.wgpu(), to.offset), to.padded_bytes());
-        piece.up.push(chunk);
+        draft.copy((chunk.buffer(), 0), (to.buffer.wgpu(), to.offset), to.padded_bytes());
+        draft.up.push(chunk);
         Ok(())
     }
 
     fn download(
         &mut self,
         job: &Job,
-        piece: &mut Piece,
+        draft: &mut Draft,
         from: &Span,
         to: HostSpan,
     ) -> std::result::Result<(), Failure> {
-        let chunk = self.chunk(job, piece, Direction::Down, from.padded_bytes())?;
-        piece.copy(&self.gpu, (from.buffer.wgpu(), from.offset), (chunk.buffer(), 0), from.padded_bytes());
+        let chunk = self.chunk(job, draft, Direction::Down, from.padded_bytes())?;
+        draft.copy((from.buffer.wgpu(), from.offset), (chunk.buffer(), 0), from.padded_bytes());
         let (arrival, told) = bounded(0);
         self.arrivals.push(Arrival { to: to.clone(), told });
-        piece.down.push(Descent { chunk, to, bytes: from.bytes, arrival });
+        draft.down.push(Descent { chunk, to, bytes: from.bytes, arrival });
         Ok(())
     }
 
-    /// A chunk of a belt. If all are in use, some of them perhaps by this very piece, the piece goes first.
+    /// A chunk of a belt. If all are in use, some of them perhaps by this very draft, the draft goes first.
     fn chunk(
         &mut self,
         job: &Job,
-        piece: &mut Piece,
+        draft: &mut Draft,
         direction: Direction,
         bytes: u64,
     ) -> std::result::Result<Chunk, Failure> {
@@ -155,24 +165,28 @@ impl Encoder {
             if let Some(chunk) = belt.take(bytes)? {
                 return Ok(chunk);
             }
-            self.submit(job, std::mem::take(piece))?;
+            let full = std::mem::replace(draft, self.draft());
+            self.submit(job, full)?;
             belt.wait()?;
         }
     }
 
-    /// Submits a piece and tells the lane.
-    fn submit(&mut self, job: &Job, piece: Piece) -> std::result::Result<(), Failure> {
-        let Piece { encoder, pass, up, down, .. } = piece;
+    /// Submits what is encoded and tells the lane.
+    fn submit(&mut self, job: &Job, draft: Draft) -> std::result::Result<(), Failure> {
+        let Draft { encoder, begun, pass, up, down, .. } = draft;
         drop(pass);
-        if let Some(encoder) = encoder {
+        let mut stamps = None;
+        if let Some(mut encoder) = encoder {
+            stamps = begun.map(|begun| begun.end(&mut encoder));
             let gpu = &self.gpu;
             let index = gpu.guarded(|| gpu.queue.submit([encoder.finish()]))?;
             self.last = Some(index);
         }
         up.into_iter().for_each(Chunk::put_back_later);
         let readbacks = down.into_iter().map(Descent::start).collect();
+        let stamps = stamps.map(Ended::start);
         // The lane waits for this one's end, unless its thread is gone.
-        let _ = job.progress.send(Progress::Submitted(self.last.clone(), readbacks));
+        let _ = job.progress.send(Progress::Submitted(Piece { index: self.last.clone(), readbacks, stamps }));
         Ok(())
     }
 }
@@ -198,27 +212,32 @@ impl Descent {
 }
 
 /// What is encoded and was not submitted yet.
-#[derive(Default)]
-struct Piece {
+struct Draft {
+    gpu: Arc<Gpu>,
+    stamps: Option<Arc<Stamps>>,
     encoder: Option<CommandEncoder>,
+    begun: Option<Begun>,
     /// Consecutive launches share a pass.
     pass: Option<ComputePass<'static>>,
     up: Vec<Chunk>,
     down: Vec<Descent>,
 }
 
-impl Piece {
-    fn encoder(&mut self, gpu: &Gpu) -> &mut CommandEncoder {
-        self.encoder.get_or_insert_with(|| {
-            gpu.device.create_command_encoder(&CommandEncoderDescriptor { label: None })
+impl Draft {
+    /// The encoder, made when something is to be encoded.
+    fn encoder(&mut self) -> &mut CommandEncoder {
+        let Self { gpu, stamps, begun, encoder, .. } = self;
+        encoder.get_or_insert_with(|| {
+            let mut encoder = gpu.device.create_command_encoder(&CommandEncoderDescriptor::default());
+            *begun = stamps.as_ref().and_then(|stamps| stamps.begin(&mut encoder));
+            encoder
         })
     }
 
-    fn launch(&mut self, gpu: &Gpu, launch: &Launch) {
+    fn launch(&mut self, launch: &Launch) {
         if self.pass.is_none() {
-            let descriptor = ComputePassDescriptor::default();
-            let pass = self.encoder(gpu).begin_compute_pass(&descriptor).forget_lifetime();
-            self.pass = Some(pass);
+            let pass = self.encoder().begin_compute_pass(&ComputePassDescriptor::default());
+            self.pass = Some(pass.forget_lifetime());
         }
         if let Some(pass) = &mut self.pass {
             pass.set_pipeline(&launch.pipeline);
@@ -231,13 +250,13 @@ impl Piece {
         }
     }
 
-    fn copy(&mut self, gpu: &Gpu, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), bytes: u64) {
+    fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), bytes: u64) {
         self.pass = None;
-        self.encoder(gpu).copy_buffer_to_buffer(from.0, from.1, to.0, to.1, bytes);
+        self.encoder().copy_buffer_to_buffer(from.0, from.1, to.0, to.1, bytes);
     }
 
-    fn clear(&mut self, gpu: &Gpu, to: &Span) {
+    fn clear(&mut self, to: &Span) {
         self.pass = None;
-        self.encoder(gpu).clear_buffer(to.buffer.wgpu(), to.offset, Some(to.padded_bytes()));
+        self.encoder().clear_buffer(to.buffer.wgpu(), to.offset, Some(to.padded_bytes()));
     }
 }

@@ -16,6 +16,7 @@
 //! | `program.rs` | compiled programs, in this process and on disk |
 //! | `script.rs`, `tools.rs` | commands with their names resolved, and those that are kernels here |
 //! | `encoder.rs` | the thread that encodes and submits |
+//! | `stamps.rs` | the device's clock in terms of the host's |
 //! | `queue.rs` | that thread as the lanes of `ragtag-hal` use it |
 //!
 //! This crate must not know any operator, kernel or model.
@@ -30,6 +31,7 @@ mod probe;
 mod program;
 mod queue;
 mod script;
+mod stamps;
 mod tools;
 mod vulkan;
 

@@ -7,10 +7,11 @@
 use crate::belt::Chunk;
 use crate::gpu::Gpu;
 use crate::script::{HostSpan, Script};
+use crate::stamps::{Reading, Stamps};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::lanes::{DriverQueue, Ends};
 use ragtag_hal::{Error, QueueKind, Result};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use wgpu::SubmissionIndex;
 
 /// A script on its way to the encoder.
@@ -28,10 +29,18 @@ pub(crate) type Fate = OnceLock<Error>;
 
 /// What the encoder tells of a script.
 pub(crate) enum Progress {
-    /// A piece of it was submitted; without an index nothing had to be.
-    Submitted(Option<SubmissionIndex>, Vec<Readback>),
+    /// A piece of it was submitted.
+    Submitted(Piece),
     /// That was the last piece, or there will be no other.
     End(Result<()>),
+}
+
+/// Part of a script that was submitted, or all of it.
+pub(crate) struct Piece {
+    /// The submission that it is done with; `None` if nothing was ever submitted.
+    pub(crate) index: Option<SubmissionIndex>,
+    pub(crate) readbacks: Vec<Readback>,
+    pub(crate) stamps: Option<Reading>,
 }
 
 /// Bytes on their way down.
@@ -62,21 +71,31 @@ impl Readback {
 pub(crate) struct Event {
     progress: Receiver<Progress>,
     fate: Arc<Fate>,
+    /// When it began and ended, in ticks of the device.
+    ticks: Mutex<Option<(u64, u64)>>,
 }
 
 /// A lane's end of the device's queue.
 pub(crate) struct Queue {
     pub(crate) gpu: Arc<Gpu>,
+    pub(crate) stamps: Option<Arc<Stamps>>,
     pub(crate) lane: QueueKind,
     pub(crate) jobs: Sender<Job>,
 }
 
 impl Queue {
-    fn end(&self, index: Option<SubmissionIndex>, readbacks: Vec<Readback>) -> Result<()> {
+    /// Waits for a piece, and moves what came down with it.
+    fn end(&self, piece: Piece, event: &Event) -> Result<()> {
+        let Piece { index, readbacks, stamps } = piece;
         if let Some(index) = index {
             self.gpu.wait(&index).map_err(|failure| failure.of("a submission"))?;
         }
-        readbacks.into_iter().try_for_each(Readback::deliver)
+        readbacks.into_iter().try_for_each(Readback::deliver)?;
+        if let Some((start, end)) = stamps.and_then(Reading::ticks) {
+            let mut ticks = event.ticks.lock().unwrap_or_else(PoisonError::into_inner);
+            *ticks = Some((ticks.map_or(start, |(first, _)| first), end));
+        }
+        Ok(())
     }
 }
 
@@ -96,7 +115,7 @@ impl DriverQueue for Queue {
         };
         let ended = |_| Error::Lost { cause: "the thread that encodes has ended".into() };
         self.jobs.send(job).map_err(ended)?;
-        Ok(Ends { first: None, last: Arc::new(Event { progress, fate }) })
+        Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
     /// Goes on to the last piece also after an error: what the device has it uses until then.
@@ -104,8 +123,8 @@ impl DriverQueue for Queue {
         let mut result = Ok(());
         loop {
             match event.progress.recv() {
-                Ok(Progress::Submitted(index, readbacks)) => {
-                    let ended = self.end(index, readbacks);
+                Ok(Progress::Submitted(piece)) => {
+                    let ended = self.end(piece, event);
                     result = result.and(ended);
                 }
                 Ok(Progress::End(end)) => return result.and(end),
@@ -117,8 +136,9 @@ impl DriverQueue for Queue {
         }
     }
 
-    fn times_ns(&self, _: &Ends<Event>) -> Option<(u64, u64)> {
-        None
+    fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {
+        let ticks = *ends.last.ticks.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(self.stamps.as_ref()?.host_ns(ticks?))
     }
 
     /// Nothing is under way that no event tells of.
