@@ -31,6 +31,7 @@
 //!
 //! This module must not know how kernels work: it knows their interfaces.
 
+mod convolution;
 mod device;
 mod error;
 mod lines;
@@ -40,9 +41,10 @@ mod storage;
 mod tensor;
 mod values;
 
+pub use convolution::Conv2d;
 pub use error::{Error, Result};
 pub use pending::Pending;
-pub use products::{Attention, Conv2d, Gemm, Weights};
+pub use products::{Attention, Gemm, Weights};
 pub use ragtag_hal::Adapter;
 pub use ragtag_kernels::binary::Operation as BinaryOperation;
 pub use ragtag_kernels::reduce::Reduction;

@@ -49,7 +49,7 @@ impl<const N: usize> Walk<N> {
 
 /// The strides of values that lie one after the other.
 pub(super) fn contiguous(sizes: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1usize; sizes.len()];
+    let mut strides = vec![1_usize; sizes.len()];
     for i in (1..sizes.len()).rev() {
         strides[i - 1] = strides[i].saturating_mul(sizes[i]);
     }
