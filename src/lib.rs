@@ -24,6 +24,7 @@
 //! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
 
 pub mod cli;
+pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;
@@ -45,6 +46,7 @@ pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
+pub use ragtag_conformance::Shapes;
 pub use ragtag_devices::ProbeChild;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;

@@ -4,7 +4,7 @@
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use ragtag_conformance::{Absent, Suite};
+use ragtag_conformance::{Absent, Shapes, Suite};
 use ragtag_hal::Adapter;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,6 +27,10 @@ pub struct SelfTest {
     pub started_unix_s: u64,
     /// The pattern that tests' names had to hold; empty for all tests.
     pub only: String,
+    /// How many random shapes each operator was tried with, beside the listed ones.
+    pub shapes: u32,
+    /// The seed of the first of them; each of the others has the next.
+    pub seed: u64,
     /// One report for each device, with every test.
     pub reports: Vec<ragtag_conformance::Report>,
     /// The backends that show no device, and why.
@@ -35,7 +39,7 @@ pub struct SelfTest {
 
 impl SelfTest {
     /// Runs the tests whose names hold `only` (see [`Suite::only`]; an empty one for all) on these adapters, one after
-    /// another. Each is opened anew, so it should not be in use. Tells `starts` the adapter and the name of each test
+    /// another, with these random shapes of operators. Each is opened anew, so it should not be in use. Tells `starts` the adapter and the name of each test
     /// before it begins.
     ///
     /// # Errors
@@ -44,9 +48,10 @@ impl SelfTest {
         devices: &Devices,
         adapters: &[Adapter],
         only: &str,
+        shapes: Shapes,
         mut starts: impl FnMut(&Adapter, &str),
     ) -> Result<Self> {
-        let suite = Suite::new().only(only);
+        let suite = Suite::new().only(only).shapes(shapes);
         if suite.names().is_empty() {
             return Err(Error::Usage(format!("no test has {only:?} in its name")));
         }
@@ -62,6 +67,8 @@ impl SelfTest {
             arch: std::env::consts::ARCH,
             started_unix_s,
             only: only.into(),
+            shapes: shapes.count,
+            seed: shapes.seed,
             reports: adapters.iter().map(run).collect(),
             absent: devices.report().backends.iter().filter_map(ragtag_conformance::absent).collect(),
         })
@@ -93,7 +100,8 @@ mod tests {
     fn a_failed_test_is_an_error_with_exit_code_1() {
         let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
         let devices = Devices::probe(&cpu).unwrap();
-        let mut found = SelfTest::run(&devices, devices.selected(), "memory/fill", |_, _| {}).unwrap();
+        let mut found =
+            SelfTest::run(&devices, devices.selected(), "memory/fill", Shapes::default(), |_, _| {}).unwrap();
         found.check().unwrap();
         found.reports[0].tests[0].verdict = Verdict::Failed { why: "for a test".into() };
         let error = found.check().unwrap_err();
@@ -107,7 +115,7 @@ mod tests {
         let devices = Devices::probe(&cpu).unwrap();
         let mut gone = devices.selected()[0].clone();
         gone.index = 77;
-        let found = SelfTest::run(&devices, &[gone], "memory/", |_, _| {}).unwrap();
+        let found = SelfTest::run(&devices, &[gone], "memory/", Shapes::default(), |_, _| {}).unwrap();
         assert_eq!(found.reports[0].failures().count(), SelfTest::tests("memory/"));
     }
 }

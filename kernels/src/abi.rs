@@ -1,5 +1,6 @@
 //! Sizes of bindings, in saturating arithmetic: constants that overflow ask for more bytes than any binding has.
 
+use crate::kernel::ElementType;
 use crate::params::HEADER_WORDS;
 
 /// A size that no binding has.
@@ -25,6 +26,31 @@ pub(crate) fn strided(rows: u32, stride: u32, width: u32) -> u64 {
         None => 0,
         Some(before) => words(&[before, stride]).saturating_add(words(&[width])),
     }
+}
+
+/// Values from the first to the last of rows of `width` values that are repeated along dimensions of (count, stride).
+pub(crate) fn reach(width: u32, dimensions: &[(u32, u32)]) -> u64 {
+    if width == 0 || dimensions.iter().any(|(count, _)| *count == 0) {
+        return 0;
+    }
+    let further =
+        |reach: u64, (count, stride): &(u32, u32)| reach.saturating_add(product(&[count - 1, *stride]));
+    dimensions.iter().fold(u64::from(width), further)
+}
+
+/// The same for rows that are written: impossible if any may overlap.
+pub(crate) fn reach_apart<const N: usize>(width: u32, mut dimensions: [(u32, u32); N]) -> u64 {
+    dimensions.sort_by_key(|(_, stride)| *stride);
+    let overlaps = |i: usize| {
+        let (count, stride) = dimensions[i];
+        count > 1 && u64::from(stride) < reach(width, &dimensions[..i])
+    };
+    if (0..N).any(overlaps) { IMPOSSIBLE } else { reach(width, &dimensions) }
+}
+
+/// Bytes of so many values of a type, in whole words.
+pub(crate) fn values(element: ElementType, count: u64) -> u64 {
+    count.saturating_mul(element.bytes()).checked_next_multiple_of(4).unwrap_or(IMPOSSIBLE)
 }
 
 /// Bytes of a whole parameter block.

@@ -71,6 +71,41 @@ impl fmt::Display for Activations {
     }
 }
 
+/// The types of the values that operators take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of an f32.
+    BF16,
+}
+
+impl ElementType {
+    /// Every type.
+    pub const ALL: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::BF16];
+
+    /// Bytes of one value.
+    pub fn bytes(self) -> u64 {
+        match self {
+            ElementType::F32 => 4,
+            ElementType::F16 | ElementType::BF16 => 2,
+        }
+    }
+}
+
+impl fmt::Display for ElementType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ElementType::F32 => "f32",
+            ElementType::F16 => "f16",
+            ElementType::BF16 => "bf16",
+        })
+    }
+}
+
 /// The form in which keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -125,6 +160,32 @@ pub enum Kernel {
     ArgMax,
     /// The largest values of each row, in order.
     TopK,
+    /// C = α · op(A) · op(B) + β · C, with A and B of this type.
+    Gemm(ElementType),
+    /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
+    AttentionDense(ElementType),
+    /// Elements by strides, from one type to another.
+    Copy,
+    /// Rows of a table, from one type to another.
+    GatherRows,
+    /// A function of each value.
+    Unary,
+    /// An operation on pairs of values.
+    Binary,
+    /// One value for each line along an axis.
+    Reduce,
+    /// Lines of probabilities along an axis.
+    SoftmaxAxis,
+    /// Layer norm of rows.
+    LayerNorm,
+    /// Rotary position embedding of heads.
+    Rope,
+    /// Values of blocks as files store them.
+    DecodeBlocks,
+    /// Values as blocks that files store.
+    EncodeBlocks,
+    /// Convolution of images and weights of this type.
+    Conv2d(ElementType),
 }
 
 impl Kernel {
@@ -133,6 +194,9 @@ impl Kernel {
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
+        all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
+        all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
+        all.extend([Kernel::DecodeBlocks, Kernel::EncodeBlocks]);
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
@@ -146,6 +210,9 @@ impl Kernel {
             all.push(Kernel::AttentionPartial(kv_type));
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
+        all.extend(ElementType::ALL.map(Kernel::Gemm));
+        all.extend(ElementType::ALL.map(Kernel::AttentionDense));
+        all.extend(ElementType::ALL.map(Kernel::Conv2d));
         all
     }
 
@@ -200,6 +267,19 @@ impl fmt::Display for Kernel {
             Kernel::Softmax => write!(f, "softmax"),
             Kernel::ArgMax => write!(f, "arg-max"),
             Kernel::TopK => write!(f, "top-k"),
+            Kernel::Gemm(e) => write!(f, "gemm/{e}"),
+            Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
+            Kernel::Copy => write!(f, "copy"),
+            Kernel::GatherRows => write!(f, "gather-rows"),
+            Kernel::Unary => write!(f, "unary"),
+            Kernel::Binary => write!(f, "binary"),
+            Kernel::Reduce => write!(f, "reduce"),
+            Kernel::SoftmaxAxis => write!(f, "softmax-axis"),
+            Kernel::LayerNorm => write!(f, "layer-norm"),
+            Kernel::Rope => write!(f, "rope"),
+            Kernel::DecodeBlocks => write!(f, "decode-blocks"),
+            Kernel::EncodeBlocks => write!(f, "encode-blocks"),
+            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
         }
     }
 }

@@ -325,6 +325,7 @@ pub(crate) struct PerplexityArgs {
 Examples:
   ragtag selftest
   ragtag selftest --device cpu --only 'kernel/matmul*avx2'
+  ragtag selftest --only 'kernel/gemm' --shapes 200 --seed 7
   ragtag selftest --report selftest.json
 
 Without --device and RAGTAG_DEVICES every device is tested, also those that the processor imitates.
@@ -333,6 +334,12 @@ pub(crate) struct SelftestArgs {
     /// Only tests with this in their names; * stands for anything: 'matmul*avx2'.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) only: Option<String>,
+    /// Try each operator with N random shapes, beside the listed ones.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub(crate) shapes: u32,
+    /// The seed of the first random shape; each of the others has the next.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
     /// Write versions, devices and every test with its time as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,

@@ -6,7 +6,7 @@ use super::progress;
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::selftest::SelfTest;
-use ragtag_conformance::{Outcome, Report, Verdict};
+use ragtag_conformance::{Outcome, Report, Shapes, Verdict};
 use ragtag_devices::Source;
 use ragtag_hal::Adapter;
 use ragtag_kernels::NumericsClass;
@@ -22,13 +22,15 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
         Source::Flag | Source::Environment => devices.selected().to_vec(),
     };
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
-    note(&format!("testing {}", labels.join(", ")));
+    let shapes = Shapes { count: args.shapes, seed: args.seed };
+    let random = format!("{} random shapes of each operator from seed {}", shapes.count, shapes.seed);
+    note(&format!("testing {} with {random}", labels.join(", ")));
     if args.devices.strict {
         super::strict::check_devices(&devices)?;
     }
     let only = args.only.as_deref().unwrap_or_default();
     let bar = progress::steps("testing", (SelfTest::tests(only) * adapters.len()) as u64);
-    let found = SelfTest::run(&devices, &adapters, only, |adapter, test| {
+    let found = SelfTest::run(&devices, &adapters, only, shapes, |adapter, test| {
         bar.set_message(format!("{} {test}", adapter.label()));
         bar.inc(1);
     })?;
@@ -123,7 +125,8 @@ mod tests {
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {
         let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
         let devices = Devices::probe(&cpu).unwrap();
-        let mut found = SelfTest::run(&devices, devices.selected(), "memory/fill", |_, _| {}).unwrap();
+        let mut found =
+            SelfTest::run(&devices, devices.selected(), "memory/fill", Shapes::default(), |_, _| {}).unwrap();
         let outcome = |(name, verdict): &(&str, Verdict)| Outcome {
             name: name.to_string(),
             verdict: verdict.clone(),

@@ -594,10 +594,13 @@ fn selftest_tests_every_device_and_writes_what_it_shows() {
             "ragtag",
             "ragtag_selftest",
             "reports",
+            "seed",
+            "shapes",
             "started_unix_s"
         ])
     );
     assert_eq!((&report["ragtag_selftest"], &report["only"]), (&1.into(), &"o*y/".into()));
+    assert_eq!((&report["shapes"], &report["seed"]), (&4.into(), &1.into()));
     for device in report["reports"].as_array().unwrap() {
         let tests = device["tests"].as_array().unwrap();
         assert!(tests.iter().all(|test| test["name"].as_str().unwrap().starts_with("memory/")));

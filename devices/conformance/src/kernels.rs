@@ -5,11 +5,11 @@
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
-use crate::suite::Outcomes;
+use crate::suite::{Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
-use ragtag_kernels::{Case, Variant, cases, module_source};
+use ragtag_kernels::{Case, Variant, cases, module_source, random_case};
 
-/// The seed of all cases: the same numbers on every machine.
+/// The seed of the cases that are listed: the same numbers on every machine.
 const SEED: u64 = 1;
 /// What guards are made of: neither zero, nor NaN, nor what outputs are poisoned with.
 const GUARD: u8 = 0xa5;
@@ -21,8 +21,8 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// All cases of a variant.
-pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
+/// All cases of a variant, and so many of random shapes.
+pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         let language = variant.language();
         return Ok(Verdict::skipped(format!("the device does not take {language:?} kernels")));
@@ -36,7 +36,8 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant) -> Outcomes {
     let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
-    for case in cases(variant.kernel, variant.layout, SEED) {
+    let random = shapes.seeds().map_while(|seed| random_case(variant.kernel, seed));
+    for case in cases(variant.kernel, variant.layout, SEED).into_iter().chain(random) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

@@ -23,4 +23,4 @@ mod suite;
 
 pub use known::KnownFailure;
 pub use report::{Absent, Outcome, Report, Summary, Verdict};
-pub use suite::{Suite, absent, run, run_all};
+pub use suite::{Shapes, Suite, absent, run, run_all};

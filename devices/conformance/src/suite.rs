@@ -23,10 +23,33 @@ pub(crate) struct Test {
 /// The id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
+/// The random shapes that operators are tried with, beside the listed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// How many for each variant.
+    pub count: u32,
+    /// The seed of the first; each of the others has the next.
+    pub seed: u64,
+}
+
+impl Default for Shapes {
+    /// A few, the same ones everywhere.
+    fn default() -> Self {
+        Self { count: 4, seed: 1 }
+    }
+}
+
+impl Shapes {
+    pub(crate) fn seeds(self) -> impl Iterator<Item = u64> {
+        (0..u64::from(self.count)).map(move |i| self.seed.wrapping_add(i))
+    }
+}
+
 /// What of the suite is run, and what is known to fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
+    shapes: Shapes,
     known: &'a [KnownFailure],
 }
 
@@ -39,6 +62,11 @@ impl<'a> Suite<'a> {
     /// Only tests with this in their names; `*` stands for anything: `matmul*avx2`.
     pub fn only(self, pattern: &'a str) -> Self {
         Self { only: pattern, ..self }
+    }
+
+    /// Other random shapes than a few, the same ones everywhere.
+    pub fn shapes(self, shapes: Shapes) -> Self {
+        Self { shapes, ..self }
     }
 
     /// What the adapter is known not to do. Such a failure is reported as skipped, with its reason; a test that passes
@@ -66,7 +94,7 @@ impl<'a> Suite<'a> {
             let name = entry.name();
             starts(&name);
             let start = Instant::now();
-            let verdict = stand.run(&entry);
+            let verdict = stand.run(&entry, self.shapes);
             let duration_us = start.elapsed().as_micros() as u64;
             tests.push(Outcome { name, verdict, class: entry.class(), duration_us });
         }
@@ -135,10 +163,10 @@ impl Entry {
         matches!(self, Entry::Device(test) if test.destroys)
     }
 
-    fn run(self, bench: &mut Bench) -> Outcomes {
+    fn run(self, bench: &mut Bench, shapes: Shapes) -> Outcomes {
         match self {
             Entry::Device(test) => (test.run)(bench),
-            Entry::Kernel(variant) => kernels::run(bench, variant),
+            Entry::Kernel(variant) => kernels::run(bench, variant, shapes),
         }
     }
 }
@@ -150,9 +178,9 @@ struct Stand<F> {
 }
 
 impl<F: Fn() -> Result<Checked>> Stand<F> {
-    fn run(&mut self, entry: &Entry) -> Verdict {
+    fn run(&mut self, entry: &Entry, shapes: Shapes) -> Verdict {
         let outcome = self.bench().and_then(|bench| {
-            let outcome = entry.run(bench)?;
+            let outcome = entry.run(bench, shapes)?;
             bench.clear().map(|()| outcome)
         });
         if entry.destroys() || outcome.is_err() {

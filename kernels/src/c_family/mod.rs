@@ -5,8 +5,10 @@
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
 mod decode;
+mod elementwise;
 mod fragments;
 mod matrix_units;
+mod operators;
 mod rows;
 mod streams;
 mod weights;
@@ -27,6 +29,8 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(matrix_units::products());
     out.extend(fragments::products());
     out.extend(weights::variants());
+    out.extend(operators::variants());
+    out.extend(elementwise::variants());
     out
 }
 

@@ -4,10 +4,12 @@
 //! back, and asks [`Case::check`].
 
 mod check;
+mod elements;
 mod random;
 
 pub(crate) use check::{Build, untouched_after};
 pub use check::{Case, Content, Expected};
+pub(crate) use elements::{Stored, row_starts};
 pub(crate) use random::Random;
 
 use crate::kernel::Kernel;
@@ -36,8 +38,48 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Softmax => crate::softmax::cases(seed),
         Kernel::ArgMax => crate::arg_max::cases(seed),
         Kernel::TopK => crate::top_k::cases(seed),
+        Kernel::Gemm(element) => crate::gemm::cases(element, seed),
+        Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
+        Kernel::Copy => crate::copy::cases(seed),
+        Kernel::GatherRows => crate::gather_rows::cases(seed),
+        Kernel::Unary => crate::unary::cases(seed),
+        Kernel::Binary => crate::binary::cases(seed),
+        Kernel::Reduce => crate::reduce::cases(seed),
+        Kernel::SoftmaxAxis => crate::softmax_axis::cases(seed),
+        Kernel::LayerNorm => crate::layer_norm::cases(seed),
+        Kernel::Rope => crate::rope::cases(seed),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
+        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
     }
 }
+
+/// A case of a random shape for a kernel that is an operator of its own; `None` for those that are only part of a model.
+/// The seed is all that it depends on, and is in its label.
+pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
+    let case = random_shape(kernel, &mut Random::new(seed))?;
+    Some(Case { label: format!("{}, seed {seed}", case.label), ..case })
+}
+
+fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
+    Some(match kernel {
+        Kernel::Copy => crate::copy::random_case(random),
+        Kernel::GatherRows => crate::gather_rows::random_case(random),
+        Kernel::Unary => crate::unary::random_case(random),
+        Kernel::Binary => crate::binary::random_case(random),
+        Kernel::Reduce => crate::reduce::random_case(random),
+        Kernel::SoftmaxAxis => crate::softmax_axis::random_case(random),
+        Kernel::LayerNorm => crate::layer_norm::random_case(random),
+        Kernel::Rope => crate::rope::random_case(random),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
+        Kernel::Gemm(element) => crate::gemm::random_shape(element, random),
+        Kernel::AttentionDense(element) => crate::attention_dense::random_shape(element, random),
+        Kernel::Conv2d(element) => crate::conv2d::random_shape(element, random),
+        _ => return None,
+    })
+}
+
+/// More groups than a dimension of a launch has on some devices.
+pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.
 #[derive(Clone, Copy)]

@@ -5,15 +5,22 @@
 #![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
 
 mod attention;
+mod attention_dense;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod conv2d;
+mod elements;
+mod elementwise;
+mod file_blocks;
 mod formats;
+mod gemm;
 mod halves;
 mod isa;
 mod kv;
 mod launch;
+mod lines;
 mod logits;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -32,6 +39,7 @@ use crate::table::{Code, NEVER, Variant};
 use formats::{
     BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
 };
+use half::{bf16, f16};
 use isa::Isa;
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
@@ -105,6 +113,25 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, split_attention::Merge>());
     out.push(variant::<S, split_attention::MergeInt8>());
     out.push(variant::<S, split_attention::MergeF16>());
+    out.push(variant::<S, gemm::Gemm<f32>>());
+    out.push(variant::<S, gemm::Gemm<f16>>());
+    out.push(variant::<S, gemm::Gemm<bf16>>());
+    out.push(variant::<S, attention_dense::AttentionDense<f32>>());
+    out.push(variant::<S, attention_dense::AttentionDense<f16>>());
+    out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
+    out.push(variant::<S, elementwise::Copy>());
+    out.push(variant::<S, elementwise::GatherRows>());
+    out.push(variant::<S, elementwise::Unary>());
+    out.push(variant::<S, elementwise::Binary>());
+    out.push(variant::<S, lines::Reduce>());
+    out.push(variant::<S, lines::SoftmaxAxis>());
+    out.push(variant::<S, lines::LayerNorm>());
+    out.push(variant::<S, elementwise::Rope>());
+    out.push(variant::<S, file_blocks::DecodeBlocks>());
+    out.push(variant::<S, file_blocks::EncodeBlocks>());
+    out.push(variant::<S, conv2d::Conv2d<f32>>());
+    out.push(variant::<S, conv2d::Conv2d<f16>>());
+    out.push(variant::<S, conv2d::Conv2d<bf16>>());
 }
 
 /// The kernels of a tensor type.

@@ -1,0 +1,308 @@
+//! Attention over dense keys and values, with all that models ask of it: out = Σ softmax(score) v over what a row sees.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | q: values of the kernel's type, `[batch, heads, m, d]` |
+//! | 1 | k: values of the same type, `[batch, kv heads, n, d]` |
+//! | 2 | v: like k |
+//! | 3 | out: f32 `[batch, heads, m, d]`, written |
+//!
+//! Constants: batch, heads, kv heads, m, n, d; the strides of batch, head and row of q, of k, of v and of out, in values;
+//! scale, cap (the bits of f32), causal, window, prefix. Values of a row lie side by side; all else lies where the strides say,
+//! so that `[batch, m, heads, d]` is as good. Rows of out do not overlap. Types of 16 bits are read as whole words: their
+//! bindings have a multiple of four bytes.
+//!
+//! Heads are a multiple of kv heads: heads `h · heads / kv heads …` share kv head h. Row i stands at position p = i + n − m:
+//! the last row at the last position. It sees position j
+//! - below `prefix`, whatever else is asked for,
+//! - or, if `causal` is not zero, where j ≤ p, and, if `window` is not zero, where |p − j| < window.
+//!
+//! score = scale · q·k, and with a cap that is not zero cap · tanh(score / cap). Softmax streams over [`STEP`] positions at a
+//! time (Milakov and Gimelshein, 2018), so that scores of a row are never kept. A row that sees nothing becomes zero. What a
+//! row does not see is never part of its result, whatever it holds.
+//!
+//! Groups: [`QUERIES`] queries of one kv head; row after row, and in a row the heads that share it. At most 2²⁹ rows and
+//! positions, and 2³¹ − 1 groups.
+
+use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
+use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
+use crate::kernel::{ElementType, Kernel};
+use ragtag_hal::{Access, EntryAbi};
+use std::ops::Range;
+
+/// Queries of a group.
+pub const QUERIES: u32 = 16;
+
+/// Positions between two corrections of the softmax.
+pub const STEP: usize = 64;
+
+/// Most rows, and most positions.
+const MOST: u32 = 1 << 29;
+
+macro_rules! abis {
+    ($($name:ident),*) => {
+        /// The binary interface for values of this type.
+        pub fn abi(element: ElementType) -> &'static EntryAbi {
+            match element {
+                $(ElementType::$name => {
+                    static ABI: EntryAbi = EntryAbi {
+                        name: concat!("attention_dense_", stringify!($name)),
+                        bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
+                        constants: 23,
+                        extents: |constants, out| extents(ElementType::$name, constants, out),
+                    };
+                    &ABI
+                })*
+            }
+        }
+    };
+}
+abis!(F32, F16, BF16);
+
+fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
+    let [batch, heads, kv_heads, m, n, d, ref strides @ ..] = *constants else { return };
+    let Some(strides) = strides.first_chunk::<12>() else { return };
+    if [batch, heads, m, d].contains(&0) {
+        return out.fill(0);
+    }
+    if m > MOST || n > MOST || groups(constants).is_none() {
+        return out.fill(IMPOSSIBLE);
+    }
+    let [q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, to_batch, to_head, to_row] =
+        *strides;
+    out.copy_from_slice(&[
+        values(element, reach(d, &[(batch, q_batch), (heads, q_head), (m, q_row)])),
+        values(element, reach(d, &[(batch, k_batch), (kv_heads, k_head), (n, k_row)])),
+        values(element, reach(d, &[(batch, v_batch), (kv_heads, v_head), (n, v_row)])),
+        values(ElementType::F32, reach_apart(d, [(batch, to_batch), (heads, to_head), (m, to_row)])),
+    ]);
+}
+
+/// How many there are; none if heads cannot share kv heads, or if a launch has fewer.
+fn groups(constants: &[u32]) -> Option<u32> {
+    let [batch, heads, kv_heads, m, _, d, ..] = *constants else { return None };
+    if [batch, heads, m, d].contains(&0) {
+        return Some(0);
+    }
+    let sharing = heads.checked_div(kv_heads).filter(|sharing| sharing * kv_heads == heads)?;
+    let tiles = m.checked_mul(sharing)?.div_ceil(QUERIES);
+    tiles.checked_mul(kv_heads)?.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
+}
+
+/// Sequences × kv heads × tiles of queries, all in one dimension: the first is the largest that a device has.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [groups(constants).unwrap_or(u32::MAX), 1, 1]
+}
+
+/// Which positions rows see.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mask {
+    pub rows: usize,
+    pub positions: usize,
+    pub causal: bool,
+    /// Zero for none.
+    pub window: usize,
+    pub prefix: usize,
+}
+
+impl Mask {
+    /// What a row sees beside the prefix.
+    #[inline(always)]
+    pub fn span(&self, row: usize) -> Range<usize> {
+        // Beyond this every window is as good as none.
+        let window = if self.window == 0 { 1 << 40 } else { self.window as i64 };
+        let at = row as i64 + self.positions as i64 - self.rows as i64;
+        let end = if self.causal { at + 1 } else { at + window };
+        let within = |position: i64| position.clamp(0, self.positions as i64) as usize;
+        within(at - window + 1)..within(end)
+    }
+
+    /// Whether a row sees a position.
+    #[inline(always)]
+    pub fn sees(&self, row: usize, position: usize) -> bool {
+        position < self.prefix || self.span(row).contains(&position)
+    }
+}
+
+/// What a case asks for.
+#[derive(Clone, Copy)]
+struct Shape {
+    batch: usize,
+    /// Kv heads, and heads that share one.
+    heads: [usize; 2],
+    mask: Mask,
+    d: usize,
+    scale: f32,
+    cap: f32,
+    /// Whether rows are in order of positions first and heads then.
+    heads_inside: bool,
+    /// Values between rows of q, k, v and out.
+    gap: usize,
+}
+
+const fn rows(rows: usize, positions: usize) -> Mask {
+    Mask { rows, positions, causal: false, window: 0, prefix: 0 }
+}
+
+const fn causal(rows: usize, positions: usize, window: usize, prefix: usize) -> Mask {
+    Mask { rows, positions, causal: true, window, prefix }
+}
+
+pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
+    let plain = |heads, mask, d: usize| Shape {
+        batch: 1,
+        heads,
+        mask,
+        d,
+        scale: 1.0 / (d.max(1) as f32).sqrt(),
+        cap: 0.0,
+        heads_inside: false,
+        gap: 0,
+    };
+    let shapes = [
+        plain([1, 1], rows(1, 1), 1),
+        Shape { batch: 2, ..plain([2, 4], causal(1, 130, 0, 0), 64) },
+        Shape { heads_inside: true, ..plain([2, 2], causal(37, 37, 0, 0), 20) },
+        Shape { gap: 3, ..plain([3, 1], causal(19, 150, 20, 3), 33) },
+        Shape { cap: 5.0, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
+        // The first rows stand before the first position; but for a prefix they see nothing.
+        plain([1, 2], causal(21, 9, 0, 0), 16),
+        Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
+        // The first rows see nothing at all, and those that see do not see each other's.
+        plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
+        plain([2, 1], rows(3, 0), 5),
+        plain([2, 1], rows(0, 3), 5),
+    ];
+    let mut random = Random::new(seed);
+    shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
+}
+
+/// Attention of any shape. A few have more groups than a dimension of a launch has on some devices.
+pub(crate) fn random_shape(element: ElementType, random: &mut Random) -> Case {
+    let mut few = |bound: usize| random.below(bound);
+    let many = few(64) == 0;
+    let mask = Mask {
+        rows: few(40),
+        positions: few(200),
+        causal: few(2) == 1,
+        window: few(2) * (1 + few(80)),
+        prefix: few(2) * few(100),
+    };
+    let shape = Shape {
+        batch: 1 + few(2),
+        heads: [1 + few(3), 1 + few(5)],
+        mask,
+        d: 1 + few(150),
+        scale: (1 + few(8)) as f32 / 16.0,
+        cap: few(2) as f32 * (1 + few(30)) as f32,
+        heads_inside: few(2) == 1,
+        gap: few(5),
+    };
+    let many_small =
+        Shape { batch: MANY, heads: [1, 1], mask: Mask { rows: 1, positions: 2, ..mask }, d: 1, ..shape };
+    case(element, random, if many { many_small } else { shape })
+}
+
+/// The strides of batch, head and row of `[batch, heads, rows, d]`.
+fn strides(shape: &Shape, heads: usize, rows: usize) -> [usize; 3] {
+    let row = shape.d + shape.gap;
+    let [head, row] = if shape.heads_inside { [row, heads * row] } else { [rows * row, row] };
+    [heads * rows * (shape.d + shape.gap) + shape.gap, head, row]
+}
+
+fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
+    let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
+    let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);
+    let (of_queries, of_keys) = (strides(&shape, heads, m), strides(&shape, kv_heads, n));
+    let places =
+        |strides: [usize; 3], heads, rows| [(batch, strides[0]), (heads, strides[1]), (rows, strides[2])];
+    let (queries, keys) = (places(of_queries, heads, m), places(of_keys, kv_heads, n));
+    let q = Stored::new(element, &random.rows(d, &queries, 2.0));
+    let [k, v] = [0, 1].map(|_| {
+        // What nobody sees is not a number.
+        let mut values = random.rows(d, &keys, 1.0);
+        let starts = row_starts(&keys).into_iter().enumerate();
+        let unseen = starts.filter(|(i, _)| !(0..m).any(|row| mask.sees(row, i % n)));
+        unseen.for_each(|(_, start)| values[start..start + d].fill(f32::NAN));
+        Stored::new(element, &values)
+    });
+
+    let out_values = q.values.len();
+    let mut expected = vec![None; out_values];
+    for (i, start) in row_starts(&queries).into_iter().enumerate() {
+        let (sequence, head, row) = (i / m / heads, i / m % heads, i % m);
+        let seen: Vec<usize> = (0..n).filter(|position| mask.sees(row, *position)).collect();
+        let at = |position| sequence * of_keys[0] + head / sharing * of_keys[1] + position * of_keys[2];
+        let query = &q.values[start..start + d];
+        let score = |position: &usize| {
+            let dot: f64 = query.iter().zip(&k.values[at(*position)..]).map(|(q, k)| q * k).sum();
+            let (score, cap) = (dot * f64::from(scale), f64::from(cap));
+            if cap == 0.0 { score } else { cap * (score / cap).tanh() }
+        };
+        let scores: Vec<f64> = seen.iter().map(score).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        for dim in 0..d {
+            let sum: f64 = seen.iter().zip(&weights).map(|(p, w)| w * v.values[at(*p) + dim]).sum();
+            expected[start + dim] = Some(if seen.is_empty() { 0.0 } else { sum / total });
+        }
+    }
+    let floats = [scale, cap].map(|value| value.to_bits() as usize);
+    let sizes = [batch, heads, kv_heads, m, n, d];
+    let rules = [usize::from(mask.causal), mask.window, mask.prefix];
+    let constants = [&sizes[..], &of_queries, &of_keys, &of_keys, &of_queries, &floats, &rules].concat();
+    let label = format!(
+        "{batch} of {heads} heads on {kv_heads} of {d}, rows {} apart, scale {scale}, cap {cap}, {mask:?}",
+        of_queries[2]
+    );
+    let build = Build::new(Kernel::AttentionDense(element), label, &constants);
+    let build = build.bytes(q.bytes).bytes(k.bytes).bytes(v.bytes).poison(out_values * 4);
+    build.expect_f32(3, expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(mask: Mask, row: usize) -> Vec<usize> {
+        (0..mask.positions).filter(|position| mask.sees(row, *position)).collect()
+    }
+
+    #[test]
+    fn masks_are_what_they_say() {
+        assert_eq!(seen(rows(2, 3), 0), [0, 1, 2]);
+        assert_eq!(seen(causal(2, 4, 0, 0), 0), [0, 1, 2]);
+        assert_eq!(seen(causal(2, 4, 0, 0), 1), [0, 1, 2, 3]);
+        assert_eq!(seen(causal(1, 9, 3, 0), 0), [6, 7, 8]);
+        assert_eq!(seen(causal(1, 9, 3, 2), 0), [0, 1, 6, 7, 8]);
+        assert_eq!(seen(Mask { window: 2, ..rows(5, 5) }, 2), [1, 2, 3]);
+        // Before the first position.
+        assert!(seen(causal(3, 2, 0, 0), 0).is_empty());
+        assert_eq!(seen(causal(3, 2, 0, 1), 0), [0]);
+        assert_eq!(seen(Mask { window: 3, ..rows(4, 2) }, 0), [0]);
+        // Behind the last one, and with more of a window than there is.
+        assert_eq!(seen(Mask { window: u32::MAX as usize, ..rows(4, 2) }, 3), [0, 1]);
+    }
+
+    #[test]
+    fn heads_that_cannot_share_do_not_fit() {
+        let constants = |heads: u32, kv_heads: u32, rest: [u32; 4]| {
+            let mut constants = vec![2, heads, kv_heads, rest[0], rest[1], rest[2]];
+            constants.extend([rest[3]; 12]);
+            constants.extend([0; 5]);
+            constants
+        };
+        let extents_of = |constants: &[u32]| {
+            let mut out = [0; 4];
+            extents(ElementType::F16, constants, &mut out);
+            out
+        };
+        assert_eq!(extents_of(&constants(3, 2, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
+        assert_eq!(extents_of(&constants(3, 0, [1, 1, 4, 4])), [IMPOSSIBLE; 4]);
+        assert_eq!(extents_of(&constants(2, 2, [MOST + 1, 1, 4, 4])), [IMPOSSIBLE; 4]);
+        assert_eq!(extents_of(&constants(2, 2, [0, 1, 4, 4])), [0; 4]);
+        // Batch and head four values apart each: what is written would overlap, what is read may.
+        assert_eq!(extents_of(&constants(2, 1, [1, 3, 4, 4])), [24, 32, 32, IMPOSSIBLE]);
+    }
+}

@@ -1,0 +1,4 @@
+// Values of operators: f16.
+
+#define ELEMENT HALF
+#define LOAD_ELEMENT(pointer, i) LOAD_HALF(pointer, i)

@@ -1,0 +1,51 @@
+//! Values of operators' types: as they are stored, and as numbers.
+
+use super::Random;
+use crate::kernel::ElementType;
+use half::{bf16, f16};
+
+/// Values of a type.
+pub(crate) struct Stored {
+    /// Up to a multiple of four bytes.
+    pub bytes: Vec<u8>,
+    /// What they stand for.
+    pub values: Vec<f64>,
+}
+
+impl Stored {
+    /// These values, rounded to the type. What fills the last word is not a number.
+    pub fn new(element: ElementType, values: &[f32]) -> Self {
+        let mut bytes: Vec<u8> = match element {
+            ElementType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            ElementType::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),
+            ElementType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
+        };
+        bytes.resize(bytes.len().next_multiple_of(4), 0xff);
+        let stored = |v: &f32| match element {
+            ElementType::F32 => f64::from(*v),
+            ElementType::F16 => f16::from_f32(*v).to_f64(),
+            ElementType::BF16 => bf16::from_f32(*v).to_f64(),
+        };
+        Self { bytes, values: values.iter().map(stored).collect() }
+    }
+}
+
+/// Where rows begin that are repeated along dimensions of (count, stride), the last dimension first.
+pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
+    dimensions.iter().fold(vec![0], |starts, &(count, stride)| {
+        starts.into_iter().flat_map(|start| (0..count).map(move |i| start + i * stride)).collect()
+    })
+}
+
+impl Random {
+    /// Rows of `width` values between −`size` and `size`, repeated along dimensions of (count, stride). What lies between
+    /// them is not a number. There is always a value, since no device binds nothing.
+    pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {
+        let starts = row_starts(dimensions);
+        let mut out = vec![f32::NAN; starts.iter().max().map_or(0, |last| last + width).max(1)];
+        for start in starts {
+            out[start..start + width].fill_with(|| self.float(size));
+        }
+        out
+    }
+}

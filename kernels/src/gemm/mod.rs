@@ -1,0 +1,212 @@
+//! Gemm: C = α · op(A) · op(B) + β · C for matrices in rows, one after another.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | A: values of the kernel's type, `[m, k]`, or `[k, m]` where it is transposed |
+//! | 1 | B: values of the same type, `[k, n]`, or `[n, k]` where it is transposed |
+//! | 2 | C: f32 `[m, n]`, read and written |
+//!
+//! Constants: m, n, k, whether A is transposed, whether B is, lda, ldb, ldc, batch, stride of A, of B, of C, α, β (the bits of
+//! f32). A row of a matrix begins so many values after the last (lda, ldb, ldc), a matrix of the batch so many after the last
+//! (strides; zero for one that all products share). Rows of C do not overlap, and what lies between them is not touched. Types
+//! of 16 bits are read as whole words: their bindings have a multiple of four bytes.
+//!
+//! As in BLAS, C is not read where β is zero, and A and B are not where α or k is. Sums are f32. No dimension is more than
+//! 2³¹ − 1, and there are no more than 2³¹ − 1 groups, each of which computes [`TILE`] × [`TILE`] values.
+//!
+//! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), row by row in place of column by
+//! column.
+
+use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
+use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
+use crate::kernel::{ElementType, Kernel};
+use ragtag_hal::{Access, EntryAbi};
+
+/// Rows and columns of C that one group computes.
+pub const TILE: u32 = 64;
+
+macro_rules! abis {
+    ($($name:ident),*) => {
+        /// The binary interface for values of this type.
+        pub fn abi(element: ElementType) -> &'static EntryAbi {
+            match element {
+                $(ElementType::$name => {
+                    static ABI: EntryAbi = EntryAbi {
+                        name: concat!("gemm_", stringify!($name)),
+                        bindings: &[Access::Read, Access::Read, Access::ReadWrite],
+                        constants: 14,
+                        extents: |constants, out| extents(ElementType::$name, constants, out),
+                    };
+                    &ABI
+                })*
+            }
+        }
+    };
+}
+abis!(F32, F16, BF16);
+
+fn extents(element: ElementType, constants: &[u32], out: &mut [u64]) {
+    let [m, n, k, transpose_a, transpose_b, lda, ldb, ldc, batch, stride_a, stride_b, stride_c, _, _] =
+        *constants
+    else {
+        return;
+    };
+    if m == 0 || n == 0 || batch == 0 {
+        return out.fill(0);
+    }
+    if [m, n, k].iter().any(|size| *size > i32::MAX as u32) || groups(m, n, batch).is_none() {
+        return out.fill(IMPOSSIBLE);
+    }
+    let (a_rows, a_width) = if transpose_a == 0 { (m, k) } else { (k, m) };
+    let (b_rows, b_width) = if transpose_b == 0 { (k, n) } else { (n, k) };
+    out.copy_from_slice(&[
+        values(element, reach(a_width, &[(a_rows, lda), (batch, stride_a)])),
+        values(element, reach(b_width, &[(b_rows, ldb), (batch, stride_b)])),
+        values(ElementType::F32, reach_apart(n, [(m, ldc), (batch, stride_c)])),
+    ]);
+}
+
+/// Tiles of C; none if they are more than a launch has.
+fn groups(m: u32, n: u32, batch: u32) -> Option<u32> {
+    let tiles = m.div_ceil(TILE).checked_mul(n.div_ceil(TILE))?;
+    tiles.checked_mul(batch).filter(|groups| *groups <= i32::MAX as u32)
+}
+
+/// Matrices × tiles of rows × tiles of columns, all in one dimension: the first is the largest that a device has.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    [groups(constants[0], constants[1], constants[8]).unwrap_or(u32::MAX), 1, 1]
+}
+
+/// A product of a case. Strides are those of matrices without gaps, and so much more.
+#[derive(Clone, Copy)]
+struct Shape {
+    sizes: [usize; 3],
+    transposed: [bool; 2],
+    batch: usize,
+    row_gaps: [usize; 3],
+    matrix_gaps: [usize; 3],
+    /// Whether all products share A, and B.
+    shared: [bool; 2],
+    factors: [f32; 2],
+}
+
+const PLAIN: Shape = Shape {
+    sizes: [1; 3],
+    transposed: [false; 2],
+    batch: 1,
+    row_gaps: [0; 3],
+    matrix_gaps: [0; 3],
+    shared: [false; 2],
+    factors: [1.0, 0.0],
+};
+
+pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let gaps = Shape { row_gaps: [3, 1, 5], matrix_gaps: [7, 0, 2], factors: [0.5, -2.0], ..PLAIN };
+    let shapes = [
+        PLAIN,
+        Shape { sizes: [1, 67, 33], ..PLAIN },
+        Shape { sizes: [67, 1, 5], factors: [-1.5, 1.0], ..PLAIN },
+        Shape { sizes: [64, 128, 32], ..PLAIN },
+        Shape { sizes: [65, 63, 17], batch: 2, ..gaps },
+        Shape { sizes: [29, 71, 40], transposed: [true, false], batch: 3, shared: [true, false], ..gaps },
+        Shape { sizes: [71, 29, 31], transposed: [false, true], batch: 2, shared: [false, true], ..gaps },
+        Shape { sizes: [66, 68, 47], transposed: [true, true], row_gaps: [2, 4, 0], ..PLAIN },
+        Shape { sizes: [3, 5, 0], factors: [1.0, 0.5], ..PLAIN },
+        Shape { sizes: [3, 5, 7], factors: [0.0, 2.0], ..PLAIN },
+        Shape { sizes: [0, 5, 7], factors: [1.0, 2.0], ..PLAIN },
+    ];
+    shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
+}
+
+/// A product of any shape. A few have more groups than a dimension of a launch has on some devices.
+pub(crate) fn random_shape(element: ElementType, random: &mut Random) -> Case {
+    let mut few = |bound: usize| random.below(bound);
+    let many = few(64) == 0;
+    let shape = Shape {
+        sizes: [few(140), few(140), few(100)],
+        transposed: [few(2) == 1, few(2) == 1],
+        batch: 1 + few(3),
+        row_gaps: [few(4), few(4), few(4)],
+        matrix_gaps: [few(9), few(9), few(9)],
+        shared: [few(4) == 1, few(4) == 1],
+        factors: [few(5) as f32 / 2.0 - 1.0, few(5) as f32 / 2.0 - 1.0],
+    };
+    let many_small = Shape { sizes: [1, 2, 3], batch: MANY, ..shape };
+    case(element, random, if many { many_small } else { shape })
+}
+
+fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
+    let Shape { sizes: [m, n, k], transposed, batch, factors: [alpha, beta], .. } = shape;
+    let (a_rows, a_width) = if transposed[0] { (k, m) } else { (m, k) };
+    let (b_rows, b_width) = if transposed[1] { (n, k) } else { (k, n) };
+    let [lda, ldb, ldc] = [0, 1, 2].map(|i| [a_width, b_width, n][i] + shape.row_gaps[i]);
+    let stride = |i: usize, whole: usize| whole + shape.matrix_gaps[i];
+    let stride_a = if shape.shared[0] { 0 } else { stride(0, a_rows * lda) };
+    let stride_b = if shape.shared[1] { 0 } else { stride(1, b_rows * ldb) };
+    let stride_c = stride(2, m * ldc);
+
+    // What is not to be read is not a number: gaps, A and B where α is zero, C where β is.
+    let mut inputs = |dimensions: [(usize, usize); 2], width, is_read| {
+        random.rows(width, &dimensions, if is_read { 1.0 } else { f32::NAN })
+    };
+    let a = Stored::new(element, &inputs([(batch, stride_a), (a_rows, lda)], a_width, alpha != 0.0));
+    let b = Stored::new(element, &inputs([(batch, stride_b), (b_rows, ldb)], b_width, alpha != 0.0));
+    let c = inputs([(batch, stride_c), (m, ldc)], n, beta != 0.0);
+
+    let mut expected = vec![None; c.len()];
+    for (i, start) in row_starts(&[(batch, stride_c), (m, ldc)]).into_iter().enumerate() {
+        let (matrix, row) = (i / m, i % m);
+        let a_at = |d| matrix * stride_a + if transposed[0] { d * lda + row } else { row * lda + d };
+        for column in 0..n {
+            let b_at =
+                |d| matrix * stride_b + if transposed[1] { column * ldb + d } else { d * ldb + column };
+            let depth = if alpha == 0.0 { 0 } else { k };
+            let sum: f64 = (0..depth).map(|d| a.values[a_at(d)] * b.values[b_at(d)]).sum();
+            let before = if beta == 0.0 { 0.0 } else { f64::from(beta) * f64::from(c[start + column]) };
+            expected[start + column] = Some(f64::from(alpha) * sum + before);
+        }
+    }
+    let flags = transposed.map(usize::from);
+    let bits = [alpha, beta].map(|factor| factor.to_bits() as usize);
+    let constants =
+        [&[m, n, k][..], &flags, &[lda, ldb, ldc, batch, stride_a, stride_b, stride_c], &bits].concat();
+    let label = format!(
+        "{batch} of {m} × {n} × {k}, transposed {transposed:?}, rows {lda}, {ldb}, {ldc} apart, {alpha} and {beta}"
+    );
+    let build = Build::new(Kernel::Gemm(element), label, &constants).bytes(a.bytes).bytes(b.bytes).floats(&c);
+    build.expect_f32(2, expected)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents_of(changes: &[(usize, u32)]) -> [u64; 3] {
+        let mut constants = [3, 5, 7, 0, 0, 7, 5, 5, 2, 21, 35, 15, 0, 0];
+        changes.iter().for_each(|(at, value)| constants[*at] = *value);
+        let mut out = [0; 3];
+        extents(ElementType::F16, &constants, &mut out);
+        out
+    }
+
+    #[test]
+    fn extents_reach_to_the_last_value() {
+        assert_eq!(extents_of(&[]), [84, 140, 120]);
+        // Seven rows of three, of which the last value is in the middle of a word; a batch that shares one B.
+        assert_eq!(extents_of(&[(3, 1), (5, 4), (10, 0)]), [96, 72, 120]);
+        assert_eq!(extents_of(&[(2, 0)]), [0, 0, 120]);
+        assert_eq!(extents_of(&[(0, 0)]), [0; 3]);
+        assert_eq!(extents_of(&[(8, 0)]), [0; 3]);
+    }
+
+    #[test]
+    fn results_that_overlap_and_more_groups_than_there_are_do_not_fit() {
+        assert_eq!(extents_of(&[(7, 4)])[2], IMPOSSIBLE);
+        assert_eq!(extents_of(&[(11, 14)])[2], IMPOSSIBLE);
+        // Rows of all matrices in turn are apart.
+        assert_eq!(extents_of(&[(7, 10), (11, 5)])[2], 120);
+        assert_eq!(extents_of(&[(8, 1 << 31)])[2], IMPOSSIBLE);
+        assert_eq!(extents_of(&[(2, 1 << 31)]), [IMPOSSIBLE; 3]);
+    }
+}

@@ -1,0 +1,41 @@
+// Products of two matrices, tile by tile: a group computes 64 lines of the one by 64 of the other, STEP of what is summed over
+// (the depth) at a time through local memory; an item computes 4 by 8 of them.
+//
+// In a tile the lines of one depth lie side by side, four in a vector.
+
+const TILE: u32 = 64u;
+const STEP: u32 = 16u;
+const QUADS: u32 = TILE / 4u;
+// Vectors from one depth of a tile to the next.
+const COLUMN: u32 = QUADS + 1u;
+
+var<workgroup> lines: array<vec4<f32>, STEP * COLUMN>;
+var<workgroup> lanes: array<vec4<f32>, STEP * COLUMN>;
+
+// Of line i the first four lanes in 2i, and those 32 further on in 2i + 1.
+var<private> sums: array<vec4<f32>, 8>;
+
+// The item's first of four lines, and its first lane.
+fn line_of(item: u32) -> u32 { return item / 8u * 4u; }
+fn lane_of(item: u32) -> u32 { return item % 8u * 4u; }
+
+// The quad of a tile that is number `i` of all, and its depth. Neighbours have lines side by side, or depths side by side.
+fn quad_of(i: u32, by_lines: bool) -> u32 { return select(i / STEP, i % QUADS, by_lines); }
+fn depth_of(i: u32, by_lines: bool) -> u32 { return select(i % STEP, i / QUADS, by_lines); }
+
+// Adds the products of two tiles.
+fn multiply(item: u32) {
+    for (var d = 0u; d < STEP; d++) {
+        let line = lines[d * COLUMN + item / 8u];
+        let low = lanes[d * COLUMN + item % 8u];
+        let high = lanes[d * COLUMN + item % 8u + 8u];
+        sums[0] = fma(vec4<f32>(line.x), low, sums[0]);
+        sums[1] = fma(vec4<f32>(line.x), high, sums[1]);
+        sums[2] = fma(vec4<f32>(line.y), low, sums[2]);
+        sums[3] = fma(vec4<f32>(line.y), high, sums[3]);
+        sums[4] = fma(vec4<f32>(line.z), low, sums[4]);
+        sums[5] = fma(vec4<f32>(line.z), high, sums[5]);
+        sums[6] = fma(vec4<f32>(line.w), low, sums[6]);
+        sums[7] = fma(vec4<f32>(line.w), high, sums[7]);
+    }
+}
