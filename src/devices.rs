@@ -126,7 +126,7 @@ impl Devices {
 
     /// Opens one adapter of the report, selected or not.
     pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
-        let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
+        let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
     }
 

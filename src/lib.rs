@@ -24,6 +24,7 @@
 //! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
 
 pub mod cli;
+pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;

@@ -184,6 +184,8 @@ pub enum Kernel {
     DecodeBlocks,
     /// Values as blocks that files store.
     EncodeBlocks,
+    /// Convolution of images and weights of this type.
+    Conv2d(ElementType),
 }
 
 impl Kernel {
@@ -210,6 +212,7 @@ impl Kernel {
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all.extend(ElementType::ALL.map(Kernel::Gemm));
         all.extend(ElementType::ALL.map(Kernel::AttentionDense));
+        all.extend(ElementType::ALL.map(Kernel::Conv2d));
         all
     }
 
@@ -276,6 +279,7 @@ impl fmt::Display for Kernel {
             Kernel::Rope => write!(f, "rope"),
             Kernel::DecodeBlocks => write!(f, "decode-blocks"),
             Kernel::EncodeBlocks => write!(f, "encode-blocks"),
+            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
         }
     }
 }

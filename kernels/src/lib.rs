@@ -14,6 +14,7 @@ pub mod blocks;
 mod c_family;
 pub mod cases;
 mod composer;
+pub mod conv2d;
 pub mod copy;
 pub mod elements;
 pub mod embed;

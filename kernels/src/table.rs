@@ -325,6 +325,42 @@ mod tests {
         }
     }
 
+    /// What the products on matrix units take in WGSL.
+    const MATRICES_IN_WGSL: [Feature; 3] = [Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups];
+
+    #[test]
+    fn products_in_wgsl_use_what_a_device_has() {
+        let quantised = Kernel::MatMul(TensorType::Q4_0, Activations::Int8);
+        let halves = Kernel::MatMul(TensorType::F16, Activations::F16);
+        for (features, few, many) in [
+            (&[][..], ["gemv-1", "gemv-8", "tiled"], ["tiled"; 2]),
+            (&[Feature::SubGroups], ["sub-groups-gemv-1", "sub-groups-gemv-8", "tiled"], ["tiled"; 2]),
+            (
+                &MATRICES_IN_WGSL,
+                ["sub-groups-gemv-1", "sub-groups-gemv-8", "tiled"],
+                ["matrices-small", "matrices"],
+            ),
+        ] {
+            let caps = gpu(KernelLanguage::Wgsl, 256, 48 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            let name = |kernel, rows| select(kernel, &caps, rows).map(|v| v.name.replacen("wgsl-", "", 1));
+            assert_eq!([1, 8, 9].map(|rows| name(quantised, rows)), few.map(|n| Some(n.into())));
+            assert_eq!([128, 2048].map(|rows| name(halves, rows)), many.map(|n| Some(n.into())));
+        }
+    }
+
+    #[test]
+    fn weights_are_read_by_any_wgsl_device() {
+        let caps = gpu(KernelLanguage::Wgsl, 256, 16 << 10);
+        let kernels = Kernel::all().into_iter();
+        for kernel in kernels.filter(|kernel| kernel.layout(|t| layout_for(t, &caps)).is_some()) {
+            for rows in [1, 2, 8, 512] {
+                let variant = select(kernel, &caps, rows).unwrap_or_else(|| panic!("{kernel} × {rows}"));
+                assert_eq!(variant.class, kernel.class());
+            }
+        }
+    }
+
     #[test]
     fn steps_of_few_rows_have_kernels_of_their_own() {
         let quantised = Kernel::MatMul(TensorType::Q4_K, Activations::Int8);
@@ -439,13 +475,14 @@ mod tests {
 
     #[test]
     fn wide_products_take_f16_where_there_are_matrix_units() {
-        use KernelLanguage::{CudaC, HipC};
+        use KernelLanguage::{CudaC, HipC, Wgsl};
         for (language, features) in [
             (CudaC, &[Feature::Sm70][..]),
             (CudaC, &[Feature::Sm80]),
             (CudaC, &[Feature::Sm90a]),
             (HipC, &[Feature::Wmma]),
             (HipC, &[Feature::Mfma, Feature::Wave64]),
+            (Wgsl, &MATRICES_IN_WGSL),
         ] {
             let features = features.iter().copied().collect();
             let caps = Caps { features, ..gpu(language, 1024, 227 << 10) };

@@ -2,7 +2,7 @@
 //!
 //! This module must not read the machine's files by itself, nor know how packages are called.
 
-use super::machine::{Access, Distribution, Gpu, Library, Machine, Node, Vendor};
+use super::machine::{Access, Distribution, Gpu, Icd, Library, Machine, Node, Vendor};
 use super::packages;
 use super::{Finding, State};
 use ragtag_devices::{BackendReport, Report, Status};
@@ -23,6 +23,15 @@ const HIP_VARIABLES: [&str; 5] = [
 const OPENCL_VARIABLES: [&str; 5] =
     ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES", "RUSTICL_ENABLE", "CUDA_VISIBLE_DEVICES"];
 
+const VULKAN_VARIABLES: [&str; 6] = [
+    "VK_DRIVER_FILES",
+    "VK_ICD_FILENAMES",
+    "VK_ADD_DRIVER_FILES",
+    "VK_LOADER_DRIVERS_DISABLE",
+    "VK_INSTANCE_LAYERS",
+    "RAGTAG_VULKAN_VALIDATION",
+];
+
 /// Everything about one API.
 pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machine) -> Vec<Finding> {
     if backend.status == Status::NotCompiled {
@@ -35,6 +44,7 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
             "cuda" => cuda(backend, machine),
             "hip" => hip(backend, machine),
             "opencl" => opencl(machine),
+            "vulkan" => vulkan(machine),
             _ => Vec::new(),
         };
         all.extend(examined);
@@ -200,27 +210,56 @@ fn opencl(machine: &Machine) -> Vec<Finding> {
         true,
         &packages::opencl_loader(on),
     )];
-    let vendors: Vec<Vendor> = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel]
-        .into_iter()
-        .filter(|vendor| machine.gpus().iter().any(|gpu| gpu.vendor == *vendor))
-        .collect();
-    all.extend(icds(machine, &vendors, on));
-    if vendors.iter().any(|vendor| *vendor != Vendor::Nvidia) {
-        all.extend(nodes(
-            machine,
-            "/dev/dri",
-            "renderD128",
-            "the kernel's driver for the GPU makes it: see dmesg",
-        ));
-    }
+    let vendors = vendors(machine);
+    let drivers = Drivers { api: "OpenCL", found: machine.icds(), drives, advice: packages::opencl_driver };
+    all.extend(icds(&drivers, &vendors, on));
+    all.extend(render_node(machine, &vendors));
     all.extend(visibility(machine, &OPENCL_VARIABLES));
     all
 }
 
+fn vulkan(machine: &Machine) -> Vec<Finding> {
+    let on = machine.distribution();
+    let library = machine.library(&["libvulkan.so.1"], &[]);
+    let advice = packages::vulkan_loader(on);
+    let mut all = vec![library_finding("library", "libvulkan.so.1", library.as_ref(), true, &advice)];
+    let vendors = vendors(machine);
+    let found = machine.vulkan_icds();
+    let drivers = Drivers { api: "Vulkan", found, drives: draws, advice: packages::vulkan_driver };
+    all.extend(icds(&drivers, &vendors, on));
+    all.extend(render_node(machine, &vendors));
+    all.extend(variables(machine, &VULKAN_VARIABLES));
+    all
+}
+
+/// The makers of the machine's GPUs.
+fn vendors(machine: &Machine) -> Vec<Vendor> {
+    let has = |vendor: &Vendor| machine.gpus().iter().any(|gpu| gpu.vendor == *vendor);
+    [Vendor::Nvidia, Vendor::Amd, Vendor::Intel].into_iter().filter(has).collect()
+}
+
+/// The node through which drivers reach GPUs that are not NVIDIA's.
+fn render_node(machine: &Machine, vendors: &[Vendor]) -> Vec<Finding> {
+    if vendors.iter().all(|vendor| *vendor == Vendor::Nvidia) {
+        return Vec::new();
+    }
+    nodes(machine, "/dev/dri", "renderD128", "the kernel's driver for the GPU makes it: see dmesg")
+}
+
+/// The drivers of an API that is a loader with drivers behind it.
+struct Drivers {
+    api: &'static str,
+    found: Vec<Icd>,
+    /// Whether a library is a driver for a maker's GPUs.
+    drives: fn(&str, Vendor) -> bool,
+    /// What brings a driver for these GPUs, or for the processor.
+    advice: fn(Distribution, Option<Vendor>) -> String,
+}
+
 /// The drivers that are there, and those that the machine's GPUs lack.
-fn icds(machine: &Machine, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
-    let found = machine.icds();
-    let one = |icd: &super::machine::Icd| match &icd.library {
+fn icds(drivers: &Drivers, vendors: &[Vendor], on: Distribution) -> Vec<Finding> {
+    let Drivers { api, found, drives, advice } = drivers;
+    let one = |icd: &Icd| match &icd.library {
         Some(library) => {
             Finding::new("driver", State::Ok, format!("{} names {}", icd.file.display(), shown(library)))
         }
@@ -233,17 +272,27 @@ fn icds(machine: &Machine, vendors: &[Vendor], on: Distribution) -> Vec<Finding>
     let mut all: Vec<_> = found.iter().map(one).collect();
     for vendor in vendors.iter().filter(|vendor| !found.iter().any(|icd| drives(&icd.names, **vendor))) {
         let missing =
-            Finding::new("driver", State::Missing, format!("no OpenCL driver for the {} GPU", vendor.name()));
-        all.push(missing.advise(packages::opencl_driver(on, Some(*vendor))));
+            Finding::new("driver", State::Missing, format!("no {api} driver for the {} GPU", vendor.name()));
+        all.push(missing.advise(advice(on, Some(*vendor))));
     }
     if all.is_empty() {
-        let none = Finding::new("driver", State::Note, "no OpenCL driver, and no GPU that has one");
-        all.push(none.advise(packages::opencl_driver(on, None)));
+        let none = format!("no {api} driver, and no GPU that has one");
+        all.push(Finding::new("driver", State::Note, none).advise(advice(on, None)));
     }
     all
 }
 
-/// Whether a library's name is that of a driver for this maker's GPUs.
+/// Whether a library's name is that of a Vulkan driver for this maker's GPUs.
+fn draws(library: &str, vendor: Vendor) -> bool {
+    let own: &[&str] = match vendor {
+        Vendor::Nvidia => &["libGLX_nvidia", "libEGL_nvidia", "libvulkan_nouveau"],
+        Vendor::Amd => &["libvulkan_radeon", "amdvlk"],
+        Vendor::Intel => &["libvulkan_intel"],
+    };
+    own.iter().any(|name| library.contains(name))
+}
+
+/// Whether a library's name is that of an OpenCL driver for this maker's GPUs.
 fn drives(library: &str, vendor: Vendor) -> bool {
     let mesa = ["Rusticl", "MesaOpenCL"];
     let own: &[&str] = match vendor {

@@ -292,6 +292,33 @@ impl Machine {
         };
         files.filter_map(icd).collect()
     }
+
+    /// The drivers that Vulkan's loader would bring in: those that variables name, else those of the folders that it looks
+    /// into (LoaderDriverInterface.md of the Vulkan loader).
+    pub(super) fn vulkan_icds(&self) -> Vec<Icd> {
+        let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"];
+        let named = named.iter().find_map(|name| self.variable(name).filter(|value| !value.is_empty()));
+        let folders = ["/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d"];
+        let files = match named {
+            Some(named) => named.split(':').map(PathBuf::from).collect(),
+            None => folders.iter().flat_map(|folder| self.list(folder)).collect(),
+        };
+        let is_json = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+        let files: Vec<PathBuf> = files;
+        files.into_iter().filter(is_json).filter_map(|file| self.vulkan_icd(file)).collect()
+    }
+
+    fn vulkan_icd(&self, file: PathBuf) -> Option<Icd> {
+        let text = fs::read_to_string(self.at(&file)).ok()?;
+        let json: serde_json::Value = serde_json::from_str(&text).ok()?;
+        let names = json["ICD"]["library_path"].as_str()?.to_string();
+        let library = match names.contains('/') {
+            // One that does not begin at the root begins at the file's folder.
+            true => self.library_at(file.parent().unwrap_or(&file).join(&names), true),
+            false => self.library(&[&names], &[]),
+        };
+        Some(Icd { file, names, library })
+    }
 }
 
 #[cfg(unix)]

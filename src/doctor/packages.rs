@@ -73,3 +73,29 @@ pub(super) fn opencl_driver(on: Distribution, vendor: Option<Vendor>) -> String 
         (None, Other) => "to use the processor: install PoCL".into(),
     }
 }
+
+/// Vulkan's loader.
+pub(super) fn vulkan_loader(on: Distribution) -> String {
+    match on {
+        Debian(_) | Ubuntu => "apt install libvulkan1".into(),
+        Fedora => "dnf install vulkan-loader".into(),
+        Other => "install the package that holds libvulkan.so.1".into(),
+    }
+}
+
+/// A driver for Vulkan's loader; without a vendor, one that runs on the processor.
+pub(super) fn vulkan_driver(on: Distribution, vendor: Option<Vendor>) -> String {
+    let mesa = match on {
+        Debian(_) | Ubuntu => "apt install mesa-vulkan-drivers",
+        Fedora => "dnf install mesa-vulkan-drivers",
+        Other => "install Mesa's Vulkan drivers",
+    };
+    match (vendor, on) {
+        (Some(Vendor::Nvidia), Debian(_)) => "apt install nvidia-vulkan-icd (component non-free)".into(),
+        (Some(Vendor::Nvidia), Ubuntu) => "it comes with NVIDIA's driver: ubuntu-drivers install".into(),
+        (Some(Vendor::Nvidia), Fedora) => "dnf install xorg-x11-drv-nvidia-libs (from RPM Fusion)".into(),
+        (Some(Vendor::Nvidia), Other) => "install NVIDIA's driver with its Vulkan part".into(),
+        (Some(_), _) => mesa.into(),
+        (None, _) => format!("to use the processor: {mesa}"),
+    }
+}

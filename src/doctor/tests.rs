@@ -218,6 +218,57 @@ fn the_compiler_of_hip_5_is_in_its_library() {
 }
 
 #[test]
+fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
+    let mut fake = Fake::new(DEBIAN);
+    let json = |library: &str| {
+        format!("{{\"file_format_version\": \"1.0.0\", \"ICD\": {{\"library_path\": \"{library}\"}}}}")
+    };
+    let found = fake.findings("vulkan");
+    assert_eq!(about(&found, "library"), ["Missing: no libvulkan.so.1 → apt install libvulkan1"]);
+    let none = "Note: no Vulkan driver, and no GPU that has one → to use the processor: apt install mesa-vulkan-drivers";
+    assert_eq!(about(&found, "driver"), [none]);
+
+    fake.gpu("0000:03:00.0", "0x1002", Some("amdgpu"));
+    fake.gpu("0000:01:00.0", "0x10de", Some("nvidia"));
+    fake.library("/usr/lib/x86_64-linux-gnu", "libvulkan.so.1.3.239", "libvulkan.so.1");
+    fake.library("/usr/lib/x86_64-linux-gnu", "libvulkan_radeon.so.22.3", "libvulkan_radeon.so");
+    fake.file(
+        "/usr/share/vulkan/icd.d/radeon_icd.x86_64.json",
+        &json("/usr/lib/x86_64-linux-gnu/libvulkan_radeon.so"),
+    );
+    fake.file("/usr/share/vulkan/icd.d/readme.txt", "not a driver");
+    fake.file("/etc/vulkan/icd.d/broken.json", "{");
+    let found = fake.findings("vulkan");
+    assert_eq!(about(&found, "library"), ["Ok: /usr/lib/x86_64-linux-gnu/libvulkan.so.1 (1.3.239)"]);
+    let drivers = about(&found, "driver");
+    assert!(
+        drivers[0].starts_with("Ok: /usr/share/vulkan/icd.d/radeon_icd.x86_64.json names "),
+        "{drivers:?}"
+    );
+    assert_eq!(
+        drivers[1..],
+        ["Missing: no Vulkan driver for the NVIDIA GPU → apt install nvidia-vulkan-icd (component non-free)"]
+    );
+    assert!(about(&found, "node")[0].starts_with("Missing: no /dev/dri/renderD128 → "), "{found:?}");
+
+    // What a variable names counts alone, and a library may stand beside its file.
+    fake.variables = vec![("VK_DRIVER_FILES", "/opt/soft/icd.json:/opt/gone.json".into())];
+    fake.file("/opt/soft/icd.json", &json("./libvk_swiftshader.so"));
+    let drivers = about(&fake.findings("vulkan"), "driver");
+    assert!(
+        drivers[0].ends_with(
+            "names ./libvk_swiftshader.so, which is not there → install its package again, or remove the file"
+        ),
+        "{drivers:?}"
+    );
+    fake.library("/opt/soft", "libvk_swiftshader.so", "unused.so");
+    let found = fake.findings("vulkan");
+    assert!(about(&found, "driver")[0].starts_with("Ok: /opt/soft/icd.json names /opt/soft/"), "{found:?}");
+    let variables = about(&found, "variable");
+    assert_eq!(variables, ["Note: VK_DRIVER_FILES=/opt/soft/icd.json:/opt/gone.json"]);
+}
+
+#[test]
 fn opencl_drivers_are_followed_from_their_files_to_their_libraries() {
     let mut fake = Fake::new(DEBIAN);
     fake.gpu("0000:00:02.0", "0x8086", Some("i915"));

@@ -6,6 +6,7 @@
 mod bad_input;
 mod checkpoint;
 mod command;
+mod compute;
 mod drivers;
 mod faults;
 mod golden;

@@ -84,6 +84,32 @@ impl VulkanBackend {
     }
 }
 
+impl VulkanBackend {
+    fn device(
+        &self,
+        instance: &Arc<Instance>,
+        present: &[Found],
+        (wanted, id): (&Adapter, DeviceId),
+        limits: &Limits,
+    ) -> Result<VulkanDevice> {
+        let same = |found: &&Found| {
+            found.adapter.label() == wanted.label()
+                && found.adapter.name == wanted.name
+                && found.adapter.identity == wanted.identity
+        };
+        let found = present.iter().find(same);
+        let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+        let (found, import_regions) = (found.clone(), self.config.import_regions);
+        VulkanDevice::open(id, Opening { instance, found, kept: &self.kept, import_regions }, limits)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn open_one(&self, id: DeviceId, adapter: &Adapter, limits: &Limits) -> Result<VulkanDevice> {
+        let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
+        self.device(instance, &self.found()?, (adapter, id), limits)
+    }
+}
+
 impl Backend for VulkanBackend {
     fn name(&self) -> &'static str {
         NAME
@@ -97,20 +123,8 @@ impl Backend for VulkanBackend {
         let present = self.found()?;
         let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
         let open = |(wanted, id): &(Adapter, DeviceId)| {
-            let same = |found: &&Found| {
-                found.adapter.label() == wanted.label()
-                    && found.adapter.name == wanted.name
-                    && found.adapter.identity == wanted.identity
-            };
-            let found = present.iter().find(same);
-            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
-            let opening = Opening {
-                instance,
-                found: found.clone(),
-                kept: &self.kept,
-                import_regions: self.config.import_regions,
-            };
-            VulkanDevice::open(*id, opening, limits).map(|device| Box::new(device) as Box<dyn Device>)
+            self.device(instance, &present, (wanted, *id), limits)
+                .map(|device| Box::new(device) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }

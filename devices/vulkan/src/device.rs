@@ -147,13 +147,25 @@ impl VulkanDevice {
 
     fn enqueue(&mut self, submission: Submission) -> Result<()> {
         let Submission { queue, work, waits, signal } = submission;
-        self.common.check()?;
+        self.check()?;
         let script = match work {
             Work::Commands(commands) => Arc::new(Script::new(self.steps(commands)?)),
             Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
         };
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+    }
+
+    /// # Errors
+    /// If the device is lost, or the validation layer has objected to something.
+    fn check(&self) -> Result<()> {
+        self.common.check()?;
+        self.logical.instance().unobjected()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lose(&self, error: Error) {
+        self.common.note(&error);
     }
 
     /// Passes an error on, and ends all queues if it is a loss.
@@ -210,7 +222,7 @@ impl Device for VulkanDevice {
     }
 
     fn memory(&self) -> Result<Vec<Memory>> {
-        self.common.check()?;
+        self.check()?;
         Ok(vec![self.memory.heap()])
     }
 
@@ -229,7 +241,7 @@ impl Device for VulkanDevice {
     }
 
     fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
-        self.common.check()?;
+        self.check()?;
         if bytes == 0 {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
@@ -247,7 +259,7 @@ impl Device for VulkanDevice {
     }
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
-        self.common.check()?;
+        self.check()?;
         let entries = self.compiled.entries(module);
         self.modules.insert(id, self.noted(entries)?);
         Ok(())
@@ -259,7 +271,7 @@ impl Device for VulkanDevice {
     }
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
-        self.common.check()?;
+        self.check()?;
         let registered = Registered::new(&self.logical, &self.found.types, region, self.import_regions);
         self.regions.insert(id, Arc::new(self.noted(registered)?));
         Ok(())
@@ -272,7 +284,7 @@ impl Device for VulkanDevice {
     }
 
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
-        self.common.check()?;
+        self.check()?;
         self.programs.remove(&id);
         let script = Script::new(self.steps(commands)?);
         let recording = script.recording(self.feeder.lane(QueueKind::Compute).queue().recorders());

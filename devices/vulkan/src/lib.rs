@@ -33,6 +33,8 @@ mod queue;
 mod recording;
 mod region;
 mod script;
+#[cfg(test)]
+mod tests;
 mod translate;
 
 pub use backend::{VulkanBackend, VulkanConfig};

@@ -18,8 +18,8 @@ FN float across(LOCAL float *scratch, uint reduction, uint columns, float value)
     BARRIER();
     scratch[ITEM] = value;
     BARRIER();
-    for (uint half = ITEMS / 2; half >= columns; half /= 2) {
-        if (ITEM < half) scratch[ITEM] = combined(reduction, scratch[ITEM], scratch[ITEM + half]);
+    for (uint apart = ITEMS / 2; apart >= columns; apart /= 2) {
+        if (ITEM < apart) scratch[ITEM] = combined(reduction, scratch[ITEM], scratch[ITEM + apart]);
         BARRIER();
     }
     return scratch[ITEM & (columns - 1)];

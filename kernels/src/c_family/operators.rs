@@ -3,7 +3,7 @@
 use super::{Function, Items, names, program};
 use crate::kernel::{ElementType, Kernel};
 use crate::table::Variant;
-use crate::{attention_dense, gemm};
+use crate::{attention_dense, conv2d, gemm};
 use ragtag_hal::KernelLanguage;
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ const ATTENTION_ITEMS: Items = Items(256);
 pub(super) fn variants() -> Vec<Variant> {
     let products = ElementType::ALL.into_iter().map(gemm_function);
     let attention = ElementType::ALL.into_iter().map(attention_function);
-    products.chain(attention).flat_map(Function::variants).collect()
+    let convolutions = ElementType::ALL.into_iter().map(conv2d_function);
+    products.chain(attention).chain(convolutions).flat_map(Function::variants).collect()
 }
 
 /// A function that composes a text for a type that is known when this crate is compiled.
@@ -80,4 +81,19 @@ fn attention_function(element: ElementType) -> Function {
 fn attention_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
     let source = include_str!("../attention_dense/attention_dense.cl");
     program(language, ATTENTION_ITEMS, &[elements(element), source])
+}
+
+fn conv2d_function(element: ElementType) -> Function {
+    Function {
+        kernel: Kernel::Conv2d(element),
+        abi: conv2d::abi(element),
+        grid: conv2d::grid,
+        source: composer!(element, conv2d_source),
+        function: "conv2d",
+        ..gemm_function(element)
+    }
+}
+
+fn conv2d_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
+    program(language, TILE_ITEMS, &[elements(element), TILE, include_str!("../conv2d/conv2d.cl")])
 }

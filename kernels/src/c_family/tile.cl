@@ -24,6 +24,24 @@ FN void put_quad(LOCAL float *tile, uint quad, uint depth, const PRIVATE float f
     *(LOCAL float4 *)(tile + depth * COLUMN + quad * 4) = FLOAT4(four[0], four[1], four[2], four[3]);
 }
 
+// Fills a tile with lines of a matrix, which lie `across` values apart; their values lie `along` apart. What is beyond the
+// last line and the last value is zero.
+FN void fill_tile(
+    LOCAL float *tile, const GLOBAL ELEMENT *matrix, uint first_line, uint lines, size_t across, uint first, uint depth,
+    size_t along
+) {
+    for (uint i = ITEM; i < STEP * QUADS; i += ITEMS) {
+        uint quad = QUAD(i, across == 1), d = DEPTH(i, across == 1), line = first_line + quad * 4;
+        float four[4];
+        #pragma unroll
+        for (uint j = 0; j < 4; j++) {
+            bool exists = line + j < lines && first + d < depth;
+            four[j] = exists ? LOAD_ELEMENT(matrix, (line + j) * across + (first + d) * along) : 0.0f;
+        }
+        put_quad(tile, quad, d, four);
+    }
+}
+
 FN void clear_sums(PRIVATE float sums[4][8]) {
     #pragma unroll
     for (uint i = 0; i < 4; i++) {

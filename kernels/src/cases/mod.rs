@@ -49,6 +49,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::LayerNorm => crate::layer_norm::cases(seed),
         Kernel::Rope => crate::rope::cases(seed),
         Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
+        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
     }
 }
 
@@ -72,6 +73,7 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
         Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
         Kernel::Gemm(element) => crate::gemm::random_shape(element, random),
         Kernel::AttentionDense(element) => crate::attention_dense::random_shape(element, random),
+        Kernel::Conv2d(element) => crate::conv2d::random_shape(element, random),
         _ => return None,
     })
 }

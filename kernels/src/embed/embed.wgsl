@@ -8,7 +8,6 @@ struct Constants {
 }
 var<immediate> constants: Constants;
 
-@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;
 
 @compute @workgroup_size(ITEMS)

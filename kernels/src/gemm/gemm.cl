@@ -1,23 +1,5 @@
 // C = alpha · op(A) · op(B) + beta · C: a group computes a tile of one C. Its lines are rows of op(A) and columns of op(B).
 
-// Fills a tile with lines of a matrix, which lie `across` values apart; their values lie `along` apart. What is beyond the
-// last line and the last value is zero.
-FN void fill_tile(
-    LOCAL float *tile, const GLOBAL ELEMENT *matrix, uint first_line, uint lines, size_t across, uint first, uint depth,
-    size_t along
-) {
-    for (uint i = ITEM; i < STEP * QUADS; i += ITEMS) {
-        uint quad = QUAD(i, across == 1), d = DEPTH(i, across == 1), line = first_line + quad * 4;
-        float four[4];
-        #pragma unroll
-        for (uint j = 0; j < 4; j++) {
-            bool exists = line + j < lines && first + d < depth;
-            four[j] = exists ? LOAD_ELEMENT(matrix, (line + j) * across + (first + d) * along) : 0.0f;
-        }
-        put_quad(tile, quad, d, four);
-    }
-}
-
 KERNEL(ITEMS) gemm(
     const GLOBAL ELEMENT *RESTRICT a, const GLOBAL ELEMENT *RESTRICT b, GLOBAL float *RESTRICT c, uint m, uint n, uint k,
     uint transpose_a, uint transpose_b, uint lda, uint ldb, uint ldc, uint batch, uint stride_a, uint stride_b,

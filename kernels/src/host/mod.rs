@@ -10,6 +10,7 @@ mod attention_dense;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod conv2d;
 mod elements;
 mod elementwise;
 mod file_blocks;
@@ -128,6 +129,9 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, elementwise::Rope>());
     out.push(variant::<S, file_blocks::DecodeBlocks>());
     out.push(variant::<S, file_blocks::EncodeBlocks>());
+    out.push(variant::<S, conv2d::Conv2d<f32>>());
+    out.push(variant::<S, conv2d::Conv2d<f16>>());
+    out.push(variant::<S, conv2d::Conv2d<bf16>>());
 }
 
 /// The kernels of a tensor type.

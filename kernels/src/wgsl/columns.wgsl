@@ -20,8 +20,8 @@ fn across(item: u32, reduction: u32, columns: u32, value: f32) -> f32 {
     workgroupBarrier();
     scratch[item] = value;
     workgroupBarrier();
-    for (var half = ITEMS / 2u; half >= columns; half /= 2u) {
-        if item < half { scratch[item] = combined(reduction, scratch[item], scratch[item + half]); }
+    for (var apart = ITEMS / 2u; apart >= columns; apart /= 2u) {
+        if item < apart { scratch[item] = combined(reduction, scratch[item], scratch[item + apart]); }
         workgroupBarrier();
     }
     return scratch[item % columns];

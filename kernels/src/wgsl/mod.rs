@@ -6,6 +6,7 @@
 
 mod cache;
 mod elementwise;
+mod matrices;
 mod operators;
 mod rows;
 mod weights;
@@ -18,8 +19,15 @@ use std::sync::Arc;
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    [rows::variants(), cache::variants(), weights::variants(), elementwise::variants(), operators::variants()]
-        .concat()
+    let all = [
+        rows::variants(),
+        cache::variants(),
+        matrices::variants().to_vec(),
+        weights::variants(),
+        elementwise::variants(),
+        operators::variants(),
+    ];
+    all.concat()
 }
 
 /// The text of a program that has parameters: the number of work items, what kernels share, then `parts`.

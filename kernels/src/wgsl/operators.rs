@@ -3,7 +3,7 @@
 use super::Function;
 use crate::kernel::{ElementType, Kernel};
 use crate::table::Variant;
-use crate::{attention_dense, gemm};
+use crate::{attention_dense, conv2d, gemm};
 use std::sync::Arc;
 
 /// Items of a group that computes a tile: 16 × 8 in its source.
@@ -18,7 +18,8 @@ const ATTENTION_ITEMS: u32 = 256;
 pub(super) fn variants() -> Vec<Variant> {
     let products = ElementType::ALL.into_iter().map(gemm_function);
     let attention = ElementType::ALL.into_iter().map(attention_function);
-    products.chain(attention).map(Function::variant).collect()
+    let convolutions = ElementType::ALL.into_iter().map(conv2d_function);
+    products.chain(attention).chain(convolutions).map(Function::variant).collect()
 }
 
 /// A function that composes a text for a type that is known when this crate is compiled.
@@ -86,4 +87,19 @@ fn attention_function(element: ElementType) -> Function {
 fn attention_source(element: ElementType) -> Arc<str> {
     let source = include_str!("../attention_dense/attention_dense.wgsl");
     program(ATTENTION_ITEMS, &[elements(element), source])
+}
+
+fn conv2d_function(element: ElementType) -> Function {
+    Function {
+        kernel: Kernel::Conv2d(element),
+        abi: conv2d::abi(element),
+        grid: conv2d::grid,
+        compose: composer!(element, conv2d_source),
+        function: "conv2d",
+        ..gemm_function(element)
+    }
+}
+
+fn conv2d_source(element: ElementType) -> Arc<str> {
+    program(TILE_ITEMS, &[elements(element), TILE, include_str!("../conv2d/conv2d.wgsl")])
 }

@@ -206,7 +206,10 @@ fn values(tensor_type: TensorType) -> [&'static str; 3] {
     [shared, own, if tensor_type.block_values() > 1 { VALUES } else { "" }]
 }
 
-const CONSTANTS: &str = include_str!("../matmul/constants.wgsl");
+/// What the products share.
+pub(super) const PRODUCT: &str = include_str!("../matmul/product.wgsl");
+/// Where weights are bound, beside parameters.
+const WEIGHTS: &str = "@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;\n";
 const BLOCKS: &str = include_str!("../matmul/blocks.wgsl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.wgsl");
 
@@ -221,7 +224,7 @@ fn gemv<const SUB_GROUPS: bool, const M: u32>(
     let sums = if SUB_GROUPS { include_str!("sub_group_sums.wgsl") } else { include_str!("sums.wgsl") };
     let unrolled = [parts, &[include_str!("../matmul/gemv.wgsl")]].concat().join("\n");
     let unrolled = repeat(&unrolled, &[("$b", batch), ("$m", M), ("$p", 4)]);
-    program(items, &[&[CONSTANTS, &figures, sums], &reader(tensor_type)[..], &[&unrolled]].concat())
+    program(items, &[&[PRODUCT, WEIGHTS, &figures, sums], &reader(tensor_type)[..], &[&unrolled]].concat())
 }
 
 /// `M` rows of f32, and weights that lie row by row.
@@ -246,7 +249,7 @@ fn fast_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_typ
 /// A tiled product, over `parts`.
 fn tiled(tensor_type: TensorType, parts: &[&str]) -> Arc<str> {
     let unrolled = repeat(&parts.join("\n"), &[("$i", 4), ("$j", 4)]);
-    program(TILED_ITEMS, &[&[CONSTANTS], &values(tensor_type)[..], &[&unrolled]].concat())
+    program(TILED_ITEMS, &[&[PRODUCT, WEIGHTS], &values(tensor_type)[..], &[&unrolled]].concat())
 }
 
 const TILED: &str = include_str!("../matmul/tiled_exact.wgsl");
@@ -264,7 +267,10 @@ fn fast_tiled(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
 }
 
 fn embed_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
-    program(EMBED_ITEMS, &[&values(tensor_type)[..], &[include_str!("../embed/embed.wgsl")]].concat())
+    program(
+        EMBED_ITEMS,
+        &[&[WEIGHTS], &values(tensor_type)[..], &[include_str!("../embed/embed.wgsl")]].concat(),
+    )
 }
 
 fn widen_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
@@ -275,15 +281,6 @@ fn widen_source(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dump() {
-        for v in variants() {
-            let crate::table::Code::Text(text) = v.code else { continue };
-            let name = format!("{}-{}", v.kernel, v.name).replace('/', "_");
-            std::fs::write(format!("/tmp/kb/texts/{name}.wgsl"), &*text.text()).unwrap();
-        }
-    }
 
     #[test]
     fn marked_lines_are_repeated() {

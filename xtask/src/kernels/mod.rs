@@ -11,6 +11,7 @@ mod ocloc;
 mod programs;
 mod ptx;
 mod ptxas;
+mod spirv;
 
 use clap::Args as ClapArgs;
 use programs::Program;
@@ -42,6 +43,9 @@ pub struct Args {
     /// Compile OpenCL C for Intel's GPUs with ocloc, if it is installed.
     #[arg(long)]
     ocloc: bool,
+    /// Translate WGSL for Vulkan devices, and have spirv-val judge the result, if it is installed.
+    #[arg(long)]
+    spirv_val: bool,
     /// Devices to compile for, by ocloc's names.
     #[arg(long, value_delimiter = ',', default_value = "acm-g10,acm-g11")]
     devices: Vec<String>,
@@ -74,6 +78,9 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     }
     if args.ocloc {
         note(ocloc::compile(&chosen, &args.devices, &args.out));
+    }
+    if args.spirv_val {
+        note(spirv::validate(&chosen, &args.out));
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }

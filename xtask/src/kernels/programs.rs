@@ -11,6 +11,8 @@ pub(super) struct Program {
     pub name: String,
     pub language: KernelLanguage,
     pub text: Arc<str>,
+    /// The function that one of its variants launches; the only one where the language is WGSL.
+    pub function: &'static str,
     /// What each of its variants requires.
     requires: BTreeSet<&'static [Feature]>,
 }
@@ -21,9 +23,15 @@ impl Program {
         let extension = match self.language {
             KernelLanguage::CudaC => "cu",
             KernelLanguage::HipC => "hip",
+            KernelLanguage::Wgsl => "wgsl",
             _ => "cl",
         };
         format!("{}.{extension}", self.name)
+    }
+
+    /// What each of its variants requires.
+    pub fn requires(&self) -> impl Iterator<Item = &'static [Feature]> {
+        self.requires.iter().copied()
     }
 
     /// Whether a device with these features takes any variant of it.
@@ -47,6 +55,7 @@ pub(super) fn all() -> Vec<Program> {
             name: format!("{}-{}", variant.kernel, variant.name).replace('/', "-"),
             language: text.language,
             text: Arc::clone(&key.1),
+            function: text.function,
             requires: BTreeSet::new(),
         };
         programs.entry(key).or_insert(new).requires.insert(variant.requires);

@@ -2,6 +2,7 @@
 
 use super::{Facts, Messages};
 use ash::{ext, vk};
+use ragtag_hal::Error;
 use std::ffi::CStr;
 use std::sync::Arc;
 
@@ -15,8 +16,7 @@ pub(crate) struct Instance {
     messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     raw: ash::Instance,
     entry: ash::Entry,
-    /// Kept for the messenger.
-    _messages: Arc<Messages>,
+    messages: Arc<Messages>,
 }
 
 impl Instance {
@@ -62,11 +62,18 @@ impl Instance {
             vk::Result::ERROR_LAYER_NOT_PRESENT => format!("{VALIDATION:?} is not installed"),
             code => format!("vkCreateInstance: {code:?}"),
         })?;
-        let mut instance = Self { messenger: None, raw, entry, _messages: Arc::clone(messages) };
+        let mut instance = Self { messenger: None, raw, entry, messages: Arc::clone(messages) };
         if validation {
             instance.listen(&messages.messenger())?;
         }
         Ok(instance)
+    }
+
+    /// # Errors
+    /// If the validation layer has objected to anything: what it looks at fails, whoever asks for it.
+    pub(crate) fn unobjected(&self) -> Result<(), Error> {
+        let objection = self.messenger.is_some().then(|| self.messages.objection()).flatten();
+        objection.map_or(Ok(()), Err)
     }
 
     fn listen(&mut self, info: &vk::DebugUtilsMessengerCreateInfoEXT<'_>) -> Result<(), String> {

@@ -80,6 +80,10 @@ impl Logical {
         &self.facts
     }
 
+    pub(crate) fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
     /// The families of its queues: buffers are for all of them.
     pub(super) fn families(&self) -> &[u32] {
         &self.families

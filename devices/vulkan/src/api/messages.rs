@@ -1,6 +1,7 @@
 //! What the validation layer says.
 
 use ash::vk;
+use ragtag_hal::Error;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, PoisonError};
 
@@ -15,6 +16,12 @@ impl Messages {
     /// All that was said, in order; of very many only the first.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The first of them, as an error.
+    pub(crate) fn objection(&self) -> Option<Error> {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.first().map(|first| Error::invalid(format!("the validation layer objects: {first}")))
     }
 
     /// Where messages go to. `self` must outlive the messenger.

@@ -1,4 +1,4 @@
-// What the products are launched with.
+// What the products share: what they are launched with, and what they write.
 struct Constants {
     first_group: vec3<u32>,
     rows: u32,
@@ -10,7 +10,6 @@ struct Constants {
 }
 var<immediate> constants: Constants;
 
-@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> y: array<f32>;
 
 // Writes a value of y, or adds to it.

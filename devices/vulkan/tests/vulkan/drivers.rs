@@ -1,0 +1,74 @@
+//! Drivers as a machine has them installed: none, and sub-groups of other widths. The loader and its drivers read variables
+//! once in a process, so each case is a process of its own: this same binary, told by a variable what to do.
+
+use crate::support::*;
+use ragtag_hal::{Adapter, AdapterKind, Backend};
+use std::fs;
+use std::process::Command;
+
+/// Set in the processes that these tests start.
+const CHILD: &str = "RAGTAG_TEST_PROBE";
+
+/// What a probe says, in one line for each adapter.
+fn probed() -> Vec<String> {
+    match backend().probe() {
+        Ok(adapters) => {
+            adapters.iter().map(|one| format!("{} {} {}", one.label(), one.name, one.driver)).collect()
+        }
+        Err(unavailable) => vec![format!("unavailable: {unavailable}")],
+    }
+}
+
+/// Says what a probe says, if it was started for that.
+#[test]
+fn child() {
+    if std::env::var_os(CHILD).is_some() {
+        probed().iter().for_each(|line| println!("probed: {line}"));
+    }
+}
+
+/// What a process says that has these variables.
+fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "drivers::child", "--nocapture"])
+        .envs(variables.iter().copied())
+        .env(CHILD, "1")
+        .env_remove("RAGTAG_TEST_VULKAN_ADAPTERS")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    let text = String::from_utf8_lossy(&child.stdout).into_owned();
+    // The first line follows what the test runner says.
+    text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
+}
+
+#[test]
+fn no_driver_is_said_to_be_missing() {
+    if !cfg!(target_os = "linux") {
+        println!("skipped: only the loader of Linux is told where to look");
+        return;
+    }
+    let nowhere = tempfile::tempdir().unwrap().path().join("no_driver.json");
+    let nowhere = nowhere.to_str().unwrap();
+    let said = probed_with(&[("VK_DRIVER_FILES", nowhere), ("VK_ICD_FILENAMES", nowhere)]);
+    assert!(said.len() == 1 && said[0].contains("unavailable") && said[0].contains("ulkan"), "{said:?}");
+}
+
+#[test]
+fn a_driver_that_is_named_twice_shows_its_devices_twice() {
+    let software = |one: &&Adapter| one.kind == AdapterKind::Software;
+    let Some(files) = std::env::var("VK_DRIVER_FILES").ok().filter(|files| !files.is_empty()) else {
+        println!("skipped: VK_DRIVER_FILES names no drivers");
+        return;
+    };
+    let Some(file) = files.split(':').next() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("a_copy.json");
+    fs::copy(file, &copy).unwrap();
+    let once = probed_with(&[("VK_DRIVER_FILES", file)]);
+    let twice = probed_with(&[("VK_DRIVER_FILES", &format!("{file}:{}", copy.display()))]);
+    println!("{once:#?}\n{twice:#?}");
+    if adapters(&backend()).iter().all(|one| software(&one)) {
+        assert_eq!(2 * once.len(), twice.len());
+    }
+}

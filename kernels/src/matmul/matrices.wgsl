@@ -1,0 +1,101 @@
+// The product for many rows on matrix units: a group takes TILE_X rows of x and TILE_W rows of weights, K_STEP columns at a
+// time through local memory. Its sub-groups divide the tile's result: slices of LINES_X by LINES_W squares of 16 × 16.
+//
+// The next columns are on their way from memory while the present ones are multiplied. Local memory has room for BUFFERS
+// steps: with two, a step is written while others still read the one before.
+//
+// Items whose control flow depends on what they read from buffers do not count as being together: what decides it is shared
+// through `facts` first.
+
+// Fours of values of a row of a tile, and from one row to the next: eight rows' 16 bytes of one column share no bank.
+const FOURS: u32 = K_STEP / 4u;
+const PITCH: u32 = FOURS + 2u;
+const TILE_X: u32 = SLICES_X * LINES_X * 16u;
+const TILE_W: u32 = SLICES_W * LINES_W * 16u;
+const SLICES: u32 = SLICES_X * SLICES_W;
+// Rows that the group's items load together.
+const ROWS: u32 = ITEMS / FOURS;
+
+@group(0) @binding(2) var<storage, read> x: array<vec4<f16>>;
+
+var<workgroup> tile_x: array<vec4<f16>, BUFFERS * TILE_X * PITCH>;
+var<workgroup> tile_w: array<vec4<f16>, BUFFERS * TILE_W * PITCH>;
+var<workgroup> squares: array<f32, SLICES * 256u>;
+var<workgroup> facts: vec2<u32>;
+
+struct Place {
+    @builtin(local_invocation_index) item: u32,
+    @builtin(num_subgroups) sub_groups: u32,
+    @builtin(subgroup_id) sub_group: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+}
+
+// Writes what y has of a square, from local memory.
+fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
+    for (var i = place.lane; i < 256u; i += place.size) {
+        let to_row = row + i / 16u;
+        let to_column = column + i % 16u;
+        if to_row < used && to_column < constants.n { put(to_row, to_column, squares[slice * 256u + i]); }
+    }
+}
+
+@compute @workgroup_size(ITEMS)
+fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
+    if place.item == 0u { facts = vec2<u32>(count(constants.word, constants.rows), place.sub_groups); }
+    let known = workgroupUniformLoad(&facts);
+    let used = known.x;
+    let first_row = (workgroup.x + constants.first_group.x) * TILE_X;
+    let first_line = (workgroup.y + constants.first_group.y) * TILE_W;
+    if first_row >= used { return; }
+    let stride = constants.stride;
+    let pitch = ((constants.k + 63u) & ~63u) / 4u;
+    // What the item brings. Rows beyond the last are that one, and are not written.
+    let row = place.item / FOURS;
+    let column = place.item % FOURS;
+    let from_x$x = min(first_row + row + $xu * ROWS, used - 1u) * pitch + column;
+    let from_w$w = min(first_line + row + $wu * ROWS, constants.n - 1u) * pitch + column;
+    let to = row * PITCH + column;
+    // Tiles that y has all of, in places that matrices can be written to.
+    let is_whole = (first_row + TILE_X <= used) & (first_line + TILE_W <= constants.n) & (stride % 4u == 0u);
+    // Where sub-groups are so large that there are fewer than slices, they take one after the other; where there are more,
+    // some do the same, and only one of them writes.
+    for (var turn = 0u; turn < SLICES; turn += known.y) {
+        let slice = min(turn + place.sub_group, SLICES - 1u);
+        let x_line = slice / SLICES_W * (LINES_X * 16u);
+        let w_line = slice % SLICES_W * (LINES_W * 16u);
+        var next_x$x = x[from_x$x];
+        var next_w$w = four_weights(from_w$w);
+        var sum_$i_$j: coop_mat16x16<f32, C>;
+        var buffer = 0u;
+        for (var at = FOURS; at <= pitch; at += FOURS) {
+            if BUFFERS == 1u { workgroupBarrier(); }
+            let to_x = buffer * (TILE_X * PITCH) + to;
+            let to_w = buffer * (TILE_W * PITCH) + to;
+            tile_x[to_x + $xu * ROWS * PITCH] = next_x$x;
+            tile_w[to_w + $wu * ROWS * PITCH] = next_w$w;
+            workgroupBarrier();
+            if at < pitch {
+                next_x$x = x[from_x$x + at];
+                next_w$w = four_weights(from_w$w + at);
+            }
+            let of_x = (buffer * TILE_X + x_line) * PITCH;
+            let of_w = (buffer * TILE_W + w_line) * PITCH;
+            MULTIPLY;
+            buffer = (buffer + 1u) % BUFFERS;
+        }
+        let to_row = first_row + x_line;
+        let to_line = first_line + w_line;
+        if is_whole & (known.y <= SLICES) {
+            if constants.accumulate == 0u {
+                { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let sum = sum_$i_$j; coopStoreT(sum, &y[at], stride); }
+            } else {
+                { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let before = coopLoadT<coop_mat16x16<f32, C>>(&y[at], stride); let sum = sum_$i_$j + before; coopStoreT(sum, &y[at], stride); }
+            }
+        } else {
+            let end = select(0u, used, turn + place.sub_group < SLICES);
+            { let at = slice * 256u; let sum = sum_$i_$j; coopStoreT(sum, &squares[at], 16u); workgroupBarrier(); put_square(place, slice, end, to_row + $iu * 16u, to_line + $ju * 16u); workgroupBarrier(); }
+        }
+        workgroupBarrier();
+    }
+}

@@ -1,0 +1,140 @@
+//! The products on matrix units, with cooperative matrices of 16 × 16 f16 values and f32 sums: row-major weights with f16
+//! activations. BF16 weights become f16 on their way.
+//!
+//! Nothing here depends on how many items a sub-group has, but speed: with 32 each has one slice of its group's tile.
+
+use super::weights::PRODUCT;
+use super::{program, repeat};
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::Layout;
+use crate::matmul;
+use crate::table::{Code, Text, Variant};
+use ragtag_hal::{Feature, KernelLanguage};
+use std::sync::Arc;
+
+/// Rows of x from which on the products are preferred: fewer leave most of a tile empty. Nobody has measured it.
+const MIN_ROWS: u32 = 16;
+
+/// Most rows of x that the smaller tile is for: with it there are groups enough for all of a device. Nobody has measured it.
+const FEW: u32 = 128;
+
+/// Work items of a sub-group, as work is divided: of NVIDIA's devices, and of AMD's where they have matrix units.
+const SUB_GROUP: u32 = 32;
+
+/// How a group's tile is divided.
+#[derive(Clone, Copy)]
+struct Tile {
+    /// Slices of a sub-group each, along x and along weights.
+    slices: [u32; 2],
+    /// Squares of 16 × 16 of a slice, along x and along weights.
+    lines: [u32; 2],
+    /// Columns that are in local memory at once: 64 are a multiple of it.
+    k_step: u32,
+    /// Steps in local memory.
+    buffers: u32,
+}
+
+/// Many loads under way for each of few groups: what counts is how fast weights are read.
+const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64, buffers: 1 };
+/// Two groups on a multiprocessor of NVIDIA's, whose registers it fills: one multiplies while the other waits.
+const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 32, buffers: 2 };
+
+impl Tile {
+    const fn items(self) -> u32 {
+        self.slices[0] * self.slices[1] * SUB_GROUP
+    }
+
+    /// Rows of x and of weights.
+    const fn rows(self) -> [u32; 2] {
+        [self.slices[0] * self.lines[0] * 16, self.slices[1] * self.lines[1] * 16]
+    }
+
+    /// Loads of 8 bytes of an item for one step, of x and of weights.
+    fn loads(self) -> [u32; 2] {
+        self.rows().map(|rows| rows * (self.k_step / 4) / self.items())
+    }
+
+    /// Tiles that read the same weights are neighbours.
+    fn grid(self, constants: &[u32]) -> [u32; 3] {
+        let [x, weights] = self.rows();
+        [constants[0].div_ceil(x), constants[2].div_ceil(weights), 1]
+    }
+
+    fn local_bytes(self) -> u64 {
+        let [x, weights] = self.rows();
+        let tiles = self.buffers * (x + weights) * (self.k_step + 8) * 2;
+        let squares = self.slices[0] * self.slices[1] * 256 * 4;
+        u64::from(tiles + squares + 8)
+    }
+
+    fn figures(self) -> String {
+        let Self { slices: [slices_x, slices_w], lines: [lines_x, lines_w], k_step, buffers } = self;
+        let figures = [
+            ("SLICES_X", slices_x),
+            ("SLICES_W", slices_w),
+            ("LINES_X", lines_x),
+            ("LINES_W", lines_w),
+            ("K_STEP", k_step),
+            ("BUFFERS", buffers),
+        ];
+        figures.map(|(name, figure)| format!("const {name}: u32 = {figure}u;\n")).concat()
+    }
+}
+
+/// The products, better ones first.
+pub(super) fn variants() -> [Variant; 4] {
+    [
+        product::<false, false>("wgsl-matrices-small", FEW),
+        product::<false, true>("wgsl-matrices", u32::MAX),
+        product::<true, false>("wgsl-matrices-small", FEW),
+        product::<true, true>("wgsl-matrices", u32::MAX),
+    ]
+}
+
+/// A product with bf16 or f16 weights, in one of the tiles.
+fn product<const BF16: bool, const IS_LARGE: bool>(name: &'static str, max_rows: u32) -> Variant {
+    let (weights, shape) = (tensor_type(BF16), tile(IS_LARGE));
+    Variant {
+        kernel: Kernel::MatMul(weights, Activations::F16),
+        name,
+        class: NumericsClass::Fast,
+        requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
+        abi: matmul::abi(weights, Layout::RowMajor, Activations::F16),
+        grid: |constants| tile(IS_LARGE).grid(constants),
+        layout: Some(Layout::RowMajor),
+        min_rows: MIN_ROWS,
+        max_rows,
+        code: Code::Text(Text {
+            language: KernelLanguage::Wgsl,
+            compose: |_| source(tensor_type(BF16), tile(IS_LARGE)),
+            function: "matmul_matrices",
+            work_group: [shape.items(), 1, 1],
+            local_bytes: shape.local_bytes(),
+            dynamic_local_bytes: 0,
+        }),
+    }
+}
+
+fn tensor_type(is_bf16: bool) -> TensorType {
+    if is_bf16 { TensorType::BF16 } else { TensorType::F16 }
+}
+
+fn tile(is_large: bool) -> Tile {
+    if is_large { LARGE } else { SMALL }
+}
+
+fn source(tensor_type: TensorType, tile: Tile) -> Arc<str> {
+    let weights = match tensor_type {
+        TensorType::BF16 => include_str!("../matmul/bf16_weights.wgsl"),
+        _ => include_str!("../matmul/f16_weights.wgsl"),
+    };
+    let multiply = (0..tile.k_step / 16)
+        .map(|step| include_str!("../matmul/multiply.wgsl").replace("$s", &step.to_string()))
+        .collect::<String>();
+    let text = include_str!("../matmul/matrices.wgsl").replace("            MULTIPLY;\n", &multiply);
+    let ([x, w], [i, j]) = (tile.loads(), tile.lines);
+    let text = repeat(&text, &[("$x", x), ("$w", w), ("$i", i), ("$j", j)]);
+    let text = program(tile.items(), &[&tile.figures(), PRODUCT, weights, &text]);
+    ["enable f16;\nenable wgpu_cooperative_matrix;\n", &text].concat().into()
+}

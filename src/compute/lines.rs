@@ -1,0 +1,171 @@
+//! Operators along an axis: reductions, norms, and where values are largest.
+
+use super::error::{Error, Result};
+use super::pending::Pending;
+use super::tensor::{Input, Shape, Tensor, Type};
+use super::{Compute, around, positive, word};
+use ragtag_kernels::reduce::Reduction;
+use ragtag_kernels::{Activations, Kernel, top_k};
+use std::sync::Arc;
+
+impl Compute {
+    /// One value for each line of values along an axis, which the result lacks.
+    ///
+    /// # Errors
+    /// [`Error::Axis`] for an axis that there is not, [`Error::EmptyAxis`] for the extreme or mean of no values, whose sum is
+    /// zero; what the device says.
+    pub fn reduce<'a>(
+        &self,
+        reduction: Reduction,
+        x: impl Into<Input<'a>>,
+        axis: usize,
+    ) -> Result<Pending<Tensor>> {
+        let x = self.f32s("reduce", x)?;
+        let [outer, size, inner] = around("reduce", &x.shape, axis)?;
+        let mut sizes = x.shape.sizes().to_vec();
+        sizes.remove(axis);
+        let out = self.make(sizes)?;
+        match (&out.memory, size, reduction) {
+            (None, ..) => {}
+            (Some(memory), 0, Reduction::Sum) => _ = self.shared.fill(memory, 0)?,
+            (Some(_), 0, _) => {
+                return Err(Error::EmptyAxis { operation: "reduce", axis, shape: x.shape });
+            }
+            (Some(_), ..) => {
+                let constants = [reduction as u32, word(outer), word(size), word(inner)];
+                self.shared.launch(Kernel::Reduce, 1, &[&x, &out], &constants)?;
+            }
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Probabilities along an axis: e^(x − largest) over their sum. −∞ has probability zero; lines of nothing else become
+    /// zeros, lines with a NaN or +∞ become NaN.
+    ///
+    /// # Errors
+    /// [`Error::Axis`] for an axis that there is not; what the device says.
+    pub fn softmax<'a>(&self, x: impl Into<Input<'a>>, axis: usize) -> Result<Pending<Tensor>> {
+        let x = self.f32s("softmax", x)?;
+        let sizes = around("softmax", &x.shape, axis)?;
+        let out = self.make(&x.shape)?;
+        if out.memory.is_some() {
+            self.shared.launch(Kernel::SoftmaxAxis, 1, &[&x, &out], &sizes.map(word))?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Each row, along the last dimension, over its root mean square, times the weight of its column. ε is added to the mean
+    /// square.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if there is not one weight a column, [`Error::Factor`] if ε is not finite and positive; what the
+    /// device says.
+    pub fn rms_norm<'a, 'b>(
+        &self,
+        x: impl Into<Input<'a>>,
+        weight: impl Into<Input<'b>>,
+        epsilon: f32,
+    ) -> Result<Pending<Tensor>> {
+        let [x, weight] = [self.f32s("rms_norm", x)?, self.f32s("rms_norm", weight)?];
+        let (rows, width) = columns("rms_norm", &x, [&weight])?;
+        positive("rms_norm", "ε", epsilon)?;
+        let out = self.make(&x.shape)?;
+        if out.memory.is_some() {
+            let kernel = Kernel::RmsNorm(Activations::F32);
+            let constants = [word(rows), 0, word(width), epsilon.to_bits()];
+            self.shared.launch(kernel, word(rows), &[&self.counts(rows)?, &x, &weight, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Each row, along the last dimension, less its mean, over its standard deviation, times the weight and plus the bias of
+    /// its column. ε is added to the variance.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if there is not one weight and one bias a column, [`Error::Factor`] if ε is not finite and positive;
+    /// what the device says.
+    pub fn layer_norm<'a, 'b, 'c>(
+        &self,
+        x: impl Into<Input<'a>>,
+        weight: impl Into<Input<'b>>,
+        bias: impl Into<Input<'c>>,
+        epsilon: f32,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "layer_norm";
+        let [x, weight, bias] = [self.f32s(NAME, x)?, self.f32s(NAME, weight)?, self.f32s(NAME, bias)?];
+        let (rows, width) = columns(NAME, &x, [&weight, &bias])?;
+        positive(NAME, "ε", epsilon)?;
+        let out = self.make(&x.shape)?;
+        if out.memory.is_some() {
+            let constants = [word(rows), word(width), epsilon.to_bits()];
+            self.shared.launch(Kernel::LayerNorm, 1, &[&x, &weight, &bias, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Where each row, along the last dimension, is largest: the first of equal values; NaN is below every number.
+    ///
+    /// # Errors
+    /// [`Error::EmptyAxis`] if rows have no values; what the device says.
+    pub fn arg_max<'a>(&self, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
+        let x = self.f32s("arg_max", x)?;
+        let (sizes, width) = x.shape.rows();
+        let out = self.shared.tensor(sizes, Type::Indices)?;
+        if out.memory.is_some() {
+            if width == 0 {
+                let axis = x.shape.rank() - 1;
+                return Err(Error::EmptyAxis { operation: "arg_max", axis, shape: x.shape });
+            }
+            let rows = Shape::from(sizes).count()?;
+            let counts = self.counts(rows)?;
+            self.shared.launch(Kernel::ArgMax, word(rows), &[&counts, &x, &out], &[word(rows), 0, word(width)])?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// The `k` largest values of each row, along the last dimension, in descending order, and where they are. Of equal values
+    /// the first comes first; NaN comes last.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if `k` is zero, more than a row has or more than 64; what the device says.
+    pub fn top_k<'a>(&self, x: impl Into<Input<'a>>, k: usize) -> Result<Pending<(Tensor, Tensor)>> {
+        let x = self.f32s("top_k", x)?;
+        let (sizes, width) = x.shape.rows();
+        if k == 0 || k > width || k > top_k::MOST as usize {
+            let what = format!("{k} of rows of {}; from one to {} may be had", x.shape, width.min(64));
+            return Err(Error::Argument { operation: "top_k", what });
+        }
+        let shape = Shape::from([sizes, &[k]].concat());
+        let (values, indices) = (self.make(&shape)?, self.shared.tensor(&shape, Type::Indices)?);
+        if values.memory.is_some() {
+            let rows = Shape::from(sizes).count()?;
+            let constants = [word(rows), 0, word(width), word(k)];
+            let counts = self.counts(rows)?;
+            self.shared.launch(Kernel::TopK, word(rows), &[&counts, &x, &values, &indices], &constants)?;
+        }
+        Ok(self.pending((values, indices)))
+    }
+
+    /// The parameters of kernels that models' steps use, too: how many rows there are.
+    pub(super) fn counts(&self, rows: usize) -> Result<Tensor> {
+        let counts = self.shared.tensor([4], Type::Indices)?;
+        if let Some(memory) = &counts.memory {
+            self.shared.fill(&Arc::clone(memory), word(rows))?;
+        }
+        Ok(counts)
+    }
+}
+
+/// Rows and columns, for each of which every one of `of_columns` has a value.
+fn columns<const N: usize>(
+    operation: &'static str,
+    x: &Tensor,
+    of_columns: [&Tensor; N],
+) -> Result<(usize, usize)> {
+    let (sizes, width) = x.shape.rows();
+    if let Some(other) = of_columns.iter().find(|other| other.shape.sizes() != [width]) {
+        let (left, right) = (x.shape.clone(), other.shape.clone());
+        return Err(Error::Shapes { operation, left, right, rule: "one value for each column" });
+    }
+    Ok((Shape::from(sizes).count()?, width))
+}

@@ -1,0 +1,368 @@
+//! Products: of matrices, of quantised weights, attention and convolution.
+
+use super::error::{Error, Result};
+use super::pending::Pending;
+use super::storage::contiguous;
+use super::tensor::{Input, Shape, Tensor, Type};
+use super::{Compute, positive, word};
+use ragtag_kernels::{
+    Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, conv2d, layout_for,
+};
+
+/// A product of matrices: α · op(A) · op(B).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gemm {
+    /// Whether op(A) is A transposed: A is then `[…, k, m]`.
+    pub transpose_a: bool,
+    /// Whether op(B) is B transposed: B is then `[…, n, k]`.
+    pub transpose_b: bool,
+    /// The factor α.
+    pub alpha: f32,
+}
+
+impl Default for Gemm {
+    /// A · B.
+    fn default() -> Self {
+        Self { transpose_a: false, transpose_b: false, alpha: 1.0 }
+    }
+}
+
+/// What an attention's rows see, and how scores are taken. Row i of m stands at position i + n − m of n.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Attention {
+    /// Rows see no later position than their own.
+    pub causal: bool,
+    /// Rows see positions less than so far away only.
+    pub window: Option<usize>,
+    /// All rows see the first so many positions.
+    pub prefix: usize,
+    /// The factor of scores; 1 / √d if none is named.
+    pub scale: Option<f32>,
+    /// Scores s become cap · tanh(s / cap).
+    pub soft_cap: Option<f32>,
+}
+
+/// How a convolution's kernel moves: down and across, each of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv2d {
+    /// Steps from one place to the next.
+    pub stride: [usize; 2],
+    /// Zeros at either end of the image.
+    pub padding: [usize; 2],
+    /// Steps from one value of the kernel to the next.
+    pub dilation: [usize; 2],
+    /// Channels are divided into so many groups, each with its own out channels.
+    pub groups: usize,
+}
+
+impl Default for Conv2d {
+    /// Every place, no zeros, one group.
+    fn default() -> Self {
+        Self { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
+    }
+}
+
+/// A matrix of weights of any type, packed for the device's products.
+#[derive(Clone, Debug)]
+pub struct Weights {
+    resident: Resident,
+    packed: Tensor,
+}
+
+impl Weights {
+    /// Rows, each of which makes a value of the product.
+    pub fn rows(&self) -> usize {
+        self.resident.rows()
+    }
+
+    /// Columns: the values of a row that it is multiplied with.
+    pub fn columns(&self) -> usize {
+        self.resident.columns()
+    }
+
+    /// The type of the values in files.
+    pub fn tensor_type(&self) -> TensorType {
+        self.resident.tensor_type()
+    }
+}
+
+/// A batch of matrices: how many there are if it is one, rows and columns.
+fn matrices(operation: &'static str, x: &Tensor) -> Result<(Vec<usize>, [usize; 2])> {
+    match x.shape.sizes() {
+        [batch @ .., rows, columns] => Ok((batch.to_vec(), [*rows, *columns])),
+        _ => {
+            let shape = x.shape.clone();
+            Err(Error::Rank { operation, shape, rule: "at least rows and columns" })
+        }
+    }
+}
+
+fn shapes(operation: &'static str, left: &Tensor, right: &Tensor, rule: &'static str) -> Error {
+    Error::Shapes { operation, left: left.shape.clone(), right: right.shape.clone(), rule }
+}
+
+/// The type that all tensors have.
+fn same_type(operation: &'static str, types: &[ElementType]) -> Result<ElementType> {
+    match types.iter().find(|other| **other != types[0]) {
+        None => Ok(types[0]),
+        Some(other) => {
+            let what = format!("{} and {other} in one product; cast one of them", types[0]);
+            Err(Error::Argument { operation, what })
+        }
+    }
+}
+
+impl Compute {
+    /// The product of matrices, or of each of a batch of them: α · op(A) · op(B), as f32. Where only one of A and B is a
+    /// batch, all products share the other.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if columns of op(A) are not as many as rows of op(B), or batches differ; [`Error::Rank`] for what is
+    /// no matrix; [`Error::Argument`] for two types or a factor that is not finite; what the device says.
+    pub fn gemm<'a, 'b>(
+        &self,
+        gemm: &Gemm,
+        a: impl Into<Input<'a>>,
+        b: impl Into<Input<'b>>,
+    ) -> Result<Pending<Tensor>> {
+        self.product(gemm, (a.into(), b.into()), None)
+    }
+
+    /// The product plus β · C.
+    ///
+    /// # Errors
+    /// As for [`Compute::gemm`], and [`Error::Shapes`] if C has another shape than the product.
+    pub fn gemm_plus<'a, 'b, 'c>(
+        &self,
+        gemm: &Gemm,
+        a: impl Into<Input<'a>>,
+        b: impl Into<Input<'b>>,
+        beta: f32,
+        c: impl Into<Input<'c>>,
+    ) -> Result<Pending<Tensor>> {
+        self.product(gemm, (a.into(), b.into()), Some((beta, c.into())))
+    }
+
+    fn product(
+        &self,
+        gemm: &Gemm,
+        (a, b): (Input<'_>, Input<'_>),
+        onto: Option<(f32, Input<'_>)>,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "gemm";
+        let ((a, of_a), (b, of_b)) = (self.elements(NAME, a)?, self.elements(NAME, b)?);
+        let element = same_type(NAME, &[of_a, of_b])?;
+        let ((batch_a, [rows_a, lda]), (batch_b, [rows_b, ldb])) = (matrices(NAME, &a)?, matrices(NAME, &b)?);
+        let [m, k] = if gemm.transpose_a { [lda, rows_a] } else { [rows_a, lda] };
+        let [k_of_b, n] = if gemm.transpose_b { [ldb, rows_b] } else { [rows_b, ldb] };
+        if k != k_of_b {
+            return Err(shapes(NAME, &a, &b, "columns of the first are as many as rows of the second"));
+        }
+        if !batch_a.is_empty() && !batch_b.is_empty() && batch_a != batch_b {
+            return Err(shapes(NAME, &a, &b, "batches are equal, or one is shared"));
+        }
+        let (shared_a, shared_b) = (batch_a.is_empty(), batch_b.is_empty());
+        let batch = if shared_a { batch_b } else { batch_a };
+        let shape = Shape::from([batch.as_slice(), &[m, n]].concat());
+        let (out, beta) = match onto {
+            None => (self.make(&shape)?, 0.0),
+            Some((beta, c)) => {
+                let c = self.f32s(NAME, c)?;
+                if c.shape != shape {
+                    let (left, right) = (c.shape, shape);
+                    return Err(Error::Shapes { operation: NAME, left, right, rule: "C is like the product" });
+                }
+                (self.copy(&c)?.queued().clone(), beta)
+            }
+        };
+        if let Some(factor) = [gemm.alpha, beta].into_iter().find(|factor| !factor.is_finite()) {
+            return Err(Error::Argument { operation: NAME, what: format!("a factor of {factor}") });
+        }
+        if out.memory.is_some() {
+            let stride = |shared: bool, size: usize| if shared { 0 } else { word(size) };
+            let constants = [
+                word(m),
+                word(n),
+                word(k),
+                gemm.transpose_a.into(),
+                gemm.transpose_b.into(),
+                word(lda),
+                word(ldb),
+                word(n),
+                word(Shape::from(batch).count()?),
+                stride(shared_a, rows_a * lda),
+                stride(shared_b, rows_b * ldb),
+                word(m * n),
+                gemm.alpha.to_bits(),
+                beta.to_bits(),
+            ];
+            self.shared.launch(Kernel::Gemm(element), word(m), &[&a, &b, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Packs `[rows, columns]` weights, as files have them, for the device's products.
+    ///
+    /// # Errors
+    /// [`Error::Blocks`] if columns are not whole blocks, or no multiple of 32; [`Error::Length`] if there are not as many
+    /// bytes as the shape takes; what the device says.
+    pub fn weights(
+        &self,
+        tensor_type: TensorType,
+        [rows, columns]: [usize; 2],
+        blocks: &[u8],
+    ) -> Result<Weights> {
+        let shape = Shape::from([rows, columns]);
+        let layout = layout_for(tensor_type, self.shared.caps());
+        let no_blocks = |_| Error::Blocks { tensor_type, shape: shape.clone() };
+        let resident =
+            Resident::new(tensor_type, layout, rows as u64, columns as u64).map_err(no_blocks)?;
+        if blocks.len() as u64 != rows as u64 * resident.file_row_bytes() as u64 {
+            let values = blocks.len() / tensor_type.block_bytes() * tensor_type.block_values();
+            return Err(Error::Length { values, shape });
+        }
+        let memory = self.shared.allocate(resident.bytes())?;
+        if let Some(memory) = &memory {
+            self.shared.upload(memory, |out| {
+                let packed = resident.pack(0..resident.groups(), blocks, out);
+                packed.map_err(|error| Error::Argument { operation: "weights", what: error.to_string() })
+            })?;
+        }
+        Ok(Weights { resident, packed: Tensor { shape, kind: Type::Blocks(tensor_type), memory } })
+    }
+
+    /// The product of rows with weights: x · Wᵀ, as f32 `[…, rows of W]`. Exact ones take f32 values as they are; fast ones
+    /// round the rows to 8 bits where weights have integer quanta.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if rows of `x` have not as many values as the weights have columns; what the device says.
+    pub fn matmul_quantised<'a>(
+        &self,
+        weights: &Weights,
+        x: impl Into<Input<'a>>,
+        class: NumericsClass,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "matmul_quantised";
+        let x = self.f32s(NAME, x)?;
+        let packed = self.given(NAME, &weights.packed)?;
+        let (sizes, k) = x.shape.rows();
+        if k != weights.columns() {
+            return Err(shapes(NAME, &x, &packed, "rows of either have as many values"));
+        }
+        let rows = Shape::from(sizes).count()?;
+        let out = self.make([sizes, &[weights.rows()]].concat())?;
+        if out.memory.is_some() {
+            let (tensor_type, n) = (weights.tensor_type(), word(weights.rows()));
+            let is_fast = class == NumericsClass::Fast && tensor_type.block_values() > 1;
+            let counts = self.counts(rows)?;
+            let (activations, x) = if is_fast {
+                let bytes = rows * Activations::Int8.row_bytes(k);
+                let memory = self.shared.allocate(bytes as u64)?;
+                let quanta = Tensor { memory, ..x.clone() };
+                let kernel = Kernel::Quantize(Activations::Int8);
+                let constants = [word(rows), 0, word(k)];
+                self.shared.launch(kernel, word(rows), &[&counts, &x, &quanta], &constants)?;
+                (Activations::Int8, quanta)
+            } else {
+                (Activations::F32, x)
+            };
+            let kernel = Kernel::MatMul(tensor_type, activations);
+            let constants = [word(rows), 0, n, word(k), 0, n];
+            self.shared.launch(kernel, word(rows), &[&counts, &packed, &x, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Attention of queries `[batch, heads, m, d]` over keys and values `[batch, kv heads, n, d]`, as f32 of the queries'
+    /// shape. Heads share kv heads in equal groups. Rows that see nothing are zero.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Factor`] for a scale or a cap that is not finite and
+    /// positive, [`Error::Argument`] for an empty window or several types; what the device says.
+    pub fn attention<'a, 'b, 'c>(
+        &self,
+        attention: &Attention,
+        queries: impl Into<Input<'a>>,
+        keys: impl Into<Input<'b>>,
+        values: impl Into<Input<'c>>,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "attention";
+        let ((q, of_q), (k, of_k)) = (self.elements(NAME, queries)?, self.elements(NAME, keys)?);
+        let (v, of_v) = self.elements(NAME, values)?;
+        let element = same_type(NAME, &[of_q, of_k, of_v])?;
+        let (&[batch, heads, m, d], &[k_batch, kv_heads, n, k_d]) = (q.shape.sizes(), k.shape.sizes()) else {
+            let shape = if q.shape.rank() == 4 { k.shape } else { q.shape };
+            return Err(Error::Rank { operation: NAME, shape, rule: "[batch, heads, rows, dimensions]" });
+        };
+        if k.shape != v.shape {
+            return Err(shapes(NAME, &k, &v, "keys are like values"));
+        }
+        if (batch, d) != (k_batch, k_d) || (heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads))) {
+            return Err(shapes(NAME, &q, &k, "batches and dimensions are equal, heads a multiple of kv heads"));
+        }
+        let scale = attention.scale.unwrap_or(1.0 / (d.max(1) as f32).sqrt());
+        positive(NAME, "scale", scale)?;
+        attention.soft_cap.map_or(Ok(()), |cap| positive(NAME, "soft cap", cap))?;
+        if attention.window == Some(0) {
+            return Err(Error::Argument { operation: NAME, what: "a window of no positions".into() });
+        }
+        let out = self.make(&q.shape)?;
+        if out.memory.is_some() {
+            let mut constants = vec![batch, heads, kv_heads, m, n, d];
+            for tensor in [&q, &k, &v, &out] {
+                constants.extend(&contiguous(tensor.shape.sizes())[..3]);
+            }
+            let mut constants: Vec<u32> = constants.into_iter().map(word).collect();
+            constants.extend([scale.to_bits(), attention.soft_cap.unwrap_or(0.0).to_bits()]);
+            let window = attention.window.unwrap_or(0);
+            constants.extend([u32::from(attention.causal), word(window), word(attention.prefix)]);
+            self.shared.launch(Kernel::AttentionDense(element), word(m), &[&q, &k, &v, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// The convolution of images `[batch, channels, height, width]` with weights `[out channels, channels / groups, kernel
+    /// height, kernel width]`, as f32.
+    ///
+    /// # Errors
+    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Argument`] for a stride or dilation of zero or several
+    /// types; what the device says.
+    pub fn conv2d<'a, 'b>(
+        &self,
+        conv: &Conv2d,
+        x: impl Into<Input<'a>>,
+        weights: impl Into<Input<'b>>,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "conv2d";
+        let ((x, of_x), (weights, of_weights)) = (self.elements(NAME, x)?, self.elements(NAME, weights)?);
+        let element = same_type(NAME, &[of_x, of_weights])?;
+        let (&[batch, channels, height, width], &[out_channels, of_group, down, across]) =
+            (x.shape.sizes(), weights.shape.sizes())
+        else {
+            let shape = if x.shape.rank() == 4 { weights.shape } else { x.shape };
+            return Err(Error::Rank { operation: NAME, shape, rule: "four dimensions" });
+        };
+        let groups = conv.groups;
+        if of_group.checked_mul(groups) != Some(channels) || !out_channels.is_multiple_of(groups.max(1)) {
+            return Err(shapes(NAME, &x, &weights, "groups divide channels and out channels evenly"));
+        }
+        if conv.stride.contains(&0) || conv.dilation.contains(&0) {
+            let what = format!("a stride of {:?} and a dilation of {:?}", conv.stride, conv.dilation);
+            return Err(Error::Argument { operation: NAME, what });
+        }
+        let places = |axis: usize, size: usize, kernel: usize| {
+            let padding = word(conv.padding[axis].saturating_mul(2));
+            conv2d::out_size(word(size), padding, word(kernel), word(conv.stride[axis]), word(conv.dilation[axis]))
+        };
+        let (rows, columns) = (places(0, height, down), places(1, width, across));
+        let out = self.make([batch, out_channels, rows as usize, columns as usize])?;
+        if out.memory.is_some() {
+            let axes = [[down, across], conv.stride, conv.padding, conv.dilation];
+            let sizes = [batch, channels, height, width, out_channels, groups];
+            let constants = sizes.iter().chain(axes.as_flattened()).map(|size| word(*size));
+            let constants: Vec<u32> = constants.chain([rows, columns]).collect();
+            self.shared.launch(Kernel::Conv2d(element), 1, &[&x, &weights, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+}

@@ -1,0 +1,181 @@
+//! Operators that compute each value from few others.
+
+use super::error::{Error, Result};
+use super::pending::Pending;
+use super::storage::{Walk, contiguous};
+use super::tensor::{Input, Shape, Tensor, Type};
+use super::{Compute, word};
+use ragtag_kernels::binary::Operation;
+use ragtag_kernels::unary::Function;
+use ragtag_kernels::{Kernel, elements, rope};
+
+/// Which values of a head turn together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// Neighbours: 2i and 2i + 1.
+    Neighbours,
+    /// One of each half: i and i + dimensions / 2.
+    Halves,
+}
+
+/// How heads turn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rope {
+    /// Pair i turns by base^(−2i / dimensions) radians a position.
+    pub base: f32,
+    /// How many values of a head turn, from the first on; all, if none are named.
+    pub dimensions: Option<usize>,
+    /// Which of them turn together.
+    pub pairing: Pairing,
+}
+
+impl Default for Rope {
+    /// The base that most models have, all values, halves.
+    fn default() -> Self {
+        Self { base: 10_000.0, dimensions: None, pairing: Pairing::Halves }
+    }
+}
+
+impl Compute {
+    /// A function of each value.
+    ///
+    /// # Errors
+    /// [`Error::Type`] for anything but f32; what the device says.
+    pub fn unary<'a>(&self, function: Function, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
+        let x = self.f32s("unary", x)?;
+        let out = self.make(&x.shape)?;
+        if out.memory.is_some() {
+            let constants = [function as u32, word(x.shape.count()?)];
+            self.shared.launch(Kernel::Unary, 1, &[&x, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// An operation on pairs of values. Shapes are aligned at their last dimensions; one that is missing or of size one is
+    /// repeated.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if sizes differ otherwise, [`Error::Rank`] if more than six dimensions are repeated in turns; what the
+    /// device says.
+    pub fn binary<'a, 'b>(
+        &self,
+        operation: Operation,
+        a: impl Into<Input<'a>>,
+        b: impl Into<Input<'b>>,
+    ) -> Result<Pending<Tensor>> {
+        let [a, b] = [self.f32s("binary", a)?, self.f32s("binary", b)?];
+        let sizes = broadcast(&a.shape, &b.shape)?;
+        let out = self.make(sizes.as_slice())?;
+        if out.memory.is_some() {
+            let [strides_a, strides_b] = [&a, &b].map(|x| repeated(&x.shape, &sizes));
+            let shape = Walk::new(&sizes, [&strides_a, &strides_b]).constants();
+            let rule = "at most six dimensions that are repeated in turns";
+            let shape = shape
+                .ok_or_else(|| Error::Rank { operation: "binary", shape: out.shape.clone(), rule })?;
+            let constants = [&[operation as u32], shape.as_slice()].concat();
+            self.shared.launch(Kernel::Binary, 1, &[&a, &b, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// Rows of a table, which lie along its first dimension: for each index the row of that number.
+    ///
+    /// # Errors
+    /// [`Error::Index`] for a row that there is not, where indices are the host's; those of a tensor are only known to the
+    /// device, and rows that there are not are zero. [`Error::Rank`] for a table without dimensions; what the device says.
+    pub fn gather<'a, 'b>(
+        &self,
+        table: impl Into<Input<'a>>,
+        indices: impl Into<Input<'b>>,
+    ) -> Result<Pending<Tensor>> {
+        let (table, element) = self.elements("gather", table)?;
+        let Some((&rows, row)) = table.shape.sizes().split_first() else {
+            let (operation, shape) = ("gather", table.shape);
+            return Err(Error::Rank { operation, shape, rule: "a table has rows" });
+        };
+        let indices = indices.into();
+        if let Input::Indices(_, list) = &indices
+            && let Some((place, &index)) = list.iter().enumerate().find(|(_, index)| **index as usize >= rows)
+        {
+            return Err(Error::Index { operation: "gather", index, place, rows });
+        }
+        let indices = self.indices("gather", indices)?;
+        let shape = [indices.shape.sizes(), row].concat();
+        let out = self.shared.tensor(shape, Type::Elements(element))?;
+        if out.memory.is_some() {
+            let number = elements::number(element);
+            let (count, width) = (indices.shape.count()?, Shape::from(row).count()?);
+            let constants = [number, number, word(count), word(rows), word(width)];
+            self.shared.launch(Kernel::GatherRows, 1, &[&indices, &table, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// The rotary position embedding of `[rows, heads, dimensions]`: each row turns by its position.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if there is not a position for each row, [`Error::Rank`] for another number of dimensions,
+    /// [`Error::Factor`] for a base that is not finite and positive, [`Error::Argument`] for an odd number of values that
+    /// turn, or more than a head has; what the device says.
+    pub fn rope<'a, 'b>(
+        &self,
+        rope: &Rope,
+        x: impl Into<Input<'a>>,
+        positions: impl Into<Input<'b>>,
+    ) -> Result<Pending<Tensor>> {
+        let (x, positions) = (self.f32s("rope", x)?, self.indices("rope", positions)?);
+        let &[rows, heads, head_dim] = x.shape.sizes() else {
+            let (operation, shape) = ("rope", x.shape);
+            return Err(Error::Rank { operation, shape, rule: "[rows, heads, dimensions]" });
+        };
+        if positions.shape.sizes() != [rows] {
+            let (left, right) = (x.shape.clone(), positions.shape.clone());
+            return Err(Error::Shapes { operation: "rope", left, right, rule: "a position for each row" });
+        }
+        super::positive("rope", "base", rope.base)?;
+        let turned = rope.dimensions.unwrap_or(head_dim);
+        if turned > head_dim || !turned.is_multiple_of(2) {
+            let what = format!("{turned} values of heads of {} cannot turn in pairs", x.shape);
+            return Err(Error::Argument { operation: "rope", what });
+        }
+        let out = self.make(&x.shape)?;
+        if out.memory.is_some() {
+            let pairs = (0..turned / 2).map(|i| -2.0 * i as f64 / turned as f64);
+            let turns: Vec<u32> =
+                pairs.flat_map(|power| rope::turn(f64::from(rope.base).powf(power))).collect();
+            let turns = self.upload_indices([turned], &turns)?;
+            let pairing = match rope.pairing {
+                Pairing::Neighbours => rope::INTERLEAVED,
+                Pairing::Halves => rope::HALVES,
+            };
+            let constants = [word(rows), word(heads), word(head_dim), word(turned), pairing];
+            self.shared.launch(Kernel::Rope, 1, &[&positions, &turns, &x, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+}
+
+/// The sizes of what two shapes make together.
+fn broadcast(a: &Shape, b: &Shape) -> Result<Vec<usize>> {
+    let rank = a.rank().max(b.rank());
+    let size = |shape: &Shape, i: usize| (i + shape.rank()).checked_sub(rank).map_or(1, |i| shape.sizes()[i]);
+    let sizes = (0..rank).map(|i| match (size(a, i), size(b, i)) {
+        (a, b) if a == b => Ok(a),
+        (1, other) | (other, 1) => Ok(other),
+        _ => {
+            let (left, right) = (a.clone(), b.clone());
+            let rule = "sizes are equal, or one of them is 1, from the last dimension on";
+            Err(Error::Shapes { operation: "binary", left, right, rule })
+        }
+    });
+    sizes.collect()
+}
+
+/// The strides of a shape that is repeated to fill these sizes.
+fn repeated(shape: &Shape, sizes: &[usize]) -> Vec<usize> {
+    let own = contiguous(shape.sizes());
+    let missing = sizes.len() - shape.rank();
+    let strides = shape.sizes().iter().zip(own).map(|(size, stride)| if *size == 1 { 0 } else { stride });
+    std::iter::repeat_n(0, missing).chain(strides).collect()
+}
+

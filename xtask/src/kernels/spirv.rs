@@ -1,0 +1,91 @@
+//! WGSL as Vulkan devices get it: translated to SPIR-V as the backend translates it, and held to the rules by spirv-val.
+
+use super::jobs;
+use super::programs::{Program, in_language};
+use ragtag_hal::{Feature, Features, KernelLanguage};
+use ragtag_vulkan::{SpirVTarget, translate};
+use std::path::Path;
+use std::process::Command;
+
+/// The validator's name.
+const VALIDATOR: &str = "spirv-val";
+/// The versions of Vulkan that devices are asked for, and what spirv-val calls them.
+const VERSIONS: [((u32, u32), &str); 2] = [((1, 2), "vulkan1.2"), ((1, 3), "vulkan1.3")];
+/// What Vulkan devices may have.
+const FEATURES: [Feature; 4] =
+    [Feature::Fp16, Feature::SubGroups, Feature::IntegerDot, Feature::CooperativeMatrix];
+/// The first release of spirv-val that knows cooperative matrices.
+const MATRICES_SINCE: (u32, u32) = (2023, 4);
+
+/// Translates each text for devices that have just what it needs, and for those that have everything; writes the modules to
+/// `folder` and has them validated.
+pub(super) fn validate(programs: &[&Program], folder: &Path) -> Result<(), String> {
+    let programs = in_language(programs, KernelLanguage::Wgsl);
+    if let Some(why) = jobs::missing(VALIDATOR) {
+        println!("SKIPPED SPIR-V: {VALIDATOR} does not start: {why}");
+        return Ok(());
+    }
+    let matrices = release(&jobs::run(Command::new(VALIDATOR).arg("--version"))?) >= Some(MATRICES_SINCE);
+    let mut wanted = Vec::new();
+    for program in programs {
+        for features in feature_sets(program) {
+            if features.contains(&Feature::CooperativeMatrix) && uses_matrices(program) && !matrices {
+                println!("SKIPPED {}: this {VALIDATOR} does not know cooperative matrices", program.name);
+                continue;
+            }
+            wanted.extend(VERSIONS.map(|version| (program, features.clone(), version)));
+        }
+    }
+    let results = jobs::each(VALIDATOR, &wanted, |(program, features, (vulkan, environment))| {
+        let target = SpirVTarget { vulkan: *vulkan, features: features.clone() };
+        let module =
+            translate(&program.text, program.function, &target).map_err(|error| error.to_string())?;
+        let bytes: Vec<u8> = module.words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let file = folder.join(environment).join(format!("{}-{}.spv", program.name, features.len()));
+        super::write(&file, &bytes)?;
+        jobs::run(Command::new(VALIDATOR).args(["--target-env", environment]).arg(&file))
+    });
+    let failed = |((program, features, (_, environment)), result): (&Wanted<'_>, Result<String, String>)| {
+        Some((format!("{} for {environment} with {features:?}", program.name), result.err()?))
+    };
+    let failures: Vec<_> = wanted.iter().zip(results).filter_map(failed).collect();
+    jobs::verdict(VALIDATOR, wanted.len(), &failures)
+}
+
+/// A text, what the device has, Vulkan's version with its name.
+type Wanted<'a> = (&'a Program, Features, ((u32, u32), &'static str));
+
+/// What a device may have that runs a program: just what each of its variants requires, and everything.
+fn feature_sets(program: &Program) -> Vec<Features> {
+    let all: Features = FEATURES.into();
+    let mut sets: Vec<Features> =
+        program.requires().map(|requires| requires.iter().copied().collect()).collect();
+    sets.push(all);
+    sets.dedup();
+    sets
+}
+
+fn uses_matrices(program: &Program) -> bool {
+    program.requires().any(|requires| requires.contains(&Feature::CooperativeMatrix))
+}
+
+/// Year and number of a release, as in `SPIRV-Tools v2023.1`.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let (_, from) = version.split_once(" v")?;
+    let (year, rest) = from.split_once('.')?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    Some((year.parse().ok()?, rest[..digits].parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_read() {
+        assert_eq!(release("SPIRV-Tools v2023.1 unknown hash, 2023-01-24T21:37:00\n"), Some((2023, 1)));
+        assert_eq!(release("SPIRV-Tools v2024.3-rc1"), Some((2024, 3)));
+        assert_eq!(release("something else"), None);
+        assert!(Some((2023, 4)) > release("SPIRV-Tools v2023.1 unknown"));
+    }
+}
