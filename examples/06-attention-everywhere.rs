@@ -29,7 +29,8 @@ fn reference(q: &[f32], k: &[f32], v: &[f32], positions: usize, dims: usize) -> 
     for (i, (out, q)) in out.chunks_mut(dims).zip(q.chunks(dims)).enumerate() {
         let (first, seen) = (i / positions * positions, i % positions + 1);
         let row = |of: &[f32], j: usize| of[(first + j) * dims..][..dims].to_vec();
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+        let dot =
+            |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         let weights: Vec<f64> =
             (0..seen).map(|j| (dot(q, &row(k, j)) / (dims as f64).sqrt()).exp()).collect();
         let sum: f64 = weights.iter().sum();

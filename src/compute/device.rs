@@ -202,7 +202,8 @@ impl Core {
             return Ok(*module);
         }
         let name = format!("{} ({})", variant.kernel, variant.name);
-        let source = module_source([variant], caps).ok_or_else(|| Error::Open(format!("{name} has no text")))?;
+        let source =
+            module_source([variant], caps).ok_or_else(|| Error::Open(format!("{name} has no text")))?;
         let id = ModuleId(self.id());
         self.device()?.create_module(id, &Module { name, entries: vec![variant.abi], source })?;
         self.modules.insert(key, id);

@@ -118,7 +118,12 @@ impl Compute {
             }
             let rows = Shape::from(sizes).count()?;
             let counts = self.counts(rows)?;
-            self.shared.launch(Kernel::ArgMax, word(rows), &[&counts, &x, &out], &[word(rows), 0, word(width)])?;
+            self.shared.launch(
+                Kernel::ArgMax,
+                word(rows),
+                &[&counts, &x, &out],
+                &[word(rows), 0, word(width)],
+            )?;
         }
         Ok(self.pending(out))
     }

@@ -170,7 +170,12 @@ impl Compute {
                 let c = self.f32s(NAME, c)?;
                 if c.shape != shape {
                     let (left, right) = (c.shape, shape);
-                    return Err(Error::Shapes { operation: NAME, left, right, rule: "C is like the product" });
+                    return Err(Error::Shapes {
+                        operation: NAME,
+                        left,
+                        right,
+                        rule: "C is like the product",
+                    });
                 }
                 (self.copy(&c)?.queued().clone(), beta)
             }
@@ -215,8 +220,7 @@ impl Compute {
         let shape = Shape::from([rows, columns]);
         let layout = layout_for(tensor_type, self.shared.caps());
         let no_blocks = |_| Error::Blocks { tensor_type, shape: shape.clone() };
-        let resident =
-            Resident::new(tensor_type, layout, rows as u64, columns as u64).map_err(no_blocks)?;
+        let resident = Resident::new(tensor_type, layout, rows as u64, columns as u64).map_err(no_blocks)?;
         if blocks.len() as u64 != rows as u64 * resident.file_row_bytes() as u64 {
             let values = blocks.len() / tensor_type.block_bytes() * tensor_type.block_values();
             return Err(Error::Length { values, shape });
@@ -298,7 +302,12 @@ impl Compute {
             return Err(shapes(NAME, &k, &v, "keys are like values"));
         }
         if (batch, d) != (k_batch, k_d) || (heads > 0 && (kv_heads == 0 || !heads.is_multiple_of(kv_heads))) {
-            return Err(shapes(NAME, &q, &k, "batches and dimensions are equal, heads a multiple of kv heads"));
+            return Err(shapes(
+                NAME,
+                &q,
+                &k,
+                "batches and dimensions are equal, heads a multiple of kv heads",
+            ));
         }
         let scale = attention.scale.unwrap_or(1.0 / (d.max(1) as f32).sqrt());
         positive(NAME, "scale", scale)?;
@@ -352,7 +361,13 @@ impl Compute {
         }
         let places = |axis: usize, size: usize, kernel: usize| {
             let padding = word(conv.padding[axis].saturating_mul(2));
-            conv2d::out_size(word(size), padding, word(kernel), word(conv.stride[axis]), word(conv.dilation[axis]))
+            conv2d::out_size(
+                word(size),
+                padding,
+                word(kernel),
+                word(conv.stride[axis]),
+                word(conv.dilation[axis]),
+            )
         };
         let (rows, columns) = (places(0, height, down), places(1, width, across));
         let out = self.make([batch, out_channels, rows as usize, columns as usize])?;

@@ -127,7 +127,8 @@ impl Compute {
     /// [`Error::ZeroBytes`] if it would have no values: there is no memory of zero bytes.
     pub fn zeros(&self, shape: impl Into<Shape>) -> Result<Pending<Tensor>> {
         let tensor = self.make(shape)?;
-        let memory = tensor.memory.as_ref().ok_or_else(|| Error::ZeroBytes { shape: tensor.shape.clone() })?;
+        let memory =
+            tensor.memory.as_ref().ok_or_else(|| Error::ZeroBytes { shape: tensor.shape.clone() })?;
         self.shared.fill(memory, 0)?;
         Ok(self.pending(tensor))
     }
@@ -276,11 +277,7 @@ impl Compute {
     ///
     /// # Errors
     /// [`Error::Type`] for a type without blocks, [`Error::Blocks`] if rows are not whole ones; what the device says.
-    pub fn quantise<'a>(
-        &self,
-        x: impl Into<Input<'a>>,
-        tensor_type: TensorType,
-    ) -> Result<Pending<Tensor>> {
+    pub fn quantise<'a>(&self, x: impl Into<Input<'a>>, tensor_type: TensorType) -> Result<Pending<Tensor>> {
         let x = self.f32s("quantise", x)?;
         let kind = blocks_of("quantise", tensor_type)?;
         let out = self.shared.tensor(x.shape.clone(), kind)?;

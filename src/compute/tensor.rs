@@ -30,7 +30,9 @@ impl Shape {
         let count = self.0.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
         // A zero among sizes whose product overflows counts, too.
         let count = if self.0.contains(&0) { Some(0) } else { count };
-        count.filter(|count| u32::try_from(*count).is_ok()).ok_or_else(|| Error::TooLarge { shape: self.clone() })
+        count
+            .filter(|count| u32::try_from(*count).is_ok())
+            .ok_or_else(|| Error::TooLarge { shape: self.clone() })
     }
 
     /// All but the last size, and the last; a shape without dimensions is one row of one value.

@@ -70,8 +70,8 @@ impl Compute {
             let [strides_a, strides_b] = [&a, &b].map(|x| repeated(&x.shape, &sizes));
             let shape = Walk::new(&sizes, [&strides_a, &strides_b]).constants();
             let rule = "at most six dimensions that are repeated in turns";
-            let shape = shape
-                .ok_or_else(|| Error::Rank { operation: "binary", shape: out.shape.clone(), rule })?;
+            let shape =
+                shape.ok_or_else(|| Error::Rank { operation: "binary", shape: out.shape.clone(), rule })?;
             let constants = [&[operation as u32], shape.as_slice()].concat();
             self.shared.launch(Kernel::Binary, 1, &[&a, &b, &out], &constants)?;
         }
@@ -178,4 +178,3 @@ fn repeated(shape: &Shape, sizes: &[usize]) -> Vec<usize> {
     let strides = shape.sizes().iter().zip(own).map(|(size, stride)| if *size == 1 { 0 } else { stride });
     std::iter::repeat_n(0, missing).chain(strides).collect()
 }
-

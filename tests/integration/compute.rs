@@ -3,8 +3,8 @@
 use crate::support::block_on;
 use half::f16;
 use ragtag::compute::{
-    Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing, Reduction,
-    Rope, TensorType, UnaryFunction,
+    Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
+    Reduction, Rope, TensorType, UnaryFunction,
 };
 use ragtag::{DeviceOptions, Devices};
 use ragtag_hal::Limits;
@@ -55,7 +55,10 @@ fn values_come_back_as_they_went() {
         let bytes = device.read_bytes(&half).unwrap().wait().unwrap();
         assert_eq!(bytes, x.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect::<Vec<u8>>());
         let copy = device.copy(&half).unwrap().wait().unwrap();
-        assert_eq!((copy.shape().sizes(), device.read(&copy).unwrap().wait().unwrap()), (&[3, 5][..], halves));
+        assert_eq!(
+            (copy.shape().sizes(), device.read(&copy).unwrap().wait().unwrap()),
+            (&[3, 5][..], halves)
+        );
         assert_eq!(device.read(&device.zeros([7]).unwrap()).unwrap().wait().unwrap(), [0.0; 7]);
     });
 }
@@ -89,14 +92,18 @@ fn values_and_lines_are_as_defined() {
             near(device, &device.read(&out).unwrap().wait().unwrap(), &wanted, EXACT);
         }
         let out = device.binary(BinaryOperation::Mul, ([6, 5, 7], &x), ([5, 1], &y[..5])).unwrap();
-        let wanted: Vec<f64> =
-            f64s.iter().enumerate().map(|(i, x)| x * f64::from(y[i / 7 % 5])).collect();
+        let wanted: Vec<f64> = f64s.iter().enumerate().map(|(i, x)| x * f64::from(y[i / 7 % 5])).collect();
         near(device, &device.read(&out).unwrap().wait().unwrap(), &wanted, EXACT);
 
         let out = device.reduce(Reduction::Mean, ([6, 5, 7], &x), 1).unwrap();
         assert_eq!(out.queued().shape().sizes(), [6, 7]);
         let mean = |i: usize| (0..5).map(|j| f64s[i / 7 * 35 + j * 7 + i % 7]).sum::<f64>() / 5.0;
-        near(device, &device.read(&out).unwrap().wait().unwrap(), &(0..42).map(mean).collect::<Vec<_>>(), EXACT);
+        near(
+            device,
+            &device.read(&out).unwrap().wait().unwrap(),
+            &(0..42).map(mean).collect::<Vec<_>>(),
+            EXACT,
+        );
 
         let rows = |f: &dyn Fn(&[f64]) -> Vec<f64>| f64s.chunks(35).flat_map(f).collect::<Vec<f64>>();
         let out = device.softmax(([6, 35], &x), 1).unwrap();
@@ -249,7 +256,9 @@ fn attention_and_convolution_are_as_defined() {
         let mut wanted = vec![0.0; heads * m * d];
         for (i, out) in wanted.chunks_mut(d).enumerate() {
             let (kv, last) = (i / m / 2 * n * d, i % m + n - m);
-            let row = |of: &[f32], j: usize| of[kv + j * d..][..d].iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let row = |of: &[f32], j: usize| {
+                of[kv + j * d..][..d].iter().map(|x| f64::from(*x)).collect::<Vec<_>>()
+            };
             let score = |j: usize| {
                 let dot: f64 = row(&k, j).iter().zip(&q[i * d..]).map(|(k, q)| k * f64::from(*q)).sum();
                 (dot / (d as f64).sqrt()).exp()
@@ -296,7 +305,10 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(matches!(device.rms_norm(left, right, 1e-5), Err(Error::Shapes { .. })));
     assert!(matches!(device.softmax(at([2, 3]), 2), Err(Error::Axis { axis: 2, .. })));
     assert!(matches!(device.reduce(Reduction::Sum, at([2, 3]), 7), Err(Error::Axis { axis: 7, .. })));
-    assert!(matches!(device.gather(at([2, 3]), &[0, 2]), Err(Error::Index { index: 2, place: 1, rows: 2, .. })));
+    assert!(matches!(
+        device.gather(at([2, 3]), &[0, 2]),
+        Err(Error::Index { index: 2, place: 1, rows: 2, .. })
+    ));
     assert!(matches!(device.upload([2, 2], &x), Err(Error::Length { values: 6, .. })));
     assert!(matches!(device.zeros([3, 0]), Err(Error::ZeroBytes { .. })));
     assert!(matches!(device.top_k(at([2, 3]), 4), Err(Error::Argument { .. })));
