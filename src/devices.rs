@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested, Status};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 use std::ffi::OsString;
