@@ -55,12 +55,15 @@ pub(crate) enum Probed {
 /// The rule for [`Probed`]: NVIDIA's library answers with codes whatever is wrong, and waking many GPUs twice would take
 /// long, so CUDA is asked here. OpenCL's loader brings in every driver that is installed, and two that hold a compiler
 /// each are known to abort; PoCL aborts on settings that it does not know. AMD's runtime aborts on GPUs that it was not
-/// built for.
+/// built for. Vulkan's loader brings in every driver that is installed, too, and layers that users have installed for games.
+/// wgpu asks Vulkan's loader as well.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
         Row { name: "cuda", backend: cuda(), probed: Probed::Here },
         Row { name: "hip", backend: hip(config), probed: Probed::Apart },
+        Row { name: "vulkan", backend: vulkan(), probed: Probed::Apart },
         Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
+        Row { name: "wgpu", backend: wgpu(), probed: Probed::Apart },
         Row { name: "cpu", backend: cpu(config), probed: Probed::Here },
     ]
 }
@@ -98,6 +101,26 @@ fn opencl() -> Option<Box<dyn Backend>> {
 
 #[cfg(not(feature = "opencl"))]
 fn opencl() -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "vulkan")]
+fn vulkan() -> Option<Box<dyn Backend>> {
+    Some(Box::new(ragtag_vulkan::VulkanBackend::new(ragtag_vulkan::VulkanConfig::default())))
+}
+
+#[cfg(not(feature = "vulkan"))]
+fn vulkan() -> Option<Box<dyn Backend>> {
+    None
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Option<Box<dyn Backend>> {
+    Some(Box::new(ragtag_wgpu::WgpuBackend::new(ragtag_wgpu::WgpuConfig::default())))
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Option<Box<dyn Backend>> {
     None
 }
 

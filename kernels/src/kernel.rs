@@ -166,6 +166,26 @@ pub enum Kernel {
     AttentionDense(ElementType),
     /// Convolution of images and weights of this type.
     Conv2d(ElementType),
+    /// Elements by strides, from one type to another.
+    Copy,
+    /// Rows of a table, from one type to another.
+    GatherRows,
+    /// A function of each value.
+    Unary,
+    /// An operation on pairs of values.
+    Binary,
+    /// One value for each line along an axis.
+    Reduce,
+    /// Lines of probabilities along an axis.
+    SoftmaxAxis,
+    /// Layer norm of rows.
+    LayerNorm,
+    /// Rotary position embedding of heads.
+    Rope,
+    /// Values of blocks as files store them.
+    DecodeBlocks,
+    /// Values as blocks that files store.
+    EncodeBlocks,
 }
 
 impl Kernel {
@@ -174,6 +194,9 @@ impl Kernel {
     pub fn all() -> Vec<Kernel> {
         let mut all = vec![Kernel::Gather, Kernel::Add];
         all.extend([Kernel::Softmax, Kernel::ArgMax, Kernel::TopK]);
+        all.extend([Kernel::Copy, Kernel::GatherRows, Kernel::Unary, Kernel::Binary]);
+        all.extend([Kernel::Reduce, Kernel::SoftmaxAxis, Kernel::LayerNorm, Kernel::Rope]);
+        all.extend([Kernel::DecodeBlocks, Kernel::EncodeBlocks]);
         all.extend([Activations::Int8, Activations::F16].map(Kernel::Quantize));
         for activations in Activations::ALL {
             all.extend([Kernel::RmsNorm(activations), Kernel::SiluMul(activations)]);
@@ -247,6 +270,16 @@ impl fmt::Display for Kernel {
             Kernel::Gemm(e) => write!(f, "gemm/{e}"),
             Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
             Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
+            Kernel::Copy => write!(f, "copy"),
+            Kernel::GatherRows => write!(f, "gather-rows"),
+            Kernel::Unary => write!(f, "unary"),
+            Kernel::Binary => write!(f, "binary"),
+            Kernel::Reduce => write!(f, "reduce"),
+            Kernel::SoftmaxAxis => write!(f, "softmax-axis"),
+            Kernel::LayerNorm => write!(f, "layer-norm"),
+            Kernel::Rope => write!(f, "rope"),
+            Kernel::DecodeBlocks => write!(f, "decode-blocks"),
+            Kernel::EncodeBlocks => write!(f, "encode-blocks"),
         }
     }
 }

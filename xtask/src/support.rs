@@ -25,6 +25,7 @@ What Ragtag was executed on. `cargo xtask support-table` writes this page from t
 
 - **executed**: the conformance suite ran on this device, with these numbers of tests. Skipped is what a device or a driver
   cannot do, with the reason in the report.
+  A report named after a stand-in (`hip-on-cuda`) ran through it, on the device that it stands on: README says what that proves.
 - **failed**: it ran there, and no test passed.
 - **compiled**: the backend is built and linted with everything else, and no report shows a device that ran it.
 - **never**: there is no such backend yet.

@@ -118,6 +118,11 @@ impl Bench {
         &self.device.adapter().caps
     }
 
+    /// An offset or a length in a buffer that the device's copies take: this one, or the next that they do.
+    pub(crate) fn aligned(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.caps().copy_alignment_bytes.max(1) as usize)
+    }
+
     /// Destroys what the last test made.
     pub(crate) fn clear(&mut self) -> Attempt<()> {
         for id in std::mem::take(&mut self.programs) {

@@ -39,41 +39,50 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Copies between buffers and within one, at odd offsets and lengths, move their range and nothing else.
+/// Copies between buffers and within one move their range and nothing else: at odd offsets and lengths, or at such as the
+/// device's alignment leaves, and up to an odd end.
 fn copy(bench: &mut Bench) -> Outcomes {
-    let (source, mut target) = (pattern(9000, 2), pattern(9000, 3));
+    const BYTES: usize = 9001;
+    let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
     let (from, to) = (bench.filled(&source)?, bench.filled(&target)?);
-    for (out, at, bytes) in
-        [(0, 0, 9000), (1, 0, 1), (3, 4, 4096), (0, 7, 1001), (4097, 13, 4099), (8999, 8999, 1)]
-    {
+    let inner = [(1, 0, 1), (3, 4, 4096), (0, 7, 1001), (4097, 13, 4099)];
+    let inner = inner.map(|(out, at, bytes)| (bench.aligned(out), bench.aligned(at), bench.aligned(bytes)));
+    for (out, at, bytes) in inner.into_iter().chain([(0, 0, BYTES), (BYTES - 1, BYTES - 1, 1)]) {
         let ranges = (part(from, out as u64, bytes as u64), part(to, at as u64, bytes as u64));
-        bench.put(to, &pattern(9000, 3))?;
-        target.copy_from_slice(&pattern(9000, 3));
+        bench.put(to, &pattern(BYTES, 3))?;
+        target.copy_from_slice(&pattern(BYTES, 3));
         bench.compute(vec![Command::Copy { from: ranges.0, to: ranges.1 }])?;
         target[at..at + bytes].copy_from_slice(&source[out..out + bytes]);
         expect_bytes(&bench.get(to)?, &target, &format!("a copy of {bytes} bytes from {out} to {at}"))?;
         expect_bytes(&bench.get(from)?, &source, "what was copied from")?;
     }
-    bench.compute(vec![Command::Copy { from: part(to, 1, 100), to: part(to, 101, 100) }])?;
-    target.copy_within(1..101, 101);
+    let first = bench.aligned(1);
+    let ranges = (part(to, first as u64, 100), part(to, first as u64 + 100, 100));
+    bench.compute(vec![Command::Copy { from: ranges.0, to: ranges.1 }])?;
+    target.copy_within(first..first + 100, first + 100);
     expect_bytes(&bench.get(to)?, &target, "a copy within a buffer")?;
     Ok(Verdict::PASSED)
 }
 
 /// Parts of regions go to parts of buffers and back, on every queue that takes such copies.
 fn parts(bench: &mut Bench) -> Outcomes {
-    let mut data = pattern(5000, 4);
+    const BYTES: usize = 5001;
+    const REGION_BYTES: usize = 6000;
+    let mut data = pattern(BYTES, 4);
     let buffer = bench.filled(&data)?;
-    let (id, region) = bench.region(6000)?;
-    let source = pattern(6000, 5);
+    let (id, region) = bench.region(REGION_BYTES)?;
+    let source = pattern(REGION_BYTES, 5);
+    let inner = [(0, 1, 1), (17, 3, 999)];
+    let inner = inner.map(|(offset, at, bytes)| (offset, bench.aligned(at), bench.aligned(bytes)));
+    let ends = [(REGION_BYTES - 1, BYTES - 1, 1), (999, 0, BYTES)];
     for (up, down) in [(QueueKind::Upload, QueueKind::Download), (QueueKind::Compute, QueueKind::Compute)] {
-        for (offset, at, bytes) in [(0, 1, 1), (17, 3, 999), (5999, 4999, 1), (1000, 0, 5000)] {
-            region.write(0..6000).context("a lease")?.copy_from_slice(&source);
+        for (offset, at, bytes) in inner.into_iter().chain(ends) {
+            region.write(0..REGION_BYTES).context("a lease")?.copy_from_slice(&source);
             let range = part(buffer, at as u64, bytes as u64);
             let upload = Command::Upload { region: id, offset: offset as u64, to: range };
             let uploaded = bench.commands(up, vec![upload], &[])?;
             // Back to the other end of the region, one byte further or less.
-            let back = 6000 - bytes - usize::from(offset == 0);
+            let back = REGION_BYTES - bytes - usize::from(offset == 0);
             let download = Command::Download { from: range, region: id, offset: back as u64 };
             let downloaded = bench.commands(down, vec![download], &[uploaded])?;
             bench.wait(downloaded)?;
@@ -81,7 +90,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
             let mut wanted = source.clone();
             wanted[back..back + bytes].copy_from_slice(&source[offset..offset + bytes]);
             let what = format!("{bytes} bytes at {offset} by way of {at} to {back}");
-            expect_bytes(&region.read(0..6000).context("a lease")?, &wanted, &what)?;
+            expect_bytes(&region.read(0..REGION_BYTES).context("a lease")?, &wanted, &what)?;
             expect_bytes(&bench.get(buffer)?, &data, &what)?;
         }
     }

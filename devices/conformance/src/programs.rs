@@ -18,10 +18,12 @@ fn replay(bench: &mut Bench) -> Outcomes {
     let (input, output) = (bench.buffer(BYTES as u64)?, bench.buffer(2 * BYTES as u64)?);
     let (id, region) = bench.region(BYTES)?;
     let half = BYTES as u64;
+    let first = bench.aligned(1);
+    let rest = (BYTES - first) as u64;
     let program = bench.record(vec![
         Command::Fill { to: output, word: 0x5555_5555 },
         Command::Upload { region: id, offset: 0, to: input },
-        Command::Copy { from: part(input, 1, half - 1), to: part(output, 0, half - 1) },
+        Command::Copy { from: part(input, first as u64, rest), to: part(output, 0, rest) },
         Command::Copy { from: part(output, 0, 100), to: part(output, half, 100) },
     ])?;
     for round in 0..5 {
@@ -30,8 +32,8 @@ fn replay(bench: &mut Bench) -> Outcomes {
         let point = bench.submit(QueueKind::Compute, Work::Program(program), &[])?;
         bench.wait(point)?;
         let mut wanted = vec![0x55; 2 * BYTES];
-        wanted[..BYTES - 1].copy_from_slice(&data[1..]);
-        wanted[BYTES..BYTES + 100].copy_from_slice(&data[1..101]);
+        wanted[..BYTES - first].copy_from_slice(&data[first..]);
+        wanted[BYTES..BYTES + 100].copy_from_slice(&data[first..first + 100]);
         expect_bytes(&bench.get(output)?, &wanted, &format!("run {round} of a program"))?;
     }
     Ok(Verdict::PASSED)

@@ -8,8 +8,6 @@ use crate::error::allocation_failure;
 use crate::probe::{Found, heap};
 use crate::transfer::TransferMode;
 use ragtag_hal::{Error, Limits, Memory, Pool, PoolStats, Result, Timing};
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -34,8 +32,8 @@ impl HostMemory {
 /// A buffer.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// What kernels are bound to further on than its start, by offset and bytes: made once, dropped before `memory`.
-    parts: Mutex<HashMap<(usize, usize), Arc<Mem>>>,
+    /// Dropped before `memory`.
+    parts: Mutex<Parts>,
     memory: Mem,
     bytes: usize,
     /// Dropped after `memory`, which lies in it.
@@ -47,20 +45,17 @@ impl Buffer {
         &self.memory
     }
 
-    /// The memory object that starts at an offset. A kernel's pointer starts where its memory object does, so that a binding
-    /// further on needs an object of its own.
+    /// The memory object that starts at an offset and reaches to the end. A kernel's pointer starts where its memory object
+    /// does, so that a binding further on needs an object of its own. `None` for the buffer's own.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn part(&self, offset: usize, bytes: usize) -> Result<Option<Arc<Mem>>> {
+    pub(crate) fn part(&self, offset: usize) -> Result<Option<Arc<Mem>>> {
         if offset == 0 {
             return Ok(None);
         }
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Some(match parts.entry((offset, bytes)) {
-            Entry::Occupied(part) => Arc::clone(part.get()),
-            Entry::Vacant(place) => Arc::clone(place.insert(Arc::new(self.memory.part(offset, bytes)?))),
-        }))
+        parts.at(offset, || self.memory.part(offset, self.bytes - offset)).map(Some)
     }
 
     /// Size in bytes.
@@ -71,6 +66,22 @@ impl Buffer {
     /// The first byte as the host addresses it, where it does.
     pub(crate) fn host_pointer(&self) -> Option<*mut u8> {
         self.block.as_ref().map(SharedBlock::pointer)
+    }
+}
+
+/// What kernels are bound to further on than a buffer's start: one object for each offset. NVIDIA's driver crashes when
+/// objects that begin at the same place are released.
+#[derive(Debug, Default)]
+struct Parts(Vec<(usize, Arc<Mem>)>);
+
+impl Parts {
+    fn at(&mut self, offset: usize, make: impl FnOnce() -> Result<Mem>) -> Result<Arc<Mem>> {
+        if let Some((_, part)) = self.0.iter().find(|(at, _)| *at == offset) {
+            return Ok(Arc::clone(part));
+        }
+        let part = Arc::new(make()?);
+        self.0.push((offset, Arc::clone(&part)));
+        Ok(part)
     }
 }
 
@@ -142,7 +153,7 @@ impl DeviceMemory {
         match Arc::try_unwrap(buffer) {
             Ok(mut buffer) => {
                 // Whoever has it next binds other parts.
-                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).0.clear();
                 self.pool.put(buffer, bytes, Timing::now_ns());
             }
             Err(_) => self.pool.forget(bytes),

@@ -95,7 +95,7 @@ impl Launch {
     pub(crate) fn new(entry: &Entry, spans: Vec<Span>, constants: &[u32], grid: [u32; 3]) -> Result<Self> {
         let mut kernel = entry.kernel()?;
         for (at, span) in spans.iter().enumerate() {
-            let part = span.buffer.part(span.offset, span.bytes)?;
+            let part = span.buffer.part(span.offset)?;
             kernel.set_memory(at, part.as_deref().unwrap_or_else(|| span.buffer.memory()))?;
         }
         for (at, word) in (spans.len()..).zip(constants) {

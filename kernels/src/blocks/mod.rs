@@ -3,9 +3,11 @@
 //! Source of the formats: the GGUF specification and the type table of ggml (`ggml_type`).
 
 mod dequantise;
+mod quantise;
 
 pub use dequantise::{SizeError, dequantise};
 pub(crate) use dequantise::{k_scale, tq1_0_quanta};
+pub use quantise::quantise;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -5,6 +5,7 @@
 //! own. Pure data: nothing here knows how a text is compiled or launched.
 
 mod decode;
+mod elementwise;
 mod fragments;
 mod matrix_units;
 mod operators;
@@ -29,6 +30,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(fragments::products());
     out.extend(weights::variants());
     out.extend(operators::variants());
+    out.extend(elementwise::variants());
     out
 }
 

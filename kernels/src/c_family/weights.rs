@@ -2,6 +2,7 @@
 
 use super::{Function, HALF_ROWS, Items, Names, names, program};
 use crate::blocks::TensorType;
+use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout};
 use crate::table::{NEVER, Variant};
@@ -26,22 +27,6 @@ const SHARING: u32 = 32;
 
 /// Rows of x from which on f16 weights, written once and read by matrix units, are less work than unpacking in the product.
 pub(super) const WIDEN_ROWS: u32 = 32;
-
-type Compose = fn(KernelLanguage) -> Arc<str>;
-
-/// A function that composes a text for a type that is known when this crate is compiled.
-macro_rules! composer {
-    ($tensor_type:expr, $compose:expr) => {
-        composer!(
-            $tensor_type, $compose; F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K TQ1_0 TQ2_0
-        )
-    };
-    ($tensor_type:expr, $compose:expr; $($name:ident)*) => {
-        match $tensor_type {
-            $(TensorType::$name => (|language| $compose(language, TensorType::$name)) as Compose,)*
-        }
-    };
-}
 
 pub(super) fn variants() -> Vec<Variant> {
     let quantised = |t: &TensorType| t.block_values() > 1;

@@ -1,6 +1,7 @@
 //! A case, how it is put together, and how what a launch left behind is judged.
 
 use super::RowShape;
+use crate::blocks::{TensorType, dequantise, quantise};
 use crate::kernel::{Activations, Kernel};
 use crate::{half_rows, quantize};
 use half::f16;
@@ -16,8 +17,18 @@ pub enum Content {
     F16(Vec<Option<f64>>),
     /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
     Same(Vec<Option<f32>>),
+    /// The same, of which those that are `None` may become anything.
+    SomeSame(Vec<Option<f64>>),
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
+    /// Blocks as files store them, in whole words. They are judged by how much further their values are from these than those
+    /// of the reference's blocks.
+    Blocks {
+        /// Their type.
+        tensor_type: TensorType,
+        /// What they are made of.
+        values: Vec<f32>,
+    },
     /// Rows of int8 or f16 activations of this many columns, each row written or not.
     Rows {
         /// Their form.
@@ -105,11 +116,27 @@ impl Content {
             Content::F16(values) => {
                 error_of_values(values, before, after, |b: [u8; 2]| f16::from_le_bytes(b).to_f64())
             }
+            Content::SomeSame(values) => {
+                let after = after.as_chunks::<4>().0;
+                let same = |e: f64, v: f64| e == v || (e.is_nan() && v.is_nan());
+                let pairs = values.iter().zip(after).enumerate();
+                for (i, (expected, bytes)) in pairs {
+                    let value = f64::from(f32::from_le_bytes(*bytes));
+                    match expected {
+                        Some(expected) if !same(*expected, value) => {
+                            return Err(format!("value {i} is {value} and not {expected}"));
+                        }
+                        _ => {}
+                    }
+                }
+                if after.len() == values.len() { Ok(0.0) } else { Err(format!("{} values", after.len())) }
+            }
             Content::Same(values) => {
                 let same = |e: &f32, v: f32| *e == v || (e.is_nan() && v.is_nan());
                 all_words(values, before, after, |e, word| same(e, f32::from_bits(word)))
             }
             Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
+            Content::Blocks { tensor_type, values } => excess(*tensor_type, values, after),
             Content::Rows { activations, columns, rows } => {
                 let mut sums = Distance::default();
                 let bytes = activations.row_bytes(*columns);
@@ -134,6 +161,29 @@ impl Content {
             }
         }
     }
+}
+
+/// How much further blocks are from the values than the reference's, over the size of the values.
+fn excess(tensor_type: TensorType, values: &[f32], blocks: &[u8]) -> Result<f64, String> {
+    let bytes = values.len() / tensor_type.block_values() * tensor_type.block_bytes();
+    let Some((blocks, padding)) = blocks.split_at_checked(bytes) else {
+        return Err(format!("{} bytes where {bytes} are expected", blocks.len()));
+    };
+    if padding.iter().any(|byte| *byte != 0) {
+        return Err(format!("the padding is {padding:?}"));
+    }
+    let mut reference = vec![0; bytes];
+    quantise(tensor_type, values, &mut reference).map_err(|e| e.to_string())?;
+    let distance = |blocks: &[u8]| {
+        let mut decoded = vec![0.0; values.len()];
+        dequantise(tensor_type, blocks, &mut decoded).map_err(|e| e.to_string())?;
+        let mut distance = Distance::default();
+        let pairs = values.iter().zip(decoded);
+        pairs.for_each(|(value, decoded)| distance.add(f64::from(*value), f64::from(decoded)));
+        Ok::<f64, String>(distance.relative())
+    };
+    let excess = distance(blocks)? - distance(&reference)?;
+    Ok(if excess < 0.0 { 0.0 } else { excess })
 }
 
 /// What a row of activations stands for.

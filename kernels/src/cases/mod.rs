@@ -41,6 +41,15 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::Gemm(element) => crate::gemm::cases(element, seed),
         Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
         Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
+        Kernel::Copy => crate::copy::cases(seed),
+        Kernel::GatherRows => crate::gather_rows::cases(seed),
+        Kernel::Unary => crate::unary::cases(seed),
+        Kernel::Binary => crate::binary::cases(seed),
+        Kernel::Reduce => crate::reduce::cases(seed),
+        Kernel::SoftmaxAxis => crate::softmax_axis::cases(seed),
+        Kernel::LayerNorm => crate::layer_norm::cases(seed),
+        Kernel::Rope => crate::rope::cases(seed),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
     }
 }
 
@@ -52,12 +61,21 @@ pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
 }
 
 fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
-    match kernel {
-        Kernel::Gemm(element) => Some(crate::gemm::random_shape(element, random)),
-        Kernel::AttentionDense(element) => Some(crate::attention_dense::random_shape(element, random)),
-        Kernel::Conv2d(element) => Some(crate::conv2d::random_shape(element, random)),
-        _ => None,
-    }
+    Some(match kernel {
+        Kernel::Copy => crate::copy::random_case(random),
+        Kernel::GatherRows => crate::gather_rows::random_case(random),
+        Kernel::Unary => crate::unary::random_case(random),
+        Kernel::Binary => crate::binary::random_case(random),
+        Kernel::Reduce => crate::reduce::random_case(random),
+        Kernel::SoftmaxAxis => crate::softmax_axis::random_case(random),
+        Kernel::LayerNorm => crate::layer_norm::random_case(random),
+        Kernel::Rope => crate::rope::random_case(random),
+        Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
+        Kernel::Gemm(element) => crate::gemm::random_case(element, random),
+        Kernel::AttentionDense(element) => crate::attention_dense::random_case(element, random),
+        Kernel::Conv2d(element) => crate::conv2d::random_case(element, random),
+        _ => return None,
+    })
 }
 
 /// More groups than a dimension of a launch has on some devices.

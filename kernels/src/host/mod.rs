@@ -12,12 +12,15 @@ mod avx2;
 mod avx512;
 mod conv2d;
 mod elements;
+mod elementwise;
+mod file_blocks;
 mod formats;
 mod gemm;
 mod halves;
 mod isa;
 mod kv;
 mod launch;
+mod lines;
 mod logits;
 mod matmul;
 #[cfg(target_arch = "aarch64")]
@@ -119,6 +122,16 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, conv2d::Conv2d<f32>>());
     out.push(variant::<S, conv2d::Conv2d<f16>>());
     out.push(variant::<S, conv2d::Conv2d<bf16>>());
+    out.push(variant::<S, elementwise::Copy>());
+    out.push(variant::<S, elementwise::GatherRows>());
+    out.push(variant::<S, elementwise::Unary>());
+    out.push(variant::<S, elementwise::Binary>());
+    out.push(variant::<S, lines::Reduce>());
+    out.push(variant::<S, lines::SoftmaxAxis>());
+    out.push(variant::<S, lines::LayerNorm>());
+    out.push(variant::<S, elementwise::Rope>());
+    out.push(variant::<S, file_blocks::DecodeBlocks>());
+    out.push(variant::<S, file_blocks::EncodeBlocks>());
 }
 
 /// The kernels of a tensor type.

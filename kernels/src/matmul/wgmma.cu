@@ -18,6 +18,14 @@
 #define IN_CLUSTER
 #endif
 
+// Threads of a warpgroup that say when a tile has been read: all where each reads for itself, one of a warp where the matrix
+// units do.
+#if WEIGHTS_BF16
+#define READERS 128
+#else
+#define READERS 4
+#endif
+
 #define ROWS (64 * CONSUMERS)
 #define X_BYTES (ROWS * TILE_ROW)
 #define STAGE_BYTES ((ROWS + COLUMNS) * TILE_ROW)
@@ -77,7 +85,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, GROUPS_AT_ONCE)
     if (threadIdx.x == 0) {
         for (uint s = 0; s < STAGES; s++) {
             start_barrier(full + s * 8, 128);
-            start_barrier(empty + s * 8, CONSUMERS * 4);
+            start_barrier(empty + s * 8, CONSUMERS * READERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -168,7 +176,7 @@ extern "C" __global__ void IN_CLUSTER __launch_bounds__(THREADS, GROUPS_AT_ONCE)
                 for (uint i = 0; i < 4; i++) tile_product(d, a[i], right + i * 2);
                 end_products();
                 await_products<0>();
-                if (thread % 32 == 0) arrive(empty + stage * 8);
+                arrive(empty + stage * 8);
 #else
                 ulong left = matrix_at(at + warpgroup * 64 * TILE_ROW, 16, 8 * TILE_ROW), right = matrix_at(at + X_BYTES, 16, 8 * TILE_ROW);
                 settle(d);

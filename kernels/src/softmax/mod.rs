@@ -28,7 +28,7 @@ pub static ABI: EntryAbi = EntryAbi {
 };
 
 /// Probabilities in f64.
-fn reference(row: &[f32]) -> Vec<f64> {
+pub(crate) fn reference(row: &[f32]) -> Vec<f64> {
     let max = row.iter().fold(f64::NEG_INFINITY, |max, x| max.max(f64::from(*x)));
     if row.iter().all(|x| *x == f32::NEG_INFINITY) {
         return vec![0.0; row.len()];

@@ -4,8 +4,11 @@
 //! work group. What a text needs beside the language (f16, sub-groups, matrices) its row requires. Pure data: nothing here
 //! knows how a text is translated or launched.
 
+mod cache;
+mod elementwise;
 mod operators;
 mod rows;
+mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
@@ -15,15 +18,47 @@ use std::sync::Arc;
 
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
-    [rows::variants(), operators::variants()].concat()
+    [rows::variants(), cache::variants(), weights::variants(), elementwise::variants(), operators::variants()]
+        .concat()
 }
 
-/// A program's text: the number of work items, what kernels share, then `parts`.
+/// The text of a program that has parameters: the number of work items, what kernels share, then `parts`.
 fn program(items: u32, parts: &[&str]) -> Arc<str> {
-    let items = format!("const ITEMS: u32 = {items}u;\n");
-    let before = [items.as_str(), include_str!("common.wgsl")];
-    before.into_iter().chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+    program_with("", items, parts)
 }
+
+/// The same with what a text begins with: `enable` directives.
+fn program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
+    bare_program_with(directives, items, &[&[include_str!("common.wgsl")], parts].concat())
+}
+
+/// The text of a program without parameters.
+fn bare_program(items: u32, parts: &[&str]) -> Arc<str> {
+    bare_program_with("", items, parts)
+}
+
+fn bare_program_with(directives: &str, items: u32, parts: &[&str]) -> Arc<str> {
+    let items = format!("{directives}const ITEMS: u32 = {items}u;\n");
+    std::iter::once(items.as_str()).chain(parts.iter().copied()).collect::<Vec<_>>().join("\n").into()
+}
+
+/// The text with each line that has a mark (`$` and a letter) as often as `times` says, 0, 1, … in the mark's place: loops
+/// whose indices are constant for every compiler, and variables with numbers in their names.
+fn repeat(text: &str, times: &[(&str, u32)]) -> String {
+    times.iter().fold(text.to_owned(), |text, (mark, times)| {
+        let lines = text.split_inclusive('\n');
+        lines
+            .flat_map(|line| {
+                (0..if line.contains(mark) { *times } else { 1 }).map(|i| line.replace(mark, &i.to_string()))
+            })
+            .collect()
+    })
+}
+
+/// How rows of activations are written, in each form: `put` and `padded`.
+const F32_ROWS: &str = include_str!("f32_rows.wgsl");
+const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
+const HALF_ROWS: &str = include_str!("../half_rows/half_rows.wgsl");
 
 /// One kernel in one text. The entry's name is the function's.
 #[derive(Clone, Copy)]
@@ -63,5 +98,29 @@ impl Function {
                 dynamic_local_bytes: 0,
             }),
         }
+    }
+}
+
+/// A function for any device and number of rows, without weights, whose text is yet to be named.
+fn function(
+    kernel: Kernel,
+    abi: &'static EntryAbi,
+    grid: fn(&[u32]) -> [u32; 3],
+    function: &'static str,
+    items: u32,
+) -> Function {
+    Function {
+        kernel,
+        name: "wgsl",
+        requires: &[],
+        abi,
+        grid,
+        layout: None,
+        min_rows: 0,
+        max_rows: u32::MAX,
+        compose: |_| program(0, &[]),
+        function,
+        items,
+        local_bytes: 4 << 10,
     }
 }

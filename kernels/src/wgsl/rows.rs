@@ -1,43 +1,93 @@
-//! The kernels that have no weights in blocks: row by row, and those of the cache.
+//! The kernels that work row by row and have no weights in blocks.
 
-use super::{Function, program};
-use crate::add;
-use crate::kernel::Kernel;
+use super::{Function, HALF_ROWS, INT8_ROWS, function, program};
+use crate::kernel::{Activations, Kernel};
 use crate::table::Variant;
-use ragtag_hal::EntryAbi;
+use crate::{add, arg_max, gather, quantize, rms_norm, silu_mul, softmax, top_k};
+use ragtag_hal::Feature;
 
+/// Work items of a group, on any device.
 const ITEMS: u32 = 256;
 
-pub(super) fn variants() -> Vec<Variant> {
-    vec![Function {
-        compose: |_| program(ITEMS, &[include_str!("../add/add.wgsl")]),
-        ..function(Kernel::Add, &add::ABI, part_grid, "add")
-    }]
-    .into_iter()
-    .map(Function::variant)
-    .collect()
+/// Work items of a group whose sub-groups exchange values: rows come to more at once.
+const SUB_GROUP_ITEMS: u32 = 1024;
+
+/// The same function over each way to bring a group's values together, better ones first.
+macro_rules! reducing {
+    ($kernel:expr, $abi:expr, $function:literal, $parts:expr) => {{
+        let narrow = Function {
+            compose: |_| program(ITEMS, &[&[include_str!("groups.wgsl")], &$parts[..]].concat()),
+            ..function($kernel, $abi, add::grid, $function, ITEMS)
+        };
+        let wide = Function {
+            name: "wgsl-sub-groups",
+            requires: &[Feature::SubGroups],
+            compose: |_| program(SUB_GROUP_ITEMS, &[&[include_str!("subgroups.wgsl")], &$parts[..]].concat()),
+            items: SUB_GROUP_ITEMS,
+            local_bytes: 12 << 10,
+            ..narrow
+        };
+        [wide, narrow]
+    }};
 }
 
-fn function(
-    kernel: Kernel,
-    abi: &'static EntryAbi,
-    grid: fn(&[u32]) -> [u32; 3],
-    function: &'static str,
-) -> Function {
-    Function {
-        kernel,
-        name: "wgsl",
-        requires: &[],
-        abi,
-        grid,
-        layout: None,
-        min_rows: 0,
-        max_rows: u32::MAX,
-        compose: |_| program(ITEMS, &[]),
-        function,
-        items: ITEMS,
-        local_bytes: 4 << 10,
-    }
+const ORDER: &str = include_str!("order.wgsl");
+const QUANTIZE: &str = include_str!("../quantize/quantize.wgsl");
+const NORM: &str = include_str!("../rms_norm/rms_norm.wgsl");
+const NORM_PACKED: &str = include_str!("../rms_norm/rms_norm_packed.wgsl");
+const SILU: &str = include_str!("../silu_mul/silu.wgsl");
+const SILU_PACKED: &str = include_str!("../silu_mul/silu_mul_packed.wgsl");
+
+pub(super) fn variants() -> Vec<Variant> {
+    use Activations::{F16, F32, Int8};
+    let part = |kernel, abi, name| function(kernel, abi, part_grid, name, ITEMS);
+    let mut out = vec![
+        Function {
+            compose: |_| program(ITEMS, &[include_str!("../gather/gather.wgsl")]),
+            ..function(Kernel::Gather, &gather::ABI, gather::grid, "gather", ITEMS)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[include_str!("../add/add.wgsl")]),
+            ..part(Kernel::Add, &add::ABI, "add")
+        },
+        Function {
+            compose: |_| program(ITEMS, &[INT8_ROWS, QUANTIZE]),
+            ..part(Kernel::Quantize(Int8), &quantize::ABI_INT8, "quantize")
+        },
+        Function {
+            compose: |_| program(ITEMS, &[HALF_ROWS, QUANTIZE]),
+            ..part(Kernel::Quantize(F16), &quantize::ABI_F16, "quantize")
+        },
+        Function {
+            compose: |_| program(ITEMS, &[SILU, include_str!("../silu_mul/silu_mul.wgsl")]),
+            ..part(Kernel::SiluMul(F32), &silu_mul::ABI_F32, "silu_mul")
+        },
+        Function {
+            compose: |_| program(ITEMS, &[INT8_ROWS, SILU, SILU_PACKED]),
+            ..part(Kernel::SiluMul(Int8), &silu_mul::ABI_INT8, "silu_mul")
+        },
+        Function {
+            compose: |_| program(ITEMS, &[HALF_ROWS, SILU, SILU_PACKED]),
+            ..part(Kernel::SiluMul(F16), &silu_mul::ABI_F16, "silu_mul")
+        },
+    ];
+    out.extend(reducing!(Kernel::RmsNorm(F32), &rms_norm::ABI_F32, "rms_norm", [NORM]));
+    out.extend(reducing!(Kernel::RmsNorm(Int8), &rms_norm::ABI_INT8, "rms_norm", [INT8_ROWS, NORM_PACKED]));
+    out.extend(reducing!(Kernel::RmsNorm(F16), &rms_norm::ABI_F16, "rms_norm", [HALF_ROWS, NORM_PACKED]));
+    out.extend(reducing!(
+        Kernel::Softmax,
+        &softmax::ABI,
+        "softmax",
+        [ORDER, include_str!("../softmax/softmax.wgsl")]
+    ));
+    out.extend(reducing!(
+        Kernel::ArgMax,
+        &arg_max::ABI,
+        "arg_max",
+        [ORDER, include_str!("../arg_max/arg_max.wgsl")]
+    ));
+    out.extend(reducing!(Kernel::TopK, &top_k::ABI, "top_k", [ORDER, include_str!("../top_k/top_k.wgsl")]));
+    out.into_iter().map(Function::variant).collect()
 }
 
 /// Rows × parts of a row.

@@ -22,11 +22,24 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // A backend knows no operator and no model.
     ("ragtag-cpu", &["ragtag-hal"]),
     ("ragtag-opencl", &["ragtag-hal"]),
+    ("ragtag-vulkan", &["ragtag-hal"]),
+    ("ragtag-wgpu", &["ragtag-hal"]),
     // What backends with streams have in common.
     ("ragtag-stream", &["ragtag-hal"]),
     ("ragtag-cuda", &["ragtag-hal", "ragtag-stream"]),
     ("ragtag-hip", &["ragtag-hal", "ragtag-stream"]),
-    ("ragtag-devices", &["ragtag-hal", "ragtag-cpu", "ragtag-cuda", "ragtag-hip", "ragtag-opencl"]),
+    (
+        "ragtag-devices",
+        &[
+            "ragtag-hal",
+            "ragtag-cpu",
+            "ragtag-cuda",
+            "ragtag-hip",
+            "ragtag-opencl",
+            "ragtag-vulkan",
+            "ragtag-wgpu",
+        ],
+    ),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
@@ -66,6 +79,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
+    ("ragtag-vulkan", &["ragtag-cpu"]),
+    ("ragtag-wgpu", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.

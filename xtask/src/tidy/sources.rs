@@ -21,6 +21,16 @@ const UNSAFE: &[&str] = &[
     "devices/opencl/src/context.rs",
     "devices/opencl/src/memory.rs",
     "devices/opencl/src/script.rs",
+    // Vulkan's calls; what hands them host memory and command buffers.
+    "devices/vulkan/src/api/",
+    "devices/vulkan/src/queue.rs",
+    "devices/vulkan/src/region.rs",
+    "devices/vulkan/src/script.rs",
+    // wgpu's calls that ask for a promise, questions to Vulkan, and the bytes of host regions.
+    "devices/wgpu/src/backend.rs",
+    "devices/wgpu/src/program.rs",
+    "devices/wgpu/src/script.rs",
+    "devices/wgpu/src/vulkan.rs",
     // The calls of an API with streams, each with what it asks of its caller.
     "devices/stream/src/",
     // The calls of CUDA's driver.

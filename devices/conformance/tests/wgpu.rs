@@ -1,0 +1,15 @@
+//! The suite on every device that wgpu shows on this machine.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+mod support;
+
+/// As many as `RAGTAG_TEST_VULKAN_ADAPTERS` says, where it does.
+#[test]
+fn every_wgpu_device() {
+    let devices = support::every_device_of("wgpu");
+    let wanted = std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").ok();
+    if let Some(wanted) = wanted.and_then(|count| count.parse().ok()) {
+        assert_eq!(devices, wanted, "adapters");
+    }
+}

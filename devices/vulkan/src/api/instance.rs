@@ -1,0 +1,111 @@
+//! The loader, and an instance of it.
+
+use super::{Facts, Messages};
+use ash::{ext, vk};
+use std::ffi::CStr;
+use std::sync::Arc;
+
+/// The version that is asked for; devices may have an older one.
+const VERSION: u32 = vk::API_VERSION_1_3;
+/// The layer that looks at every call.
+const VALIDATION: &CStr = c"VK_LAYER_KHRONOS_validation";
+
+/// An instance, with what listens to it.
+pub(crate) struct Instance {
+    messenger: Option<(ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
+    raw: ash::Instance,
+    entry: ash::Entry,
+    /// Kept for the messenger.
+    _messages: Arc<Messages>,
+}
+
+impl Instance {
+    /// The library's name.
+    pub(crate) const LIBRARY: &'static str = if cfg!(target_os = "windows") {
+        "vulkan-1.dll"
+    } else if cfg!(any(target_os = "macos", target_os = "ios")) {
+        "libvulkan.dylib"
+    } else if cfg!(target_os = "android") {
+        "libvulkan.so"
+    } else {
+        "libvulkan.so.1"
+    };
+
+    /// Finds the loader and makes an instance, with the validation layer if `validation` asks for it.
+    ///
+    /// # Errors
+    /// In words, if there is no loader, no driver behind it, or no such layer.
+    pub(crate) fn load(validation: bool, messages: &Arc<Messages>) -> Result<Self, String> {
+        // SAFETY: the system's Vulkan loader; that its initialisation does no harm is what linking to it would mean, too.
+        let entry = unsafe { ash::Entry::load() }.map_err(|error| error.to_string())?;
+        // SAFETY: no instance is needed.
+        let version = unsafe { entry.try_enumerate_instance_version() };
+        if version.ok().flatten().is_none_or(|version| version < vk::API_VERSION_1_1) {
+            return Err("the Vulkan loader knows Vulkan 1.0 alone".into());
+        }
+        let (layers, extensions) = match validation {
+            true => (vec![VALIDATION.as_ptr()], vec![ext::debug_utils::NAME.as_ptr()]),
+            false => (vec![], vec![]),
+        };
+        let application = vk::ApplicationInfo::default().application_name(c"ragtag").api_version(VERSION);
+        let mut messenger = messages.messenger();
+        let mut info = vk::InstanceCreateInfo::default()
+            .application_info(&application)
+            .enabled_layer_names(&layers)
+            .enabled_extension_names(&extensions);
+        if validation {
+            info = info.push_next(&mut messenger);
+        }
+        // SAFETY: names and structures live until the call returns.
+        let raw = unsafe { entry.create_instance(&info, None) }.map_err(|code| match code {
+            vk::Result::ERROR_INCOMPATIBLE_DRIVER => "the loader finds no Vulkan driver".to_string(),
+            vk::Result::ERROR_LAYER_NOT_PRESENT => format!("{VALIDATION:?} is not installed"),
+            code => format!("vkCreateInstance: {code:?}"),
+        })?;
+        let mut instance = Self { messenger: None, raw, entry, _messages: Arc::clone(messages) };
+        if validation {
+            instance.listen(&messages.messenger())?;
+        }
+        Ok(instance)
+    }
+
+    fn listen(&mut self, info: &vk::DebugUtilsMessengerCreateInfoEXT<'_>) -> Result<(), String> {
+        let functions = ext::debug_utils::Instance::new(&self.entry, &self.raw);
+        // SAFETY: the extension is enabled; what listens lives as long as the instance.
+        let messenger = unsafe { functions.create_debug_utils_messenger(info, None) };
+        let messenger = messenger.map_err(|code| format!("vkCreateDebugUtilsMessengerEXT: {code:?}"))?;
+        self.messenger = Some((functions, messenger));
+        Ok(())
+    }
+
+    pub(super) fn raw(&self) -> &ash::Instance {
+        &self.raw
+    }
+
+    pub(super) fn entry(&self) -> &ash::Entry {
+        &self.entry
+    }
+
+    /// The physical devices, as the loader orders them, with what they say of themselves.
+    ///
+    /// # Errors
+    /// In words, if the loader does not say.
+    pub(crate) fn physical_devices(&self) -> Result<Vec<Facts>, String> {
+        // SAFETY: the instance lives.
+        let devices = unsafe { self.raw.enumerate_physical_devices() };
+        let devices = devices.map_err(|code| format!("vkEnumeratePhysicalDevices: {code:?}"))?;
+        devices.into_iter().map(|device| Facts::of(self, device)).collect()
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // SAFETY: devices hold the instance, so that none is left; nor is the messenger used any more.
+        unsafe {
+            if let Some((functions, messenger)) = self.messenger.take() {
+                functions.destroy_debug_utils_messenger(messenger, None);
+            }
+            self.raw.destroy_instance(None);
+        }
+    }
+}

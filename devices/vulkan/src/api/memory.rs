@@ -1,0 +1,192 @@
+//! Buffers, each with device memory of its own.
+//!
+//! Drivers allow some thousands of allocations (`maxMemoryAllocationCount`, 4096 where it is least). A stage has some hundreds of
+//! buffers, most of them large, and its pool keeps few: dividing allocations among buffers would gain nothing.
+
+use super::{Logical, said};
+use ash::vk;
+use ragtag_hal::{Error, Result};
+use std::sync::Arc;
+
+/// Vulkan's word size for fills, and what shaders read at once.
+const WORD_BYTES: u64 = 4;
+
+/// Where the host sees memory of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapped {
+    /// The first byte, as a number.
+    pub(crate) address: usize,
+    /// Whether reading is fast.
+    pub(crate) cached: bool,
+}
+
+/// A buffer and its memory.
+pub(crate) struct Memory {
+    logical: Arc<Logical>,
+    raw: vk::Buffer,
+    /// Null while there is none.
+    memory: vk::DeviceMemory,
+    bytes: u64,
+    mapped: Option<Mapped>,
+}
+
+/// Bytes of a buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct Part<'a> {
+    pub(crate) memory: &'a Memory,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+impl Memory {
+    /// A buffer in memory of the first of these types that it can lie in, mapped if the host sees it.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn new(logical: &Arc<Logical>, bytes: u64, types: &[u32]) -> Result<Self> {
+        let mut buffer = Self::without_memory(logical, bytes, vk::ExternalMemoryHandleTypeFlags::empty())?;
+        let needs = buffer.requirements();
+        let taken = types.iter().copied().find(|index| needs.memory_type_bits & 1 << index != 0);
+        let index = taken.ok_or_else(|| Error::Unsupported { what: "memory for buffers".into() })?;
+        let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
+        buffer.allocate(&info)?;
+        buffer.map(index)?;
+        Ok(buffer)
+    }
+
+    /// A buffer over the host's memory: `bytes` bytes from `pointer` on, of which whole units of the device's alignment are
+    /// imported.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    ///
+    /// # Safety
+    /// The bytes, up to the end of the last such unit, are mapped for as long as the buffer lives.
+    pub(crate) unsafe fn over(
+        logical: &Arc<Logical>,
+        pointer: *mut u8,
+        bytes: u64,
+        types: &[u32],
+    ) -> Result<Self> {
+        let refused = || Error::Unsupported { what: "this memory of the host in a Vulkan buffer".into() };
+        let functions = logical.import.as_ref().ok_or_else(refused)?;
+        let alignment = logical.facts().import_alignment_bytes.ok_or_else(refused)?;
+        let kind = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
+        let mut buffer = Self::without_memory(logical, bytes, kind)?;
+        let needs = buffer.requirements();
+        let mut can = vk::MemoryHostPointerPropertiesEXT::default();
+        // SAFETY: the device has the extension; the pointer is good.
+        let asked = unsafe {
+            (functions.fp().get_memory_host_pointer_properties_ext)(
+                functions.device(),
+                kind,
+                pointer.cast(),
+                &mut can,
+            )
+        };
+        said("vkGetMemoryHostPointerPropertiesEXT", asked.result())?;
+        let size = bytes.next_multiple_of(alignment);
+        let bits = needs.memory_type_bits & can.memory_type_bits;
+        let index = types.iter().copied().find(|index| bits & 1 << index != 0).ok_or_else(refused)?;
+        if needs.size > size {
+            return Err(refused());
+        }
+        let mut import =
+            vk::ImportMemoryHostPointerInfoEXT::default().handle_type(kind).host_pointer(pointer.cast());
+        let info = vk::MemoryAllocateInfo::default().allocation_size(size).memory_type_index(index);
+        buffer.allocate(&info.push_next(&mut import))?;
+        Ok(buffer)
+    }
+
+    fn without_memory(
+        logical: &Arc<Logical>,
+        bytes: u64,
+        external: vk::ExternalMemoryHandleTypeFlags,
+    ) -> Result<Self> {
+        let mut external = vk::ExternalMemoryBufferCreateInfo::default().handle_types(external);
+        let families = logical.families();
+        let mut info = vk::BufferCreateInfo::default()
+            // Kernels may take the last bytes for a whole word.
+            .size(bytes.next_multiple_of(WORD_BYTES))
+            .usage(
+                vk::BufferUsageFlags::STORAGE_BUFFER
+                    | vk::BufferUsageFlags::TRANSFER_SRC
+                    | vk::BufferUsageFlags::TRANSFER_DST,
+            );
+        if families.len() > 1 {
+            // Any queue may use it at any time; for buffers that costs nothing.
+            info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(families);
+        }
+        if !external.handle_types.is_empty() {
+            info = info.push_next(&mut external);
+        }
+        // SAFETY: the device lives; sizes are not zero.
+        let raw = said("vkCreateBuffer", unsafe { logical.raw.create_buffer(&info, None) })?;
+        Ok(Self { logical: Arc::clone(logical), raw, memory: vk::DeviceMemory::null(), bytes, mapped: None })
+    }
+
+    fn requirements(&self) -> vk::MemoryRequirements {
+        // SAFETY: the buffer lives.
+        unsafe { self.logical.raw.get_buffer_memory_requirements(self.raw) }
+    }
+
+    fn allocate(&mut self, info: &vk::MemoryAllocateInfo<'_>) -> Result<()> {
+        let raw = &self.logical.raw;
+        // SAFETY: the memory has a type and a size that the buffer can have; it is bound once.
+        unsafe {
+            self.memory = said("vkAllocateMemory", raw.allocate_memory(info, None))?;
+            said("vkBindBufferMemory", raw.bind_buffer_memory(self.raw, self.memory, 0))
+        }
+    }
+
+    fn map(&mut self, index: u32) -> Result<()> {
+        use vk::MemoryPropertyFlags as Flags;
+        let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
+        if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
+            return Ok(());
+        }
+        // SAFETY: the memory is visible to the host and not mapped yet.
+        let pointer = unsafe {
+            self.logical.raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty())
+        };
+        let address = said("vkMapMemory", pointer)? as usize;
+        self.mapped = Some(Mapped { address, cached: flags.contains(Flags::HOST_CACHED) });
+        Ok(())
+    }
+
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where the host sees it, if it does.
+    pub(crate) fn mapped(&self) -> Option<Mapped> {
+        self.mapped
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: whatever is enqueued keeps the buffers that it uses until it has ended. What is mapped is unmapped with its
+        // memory.
+        unsafe {
+            self.logical.raw.destroy_buffer(self.raw, None);
+            self.logical.raw.free_memory(self.memory, None);
+        }
+    }
+}
+
+impl Part<'_> {
+    pub(super) fn buffer(&self) -> vk::Buffer {
+        self.memory.raw
+    }
+
+    /// As a storage buffer: of whole words, since kernels read and write nothing smaller.
+    pub(super) fn descriptor(&self) -> vk::DescriptorBufferInfo {
+        vk::DescriptorBufferInfo {
+            buffer: self.memory.raw,
+            offset: self.offset,
+            range: self.bytes.next_multiple_of(WORD_BYTES),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What the validation layer says.
+
+use ash::vk;
+use std::ffi::{CStr, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// Most messages that are kept: one mistake may be made a million times.
+const MAX_MESSAGES: usize = 100;
+
+/// Messages of the validation layer since the instance was made.
+#[derive(Debug, Default)]
+pub(crate) struct Messages(Mutex<Vec<String>>);
+
+impl Messages {
+    /// All that was said, in order; of very many only the first.
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where messages go to. `self` must outlive the messenger.
+    pub(super) fn messenger(&self) -> vk::DebugUtilsMessengerCreateInfoEXT<'static> {
+        use vk::{DebugUtilsMessageSeverityFlagsEXT as Severity, DebugUtilsMessageTypeFlagsEXT as Type};
+        vk::DebugUtilsMessengerCreateInfoEXT::default()
+            .message_severity(Severity::WARNING | Severity::ERROR)
+            .message_type(Type::GENERAL | Type::VALIDATION | Type::PERFORMANCE)
+            .pfn_user_callback(Some(heard))
+            .user_data(std::ptr::from_ref(self).cast_mut().cast())
+    }
+
+    fn add(&self, message: String) {
+        tracing::error!(message, "the validation layer objects");
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < MAX_MESSAGES {
+            all.push(message);
+        }
+    }
+}
+
+/// What the loader calls. It says what is wrong with drivers as well; only what the layer says of our use counts.
+unsafe extern "system" fn heard(
+    _: vk::DebugUtilsMessageSeverityFlagsEXT,
+    kinds: vk::DebugUtilsMessageTypeFlagsEXT,
+    data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
+    messages: *mut c_void,
+) -> vk::Bool32 {
+    // SAFETY: `messages` is what `messenger` passed on, and `data` with its text is good for this call.
+    let (messages, text) = unsafe {
+        let text = (*data).p_message;
+        let text = if text.is_null() { c"" } else { CStr::from_ptr(text) };
+        (&*messages.cast::<Messages>().cast_const(), text.to_string_lossy().into_owned())
+    };
+    if kinds.contains(vk::DebugUtilsMessageTypeFlagsEXT::GENERAL) {
+        tracing::debug!(text, "Vulkan's loader");
+    } else {
+        messages.add(text);
+    }
+    vk::FALSE
+}

@@ -1,0 +1,231 @@
+//! What physical devices say of themselves.
+
+use super::Instance;
+use ash::{amd, ext, khr, nv, vk};
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
+
+/// A family of queues.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Family {
+    pub(crate) index: u32,
+    pub(crate) flags: vk::QueueFlags,
+    pub(crate) queues: u32,
+    /// Significant bits of its timestamps; none if it takes none.
+    pub(crate) timestamp_bits: u32,
+}
+
+/// Everything that is asked of a physical device, once.
+#[derive(Clone, Debug)]
+pub(crate) struct Facts {
+    pub(super) handle: vk::PhysicalDevice,
+    pub(crate) name: String,
+    pub(crate) api_version: u32,
+    pub(crate) driver: String,
+    pub(crate) kind: vk::PhysicalDeviceType,
+    pub(crate) uuid: [u8; 16],
+    /// Domain, bus, device, function.
+    pub(crate) pci: Option<[u32; 4]>,
+    /// Names the hardware and the driver in full, as compiled pipelines do.
+    pub(crate) fingerprint: String,
+    pub(crate) limits: vk::PhysicalDeviceLimits,
+    pub(crate) max_allocation_bytes: u64,
+    pub(crate) memory: vk::PhysicalDeviceMemoryProperties,
+    pub(crate) families: Vec<Family>,
+    /// What a host pointer that is imported must be aligned to, where one can be.
+    pub(crate) import_alignment_bytes: Option<u64>,
+    pub(crate) memory_budget: bool,
+    pub(crate) timeline_semaphores: bool,
+    pub(crate) host_query_reset: bool,
+    pub(crate) half_floats: bool,
+    /// All that sub-group built-ins of WGSL need.
+    pub(crate) sub_groups: bool,
+    /// Whether they take f16 as well.
+    pub(crate) sub_group_types: bool,
+    /// Whether pipelines may ask for full sub-groups, of at most so many work items.
+    pub(crate) full_sub_groups: Option<u32>,
+    pub(crate) integer_dot: bool,
+    /// Whether that is faster than the same in several instructions.
+    pub(crate) integer_dot_accelerated: bool,
+    pub(crate) cooperative_matrices: bool,
+    pub(crate) compute_units: Option<u32>,
+}
+
+impl Facts {
+    /// # Errors
+    /// In words, if the driver does not say.
+    pub(super) fn of(instance: &Instance, handle: vk::PhysicalDevice) -> Result<Self, String> {
+        let raw = instance.raw();
+        // SAFETY: the handle is of this instance, as everywhere below.
+        let extensions = unsafe { raw.enumerate_device_extension_properties(handle) };
+        let extensions =
+            extensions.map_err(|code| format!("vkEnumerateDeviceExtensionProperties: {code:?}"))?;
+        let named = |one: &vk::ExtensionProperties| one.extension_name_as_c_str().map(CStr::to_owned).ok();
+        let extensions: BTreeSet<CString> = extensions.iter().filter_map(named).collect();
+        let has = |name: &CStr| extensions.contains(name);
+        // SAFETY: as above.
+        let plain = unsafe { raw.get_physical_device_properties(handle) };
+        let modern = plain.api_version >= vk::API_VERSION_1_2;
+        let newest = plain.api_version >= vk::API_VERSION_1_3;
+
+        let mut ids = vk::PhysicalDeviceIDProperties::default();
+        let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
+        let mut driver = vk::PhysicalDeviceDriverProperties::default();
+        let mut groups = vk::PhysicalDeviceSubgroupProperties::default();
+        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+        let mut dot = vk::PhysicalDeviceShaderIntegerDotProductProperties::default();
+        let mut buffers = vk::PhysicalDeviceMaintenance4Properties::default();
+        let mut bus = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
+        let mut import = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
+        let mut nvidia = vk::PhysicalDeviceShaderSMBuiltinsPropertiesNV::default();
+        let mut amd = vk::PhysicalDeviceShaderCoreProperties2AMD::default();
+        let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut ids);
+        properties = properties.push_next(&mut maintenance).push_next(&mut groups);
+        if modern {
+            properties = properties.push_next(&mut driver);
+        }
+        if newest {
+            properties = properties.push_next(&mut sizes).push_next(&mut dot).push_next(&mut buffers);
+        }
+        if has(ext::pci_bus_info::NAME) {
+            properties = properties.push_next(&mut bus);
+        }
+        if has(ext::external_memory_host::NAME) {
+            properties = properties.push_next(&mut import);
+        }
+        if has(nv::shader_sm_builtins::NAME) {
+            properties = properties.push_next(&mut nvidia);
+        }
+        if has(amd::shader_core_properties2::NAME) {
+            properties = properties.push_next(&mut amd);
+        }
+        // SAFETY: each structure is known to a device of this version with these extensions.
+        unsafe { raw.get_physical_device_properties2(handle, &mut properties) };
+
+        let mut in_1_1 = vk::PhysicalDeviceVulkan11Features::default();
+        let mut in_1_2 = vk::PhysicalDeviceVulkan12Features::default();
+        let mut in_1_3 = vk::PhysicalDeviceVulkan13Features::default();
+        let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+        let mut features = vk::PhysicalDeviceFeatures2::default();
+        if modern {
+            features = features.push_next(&mut in_1_1).push_next(&mut in_1_2);
+        }
+        if newest {
+            features = features.push_next(&mut in_1_3);
+        }
+        if has(khr::cooperative_matrix::NAME) {
+            features = features.push_next(&mut matrices);
+        }
+        // SAFETY: as for the properties.
+        unsafe { raw.get_physical_device_features2(handle, &mut features) };
+        let memory_model =
+            in_1_2.vulkan_memory_model == vk::TRUE && in_1_2.vulkan_memory_model_device_scope == vk::TRUE;
+        let matrices = matrices.cooperative_matrix == vk::TRUE && memory_model;
+        let half_storage = in_1_1.storage_buffer16_bit_access == vk::TRUE
+            && in_1_1.uniform_and_storage_buffer16_bit_access == vk::TRUE;
+        let wanted = vk::SubgroupFeatureFlags::BASIC
+            | vk::SubgroupFeatureFlags::VOTE
+            | vk::SubgroupFeatureFlags::ARITHMETIC
+            | vk::SubgroupFeatureFlags::BALLOT
+            | vk::SubgroupFeatureFlags::SHUFFLE
+            | vk::SubgroupFeatureFlags::SHUFFLE_RELATIVE;
+        let full = in_1_3.compute_full_subgroups == vk::TRUE && in_1_3.subgroup_size_control == vk::TRUE;
+        let words = |text: Result<&CStr, _>| text.map_or(String::new(), |text| text.to_string_lossy().into());
+        let driver_name = words(driver.driver_name_as_c_str());
+        let driver_info = words(driver.driver_info_as_c_str());
+        let name = words(plain.device_name_as_c_str());
+        // SAFETY: as above.
+        let memory = unsafe { raw.get_physical_device_memory_properties(handle) };
+        Ok(Self {
+            handle,
+            fingerprint: format!(
+                "{name}\n{driver_name}\n{driver_info}\n{:x} {:x} {:x} {:x}\n{:?}",
+                plain.api_version,
+                plain.vendor_id,
+                plain.device_id,
+                plain.driver_version,
+                plain.pipeline_cache_uuid,
+            ),
+            name,
+            api_version: plain.api_version,
+            driver: match driver_info.as_str() {
+                "" => format!("{driver_name} {:#x}", plain.driver_version),
+                info => format!("{driver_name} {info}"),
+            },
+            kind: plain.device_type,
+            uuid: ids.device_uuid,
+            pci: has(ext::pci_bus_info::NAME).then_some([
+                bus.pci_domain,
+                bus.pci_bus,
+                bus.pci_device,
+                bus.pci_function,
+            ]),
+            limits: plain.limits,
+            max_allocation_bytes: match newest {
+                true => maintenance.max_memory_allocation_size.min(buffers.max_buffer_size),
+                false => maintenance.max_memory_allocation_size,
+            },
+            memory,
+            families: families(raw, handle),
+            import_alignment_bytes: has(ext::external_memory_host::NAME)
+                .then_some(import.min_imported_host_pointer_alignment),
+            memory_budget: has(ext::memory_budget::NAME),
+            timeline_semaphores: in_1_2.timeline_semaphore == vk::TRUE,
+            host_query_reset: in_1_2.host_query_reset == vk::TRUE,
+            half_floats: in_1_2.shader_float16 == vk::TRUE && half_storage,
+            sub_groups: groups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+                && groups.supported_operations.contains(wanted),
+            sub_group_types: in_1_2.shader_subgroup_extended_types == vk::TRUE,
+            full_sub_groups: full.then_some(sizes.max_subgroup_size),
+            integer_dot: in_1_3.shader_integer_dot_product == vk::TRUE,
+            integer_dot_accelerated: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE
+                && dot.integer_dot_product4x8_bit_packed_unsigned_accelerated == vk::TRUE,
+            cooperative_matrices: matrices && multiplies_16_by_16(instance, handle),
+            compute_units: [nvidia.shader_sm_count, amd.active_compute_unit_count]
+                .into_iter()
+                .find(|&units| units > 0),
+        })
+    }
+
+    /// The heap that buffers are allocated from, as it is now: its size, and what this process may still take of it where the
+    /// driver says so.
+    pub(crate) fn heap(&self, instance: &Instance, index: u32) -> (u64, Option<u64>) {
+        let index = index as usize;
+        let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+        let mut properties = vk::PhysicalDeviceMemoryProperties2::default();
+        if self.memory_budget {
+            properties = properties.push_next(&mut budget);
+        }
+        // SAFETY: the handle is of this instance, and the device knows the structure.
+        unsafe { instance.raw().get_physical_device_memory_properties2(self.handle, &mut properties) };
+        let total_bytes = properties.memory_properties.memory_heaps[index].size;
+        let free = budget.heap_budget[index].saturating_sub(budget.heap_usage[index]);
+        (total_bytes, self.memory_budget.then_some(free.min(total_bytes)))
+    }
+}
+
+fn families(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Vec<Family> {
+    // SAFETY: the handle is of this instance.
+    let families = unsafe { raw.get_physical_device_queue_family_properties(handle) };
+    let family = |(index, family): (u32, vk::QueueFamilyProperties)| Family {
+        index,
+        flags: family.queue_flags,
+        queues: family.queue_count,
+        timestamp_bits: family.timestamp_valid_bits,
+    };
+    (0..).zip(families).map(family).collect()
+}
+
+/// Whether sub-groups multiply matrices of 16 × 16 halves with sums in single precision.
+fn multiplies_16_by_16(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
+    let functions = khr::cooperative_matrix::Instance::new(instance.entry(), instance.raw());
+    // SAFETY: the device has the extension.
+    let known = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) };
+    let (half, single) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
+    known.unwrap_or_default().iter().any(|one| {
+        [one.m_size, one.n_size, one.k_size] == [16; 3]
+            && [one.a_type, one.b_type] == [half; 2]
+            && [one.c_type, one.result_type] == [single; 2]
+            && one.scope == vk::ScopeKHR::SUBGROUP
+    })
+}

@@ -1,0 +1,54 @@
+//! Timeline semaphores.
+
+use super::{Logical, said};
+use ash::vk;
+use ragtag_hal::Result;
+use std::sync::Arc;
+
+/// A counter that submissions or the host move, and that submissions and the host wait for.
+pub(crate) struct Semaphore {
+    logical: Arc<Logical>,
+    pub(super) raw: vk::Semaphore,
+}
+
+impl Semaphore {
+    /// One at 0.
+    ///
+    /// # Errors
+    /// If the driver refuses.
+    pub(crate) fn new(logical: &Arc<Logical>) -> Result<Self> {
+        let mut timeline = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut timeline);
+        // SAFETY: the device lives, and has timeline semaphores.
+        let raw = said("vkCreateSemaphore", unsafe { logical.raw.create_semaphore(&info, None) })?;
+        Ok(Self { logical: Arc::clone(logical), raw })
+    }
+
+    /// Blocks until the counter has got there.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn wait(&self, value: u64) -> Result<()> {
+        let (semaphores, values) = ([self.raw], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        // SAFETY: the semaphore lives.
+        said("vkWaitSemaphores", unsafe { self.logical.raw.wait_semaphores(&info, u64::MAX) })
+    }
+
+    /// Moves the counter to a larger value.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn signal(&self, value: u64) -> Result<()> {
+        let info = vk::SemaphoreSignalInfo::default().semaphore(self.raw).value(value);
+        // SAFETY: the semaphore lives; no submission signals it.
+        said("vkSignalSemaphore", unsafe { self.logical.raw.signal_semaphore(&info) })
+    }
+}
+
+impl Drop for Semaphore {
+    fn drop(&mut self) {
+        // SAFETY: whoever enqueued what names it kept it until that had ended.
+        unsafe { self.logical.raw.destroy_semaphore(self.raw, None) }
+    }
+}

@@ -1,0 +1,117 @@
+//! Vulkan's physical devices as adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::api::{Instance, Messages};
+use crate::device::{Opening, VulkanDevice};
+use crate::probe::{Common, Found, devices};
+use crate::program::{CacheCounters, Kept};
+use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// The backend's name.
+const NAME: &str = "vulkan";
+
+/// What can be said about Vulkan devices as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VulkanConfig {
+    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    pub cache_folder: Option<PathBuf>,
+    /// Whether the validation layer looks at every call. It must be installed then; what it says is logged, and kept for
+    /// [`VulkanBackend::validation_messages`].
+    pub validation: bool,
+    /// Whether buffers lie where the host sees them, on devices whose own memory can all be seen.
+    pub direct_memory: bool,
+    /// Whether host regions are imported, on devices that can.
+    pub import_regions: bool,
+}
+
+impl Default for VulkanConfig {
+    /// Programs are kept in `vulkan` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/vulkan` in the user's folder
+    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`.
+    fn default() -> Self {
+        let validation = std::env::var_os("RAGTAG_VULKAN_VALIDATION").is_some_and(|value| value == "1");
+        let cache_folder = default_folder(NAME);
+        Self { cache_folder, validation, direct_memory: true, import_regions: true }
+    }
+}
+
+/// The Vulkan backend.
+pub struct VulkanBackend {
+    config: VulkanConfig,
+    instance: OnceLock<std::result::Result<Arc<Instance>, String>>,
+    messages: Arc<Messages>,
+    kept: Arc<Kept>,
+}
+
+impl VulkanBackend {
+    /// A backend with this configuration. The loader is looked for at the first probe.
+    pub fn new(config: VulkanConfig) -> Self {
+        let kept = Arc::new(Kept::new(config.cache_folder.clone().map(Folder::new)));
+        Self { config, instance: OnceLock::new(), messages: Arc::default(), kept }
+    }
+
+    /// What became of the programs of all devices that were opened here.
+    pub fn counters(&self) -> CacheCounters {
+        self.kept.counters()
+    }
+
+    /// What the validation layer objected to, if it was asked for.
+    pub fn validation_messages(&self) -> Vec<String> {
+        self.messages.all()
+    }
+
+    fn instance(&self) -> std::result::Result<&Arc<Instance>, String> {
+        let load = || Instance::load(self.config.validation, &self.messages).map(Arc::new);
+        self.instance.get_or_init(load).as_ref().map_err(Clone::clone)
+    }
+
+    fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
+        let unavailable = |cause| Unavailable { tried: vec![Instance::LIBRARY.into()], cause };
+        let common = Common { backend: NAME, direct: self.config.direct_memory };
+        let instance = self.instance().map_err(unavailable)?;
+        let (found, left_out) = devices(instance, &common).map_err(unavailable)?;
+        for why in &left_out {
+            tracing::debug!(why, "a Vulkan device is left out");
+        }
+        if found.is_empty() {
+            let none = || "the loader shows no devices".to_string();
+            return Err(unavailable(left_out.into_iter().reduce(|a, b| a + ", " + &b).unwrap_or_else(none)));
+        }
+        Ok(found)
+    }
+}
+
+impl Backend for VulkanBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let present = self.found()?;
+        let instance = self.instance().map_err(|what| Error::Unsupported { what })?;
+        let open = |(wanted, id): &(Adapter, DeviceId)| {
+            let same = |found: &&Found| {
+                found.adapter.label() == wanted.label()
+                    && found.adapter.name == wanted.name
+                    && found.adapter.identity == wanted.identity
+            };
+            let found = present.iter().find(same);
+            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+            let opening = Opening {
+                instance,
+                found: found.clone(),
+                kept: &self.kept,
+                import_regions: self.config.import_regions,
+            };
+            VulkanDevice::open(*id, opening, limits).map(|device| Box::new(device) as Box<dyn Device>)
+        };
+        adapters.iter().map(open).collect()
+    }
+}

@@ -1,0 +1,66 @@
+//! Vulkan's result codes as the errors that callers act upon.
+//!
+//! This module must not know who called what.
+
+use ash::vk;
+use ragtag_hal::Error;
+
+/// The error of a call that returned this code.
+pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
+    let text = format!("{call} ({code:?})");
+    match code {
+        vk::Result::ERROR_DEVICE_LOST => {
+            Error::Lost { cause: format!("{text} failed with code {}", code.as_raw()) }
+        }
+        code => Error::Api { call: text, code: i64::from(code.as_raw()) },
+    }
+}
+
+/// The same for calls that allocate: codes that mean too little memory then. A driver that keeps no more allocations has none
+/// for this one either.
+pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -> Error {
+    const SHORTAGE: [vk::Result; 3] = [
+        vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+        vk::Result::ERROR_OUT_OF_HOST_MEMORY,
+        vk::Result::ERROR_TOO_MANY_OBJECTS,
+    ];
+    match error {
+        Error::Api { code, .. } if SHORTAGE.iter().any(|shortage| i64::from(shortage.as_raw()) == code) => {
+            // Whatever was said to be free was not enough.
+            Error::OutOfMemory { wanted, free: free.filter(|&free| free < wanted) }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_have_names() {
+        let error = failure("vkQueueSubmit", vk::Result::ERROR_OUT_OF_HOST_MEMORY);
+        let Error::Api { call, code } = error else { panic!("not an API error") };
+        assert_eq!((call.as_str(), code), ("vkQueueSubmit (ERROR_OUT_OF_HOST_MEMORY)", -1));
+    }
+
+    #[test]
+    fn a_lost_device_is_lost_whatever_was_called() {
+        let lost = failure("vkWaitSemaphores", vk::Result::ERROR_DEVICE_LOST);
+        assert!(matches!(&lost, Error::Lost { cause } if cause.contains("-4")));
+        assert_eq!(allocation_failure(lost.clone(), 100, None), lost);
+    }
+
+    #[test]
+    fn shortages_are_told_from_other_failures() {
+        for code in [-1, -2, -10] {
+            let error = failure("vkAllocateMemory", vk::Result::from_raw(code));
+            let short = allocation_failure(error.clone(), 100, Some(50));
+            assert_eq!(short, Error::OutOfMemory { wanted: 100, free: Some(50) });
+            let short = allocation_failure(error, 100, Some(200));
+            assert_eq!(short, Error::OutOfMemory { wanted: 100, free: None });
+        }
+        let other = failure("vkAllocateMemory", vk::Result::ERROR_INITIALIZATION_FAILED);
+        assert_eq!(allocation_failure(other.clone(), 100, None), other);
+    }
+}

@@ -1,0 +1,88 @@
+//! Which commands of a command buffer must wait for commands before them.
+//!
+//! Vulkan runs the commands of a command buffer side by side unless a barrier stands between them. One is set only where a
+//! command touches bytes that an earlier one writes, or writes bytes that an earlier one reads; it orders everything before it
+//! before everything behind it, so that only what came since counts.
+//!
+//! This module must not know Vulkan's calls.
+
+use std::ops::Range;
+
+/// Bytes that a command reads or writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// Whose bytes: unlike for different memory.
+    pub(crate) memory: usize,
+    pub(crate) range: Range<u64>,
+    pub(crate) writes: bool,
+}
+
+impl Use {
+    fn conflicts(&self, other: &Use) -> bool {
+        (self.writes || other.writes)
+            && self.memory == other.memory
+            && self.range.start < other.range.end
+            && other.range.start < self.range.end
+    }
+}
+
+/// What the commands since the last barrier use.
+#[derive(Debug, Default)]
+pub(crate) struct Hazards(Vec<Use>);
+
+impl Hazards {
+    /// Takes note of one more command. Whether a barrier must stand before it.
+    pub(crate) fn barrier_before(&mut self, uses: Vec<Use>) -> bool {
+        let barrier = uses.iter().any(|one| self.0.iter().any(|before| one.conflicts(before)));
+        if barrier {
+            self.0.clear();
+        }
+        self.0.extend(uses);
+        barrier
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(memory: usize, range: Range<u64>) -> Use {
+        Use { memory, range, writes: false }
+    }
+
+    fn write(memory: usize, range: Range<u64>) -> Use {
+        Use { memory, range, writes: true }
+    }
+
+    #[test]
+    fn only_overlaps_with_a_write_need_a_barrier() {
+        for (first, second, barrier) in [
+            (read(0, 0..8), read(0, 0..8), false),
+            (read(0, 0..8), write(0, 7..9), true),
+            (write(0, 0..8), read(0, 7..9), true),
+            (write(0, 0..8), write(0, 0..1), true),
+            (write(0, 0..8), write(0, 8..9), false),
+            (write(0, 0..8), read(1, 0..8), false),
+        ] {
+            let mut hazards = Hazards::default();
+            assert!(!hazards.barrier_before(vec![first.clone()]));
+            assert_eq!(hazards.barrier_before(vec![second.clone()]), barrier, "{first:?} then {second:?}");
+        }
+    }
+
+    #[test]
+    fn a_barrier_settles_all_that_came_before() {
+        let mut hazards = Hazards::default();
+        assert!(!hazards.barrier_before(vec![write(0, 0..8)]));
+        assert!(!hazards.barrier_before(vec![write(1, 0..8)]));
+        assert!(hazards.barrier_before(vec![read(0, 0..8), write(2, 0..8)]));
+        assert!(!hazards.barrier_before(vec![read(1, 0..8)]), "settled by the barrier before");
+        assert!(hazards.barrier_before(vec![read(2, 0..8)]), "what came since counts");
+    }
+
+    #[test]
+    fn a_commands_own_uses_do_not_conflict() {
+        let mut hazards = Hazards::default();
+        assert!(!hazards.barrier_before(vec![read(0, 0..8), write(0, 4..8)]));
+    }
+}

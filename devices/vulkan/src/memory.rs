@@ -1,0 +1,235 @@
+//! Buffers of a device: where their memory comes from, how much of it is taken, and what the host has left.
+//!
+//! All allocation and release of device memory is here. This module must not know commands.
+
+use crate::api::{Logical, Memory, Part};
+use crate::error::allocation_failure;
+use ash::vk::{self, MemoryPropertyFlags as Flags};
+use ragtag_hal::{AdapterKind, Error, HeapKind, Limits, MemorySource, Pool, PoolStats, Result, Timing};
+use std::sync::Arc;
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+
+/// What host and device both see, without calls to make it so.
+const SHARED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
+
+/// Bytes of the host's memory that can be had without swapping. A container's own limits count.
+pub(crate) fn host_free_bytes() -> u64 {
+    let ram = MemoryRefreshKind::nothing().with_ram();
+    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
+    let available = system.available_memory();
+    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
+    group.map_or(available, |group| available.min(group.free_memory))
+}
+
+/// The types of memory that a device has, by what they are good for; the best comes first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemoryTypes {
+    /// For buffers.
+    pub(crate) device: Vec<u32>,
+    /// For what the host writes and reads.
+    pub(crate) host: Vec<u32>,
+    /// The heap of the best type for buffers.
+    pub(crate) heap: u32,
+}
+
+impl MemoryTypes {
+    /// With `direct`, buffers lie where the host sees them if all of the device's own memory can be seen: on a device that
+    /// works in the host's memory, and on others with what is called a resizable BAR. A window of 256 MiB is for drivers.
+    pub(crate) fn of(memory: &vk::PhysicalDeviceMemoryProperties, direct: bool) -> Self {
+        let types = &memory.memory_types[..memory.memory_type_count as usize];
+        let size = |one: &vk::MemoryType| memory.memory_heaps[one.heap_index as usize].size;
+        let own = |one: &&vk::MemoryType| one.property_flags.contains(Flags::DEVICE_LOCAL);
+        let largest = types.iter().filter(own).map(size).max().unwrap_or(0);
+        let odd = Flags::PROTECTED | Flags::LAZILY_ALLOCATED | Flags::DEVICE_COHERENT_AMD;
+        let rank = |rank: &dyn Fn(&vk::MemoryType) -> Option<u32>| -> Vec<u32> {
+            let usable = (0u32..).zip(types).filter(|(_, one)| !one.property_flags.intersects(odd));
+            let mut ranked: Vec<_> = usable.filter_map(|(at, one)| Some((rank(one)?, at))).collect();
+            ranked.sort_unstable();
+            ranked.into_iter().map(|(_, at)| at).collect()
+        };
+        // Memory that is a small part of the device's own is a window, or a special place.
+        let whole = |one: &vk::MemoryType| size(one) >= largest / 2;
+        let device = rank(&|one: &vk::MemoryType| {
+            let flags = one.property_flags;
+            Some(match flags.contains(Flags::DEVICE_LOCAL) {
+                true if !whole(one) => 4,
+                true if !direct => u32::from(flags.contains(SHARED)),
+                true if flags.contains(SHARED) => u32::from(!flags.contains(Flags::HOST_CACHED)),
+                true => 2,
+                false => 3,
+            })
+        });
+        let host = rank(&|one: &vk::MemoryType| {
+            let flags = one.property_flags;
+            let cached = u32::from(!flags.contains(Flags::HOST_CACHED));
+            flags.contains(SHARED).then(|| 2 * u32::from(flags.contains(Flags::DEVICE_LOCAL)) + cached)
+        });
+        let heap = device.first().map_or(0, |&at| types[at as usize].heap_index);
+        Self { device, host, heap }
+    }
+}
+
+/// The heap that buffers come from. Software devices, and those that share the host's memory, have no more than it has.
+pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u64>)) -> ragtag_hal::Memory {
+    let (heap, free_bytes, source) = match (kind, free_bytes) {
+        (AdapterKind::Discrete, free_bytes) => (HeapKind::Device, free_bytes, MemorySource::Api),
+        (_, Some(free)) => (HeapKind::Host, Some(free), MemorySource::Api),
+        (_, None) => (HeapKind::Host, Some(host_free_bytes().min(total_bytes)), MemorySource::System),
+    };
+    ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
+}
+
+/// A buffer.
+pub(crate) struct Buffer(Memory);
+
+impl Buffer {
+    /// Size in bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    /// Some of its bytes.
+    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Part<'_> {
+        Part { memory: &self.0, offset, bytes }
+    }
+
+    /// The first byte as the host writes it, where it can.
+    pub(crate) fn writable(&self) -> Option<*mut u8> {
+        self.0.mapped().map(|mapped| mapped.address as *mut u8)
+    }
+
+    /// The first byte as the host reads it, where it can, and fast.
+    pub(crate) fn readable(&self) -> Option<*const u8> {
+        self.0.mapped().filter(|mapped| mapped.cached).map(|mapped| mapped.address as *const u8)
+    }
+}
+
+/// Where a device's buffers come from.
+pub(crate) struct DeviceMemory {
+    pool: Pool<Buffer>,
+    logical: Arc<Logical>,
+    kind: AdapterKind,
+    types: MemoryTypes,
+    /// Most bytes that the buffers may take together.
+    limit_bytes: u64,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(
+        logical: Arc<Logical>,
+        adapter: &ragtag_hal::Adapter,
+        types: MemoryTypes,
+        limits: &Limits,
+    ) -> Self {
+        let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
+        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(total_bytes);
+        let largest_bytes = adapter.caps.max_allocation_bytes;
+        let pool = Pool::new(limits.pool.clone(), limit_bytes, largest_bytes);
+        Self { pool, logical, kind: adapter.kind, types, limit_bytes }
+    }
+
+    /// The heap as it is now.
+    pub(crate) fn heap(&self) -> ragtag_hal::Memory {
+        let heap = heap(self.kind, self.logical.heap(self.types.heap));
+        let cached = self.pool.stats().cached_bytes;
+        ragtag_hal::Memory {
+            total_bytes: heap.total_bytes.min(self.limit_bytes),
+            free_bytes: heap.free_bytes.map(|free| free.saturating_add(cached).min(self.pool.free_bytes())),
+            ..heap
+        }
+    }
+
+    /// Whether the host may read buffers where they lie.
+    pub(crate) fn host_reads(&self) -> bool {
+        let types = &self.logical.facts().memory.memory_types;
+        let best = self.types.device.first().and_then(|&at| types.get(at as usize));
+        best.is_some_and(|best| best.property_flags.contains(SHARED | Flags::HOST_CACHED))
+    }
+
+    pub(crate) fn stats(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    /// A buffer of at least `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with sizes.
+    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Arc<Buffer>> {
+        let left = self.pool.free_bytes();
+        let free = self.heap().free_bytes;
+        // What drivers say of their own heaps is advice; a processor that has too little memory swaps, or ends the process.
+        let known = free.filter(|_| self.kind != AdapterKind::Discrete).unwrap_or(left).min(left);
+        if bytes > known {
+            return Err(Error::OutOfMemory { wanted: bytes, free: Some(known) });
+        }
+        let (logical, types) = (&self.logical, &self.types.device);
+        let new =
+            |size| Memory::new(logical, size, types).map_err(|error| allocation_failure(error, bytes, free));
+        self.pool.acquire(bytes, Timing::now_ns(), |size| new(size).map(Buffer)).map(Arc::new)
+    }
+
+    /// Gives up what the pool holds and no buffer uses.
+    pub(crate) fn trim(&mut self) -> u64 {
+        self.pool.drain()
+    }
+
+    /// Takes a buffer back. One that a submission still holds on to goes with it.
+    pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
+        let bytes = buffer.bytes();
+        match Arc::try_unwrap(buffer) {
+            Ok(buffer) => self.pool.put(buffer, bytes, Timing::now_ns()),
+            Err(_) => self.pool.forget(bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn memory(heaps: &[u64], types: &[(u32, Flags)]) -> vk::PhysicalDeviceMemoryProperties {
+        let mut memory = vk::PhysicalDeviceMemoryProperties {
+            memory_type_count: types.len() as u32,
+            memory_heap_count: heaps.len() as u32,
+            ..Default::default()
+        };
+        for (to, &size) in memory.memory_heaps.iter_mut().zip(heaps) {
+            to.size = size;
+        }
+        for (to, &(heap_index, property_flags)) in memory.memory_types.iter_mut().zip(types) {
+            *to = vk::MemoryType { property_flags, heap_index };
+        }
+        memory
+    }
+
+    const OWN: Flags = Flags::DEVICE_LOCAL;
+    const CACHED: Flags = Flags::from_raw(SHARED.as_raw() | Flags::HOST_CACHED.as_raw());
+
+    #[test]
+    fn buffers_lie_in_the_devices_own_memory() {
+        let small_bar = [16 * GIB, 8 * GIB, 246 << 20];
+        let types = [(1, Flags::empty()), (0, OWN), (1, SHARED), (1, CACHED), (2, OWN | SHARED)];
+        let types = MemoryTypes::of(&memory(&small_bar, &types), false);
+        assert_eq!((&types.device[..2], types.heap), (&[1, 0][..], 0));
+        assert_eq!(types.host, [3, 2, 4]);
+    }
+
+    #[test]
+    fn a_window_of_the_whole_memory_is_used_where_it_is_asked_for() {
+        let types = [(0, OWN), (1, SHARED), (1, CACHED), (0, OWN | SHARED)];
+        let memory = memory(&[16 * GIB, 8 * GIB], &types);
+        assert_eq!(MemoryTypes::of(&memory, true).device, [3, 0, 1, 2]);
+        assert_eq!(MemoryTypes::of(&memory, false).device, [0, 3, 1, 2]);
+    }
+
+    #[test]
+    fn where_all_memory_is_one_there_is_no_choice() {
+        let memory = memory(&[2 * GIB], &[(0, OWN | CACHED)]);
+        for direct in [false, true] {
+            let types = MemoryTypes::of(&memory, direct);
+            assert_eq!(types, MemoryTypes { device: vec![0], host: vec![0], heap: 0 });
+        }
+    }
+}

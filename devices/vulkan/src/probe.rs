@@ -1,0 +1,199 @@
+//! Which physical devices there are, as adapters and as the facts that opening one needs.
+//!
+//! This module must not know how a device works.
+
+use crate::api::{Facts, Family, Instance};
+use crate::memory::{MemoryTypes, heap};
+use crate::translate::SpirVTarget;
+use ash::vk::{self, PhysicalDeviceType, QueueFlags};
+use ragtag_hal::{
+    Adapter, AdapterKind, Caps, Feature, Features, KernelLanguage, PciAddress, PhysicalIdentity, QueueLayout,
+};
+use std::sync::Arc;
+
+/// Queues that do more than their names say, but have nothing to do with us.
+const ODD: QueueFlags = QueueFlags::from_raw(
+    QueueFlags::VIDEO_DECODE_KHR.as_raw()
+        | QueueFlags::VIDEO_ENCODE_KHR.as_raw()
+        | QueueFlags::OPTICAL_FLOW_NV.as_raw(),
+);
+/// Compute units of a device that does not tell how many it has: a guess, for graphics cards and for the rest.
+const UNITS: [u32; 2] = [48, 16];
+
+/// A queue: its family, and which of that.
+pub(crate) type QueuePlace = (u32, u32);
+
+/// A physical device as the probe found it.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) facts: Arc<Facts>,
+    pub(crate) adapter: Adapter,
+    /// The queues for [`QueueKind::ALL`](ragtag_hal::QueueKind::ALL).
+    pub(crate) queues: [QueuePlace; 3],
+    pub(crate) types: MemoryTypes,
+    pub(crate) target: SpirVTarget,
+}
+
+/// What is the same for all adapters of a backend.
+pub(crate) struct Common {
+    pub(crate) backend: &'static str,
+    /// Whether buffers may lie where the host sees them.
+    pub(crate) direct: bool,
+}
+
+/// All physical devices that can run kernels: graphics cards first, software last. Each of the others with its reason.
+///
+/// # Errors
+/// In words, if the loader does not show its devices.
+pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found>, Vec<String>), String> {
+    let (mut found, mut left_out) = (Vec::new(), Vec::new());
+    for facts in instance.physical_devices()? {
+        let name = facts.name.clone();
+        match describe(instance, facts, common) {
+            Ok(one) => found.push(one),
+            Err(lacks) => left_out.push(format!("{name} has no {lacks}")),
+        }
+    }
+    found.sort_by_key(|found: &Found| match found.adapter.kind {
+        AdapterKind::Discrete => 0,
+        AdapterKind::Integrated => 1,
+        AdapterKind::Cpu | AdapterKind::Software => 2,
+    });
+    for (index, found) in (0..).zip(&mut found) {
+        found.adapter.index = index;
+    }
+    Ok((found, left_out))
+}
+
+fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found, &'static str> {
+    let vulkan = (vk::api_version_major(facts.api_version), vk::api_version_minor(facts.api_version));
+    if vulkan < (1, 2) {
+        return Err("Vulkan 1.2");
+    }
+    if !facts.timeline_semaphores {
+        return Err("timeline semaphores");
+    }
+    let queues = places(&facts.families).ok_or("queue that computes")?;
+    let kind = match facts.kind {
+        PhysicalDeviceType::DISCRETE_GPU | PhysicalDeviceType::VIRTUAL_GPU => AdapterKind::Discrete,
+        PhysicalDeviceType::CPU => AdapterKind::Software,
+        _ => AdapterKind::Integrated,
+    };
+    let types = MemoryTypes::of(&facts.memory, common.direct);
+    if types.device.is_empty() || types.host.is_empty() {
+        return Err("memory of a kind that it needs");
+    }
+    let features = features(&facts, kind);
+    let adapter = Adapter {
+        backend: common.backend.into(),
+        index: 0,
+        name: facts.name.clone(),
+        driver: format!("{}, Vulkan {}.{}", facts.driver, vulkan.0, vulkan.1),
+        kind,
+        identity: PhysicalIdentity { pci: facts.pci.and_then(pci), uuid: Some(facts.uuid) },
+        memory: vec![heap(kind, facts.heap(instance, types.heap))],
+        caps: caps(&facts, kind, features.clone(), &queues),
+    };
+    let target = SpirVTarget { vulkan, features };
+    Ok(Found { facts: Arc::new(facts), adapter, queues, types, target })
+}
+
+fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
+    Some(PciAddress {
+        domain,
+        bus: bus.try_into().ok()?,
+        device: device.try_into().ok()?,
+        function: function.try_into().ok()?,
+    })
+}
+
+fn features(facts: &Facts, kind: AdapterKind) -> Features {
+    // What is not faster is not worth a variant, except where variants are tried out.
+    let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind == AdapterKind::Software);
+    let all = [
+        (Feature::Fp16, facts.half_floats),
+        (Feature::SubGroups, facts.sub_groups),
+        (Feature::IntegerDot, dot),
+        (Feature::CooperativeMatrix, facts.cooperative_matrices && facts.half_floats),
+    ];
+    all.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect()
+}
+
+fn caps(facts: &Facts, kind: AdapterKind, features: Features, queues: &[QueuePlace; 3]) -> Caps {
+    let limits = &facts.limits;
+    let single = queues[1] == queues[0] && queues[2] == queues[0];
+    let units = match kind {
+        AdapterKind::Software | AdapterKind::Cpu => {
+            std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32)
+        }
+        AdapterKind::Discrete => facts.compute_units.unwrap_or(UNITS[0]),
+        AdapterKind::Integrated => facts.compute_units.unwrap_or(UNITS[1]),
+    };
+    Caps {
+        languages: [KernelLanguage::Wgsl].into(),
+        features,
+        queues: if single { QueueLayout::Single } else { QueueLayout::Separate },
+        foreign_points: true,
+        records_programs: true,
+        max_allocation_bytes: facts.max_allocation_bytes,
+        max_binding_bytes: u64::from(limits.max_storage_buffer_range).min(facts.max_allocation_bytes),
+        binding_alignment_bytes: limits.min_storage_buffer_offset_alignment,
+        copy_alignment_bytes: 1,
+        parallel_units: units,
+        max_work_group_items: limits.max_compute_work_group_invocations,
+        local_memory_bytes: u64::from(limits.max_compute_shared_memory_size),
+    }
+}
+
+/// Where the three queues lie: compute in a family that does not draw, if there is one; copies in a family of their own, which
+/// has engines for that, else in further queues of the first family as far as it has them.
+fn places(families: &[Family]) -> Option<[QueuePlace; 3]> {
+    let does = |family: &&Family, flags| family.flags.contains(flags) && family.queues > 0;
+    let computes = || families.iter().filter(|family| does(family, QueueFlags::COMPUTE));
+    let draws = |family: &&Family| family.flags.contains(QueueFlags::GRAPHICS);
+    let compute = computes().find(|family| !draws(family)).or(computes().next())?;
+    let copies = |family: &&Family| {
+        let more = QueueFlags::GRAPHICS | QueueFlags::COMPUTE | ODD;
+        does(family, QueueFlags::TRANSFER) && !family.flags.intersects(more)
+    };
+    let place = |family: &Family, queue: u32| (family.index, queue.min(family.queues - 1));
+    Some(match families.iter().find(copies) {
+        Some(family) => [place(compute, 0), place(family, 0), place(family, 1)],
+        None => [place(compute, 0), place(compute, 1), place(compute, 2)],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn family(index: u32, flags: QueueFlags, queues: u32) -> Family {
+        Family { index, flags, queues, timestamp_bits: 64 }
+    }
+
+    const DRAW: QueueFlags = QueueFlags::GRAPHICS;
+    const COMPUTE: QueueFlags = QueueFlags::COMPUTE;
+    const COPY: QueueFlags = QueueFlags::TRANSFER;
+
+    #[test]
+    fn copies_have_engines_of_their_own_where_there_are_any() {
+        let nvidia = [
+            family(0, DRAW | COMPUTE | COPY, 16),
+            family(1, COPY, 2),
+            family(2, COMPUTE | COPY, 8),
+            family(3, COPY | QueueFlags::VIDEO_DECODE_KHR, 1),
+        ];
+        assert_eq!(places(&nvidia), Some([(2, 0), (1, 0), (1, 1)]));
+        let without_copies = [nvidia[0], nvidia[2], nvidia[3]];
+        assert_eq!(places(&without_copies), Some([(2, 0), (2, 1), (2, 2)]));
+        let one_engine = [nvidia[0], family(1, COPY, 1)];
+        assert_eq!(places(&one_engine), Some([(0, 0), (1, 0), (1, 0)]));
+    }
+
+    #[test]
+    fn one_queue_is_for_everything() {
+        assert_eq!(places(&[family(0, DRAW | COMPUTE | COPY, 1)]), Some([(0, 0); 3]));
+        assert_eq!(places(&[family(0, DRAW | COMPUTE, 2)]), Some([(0, 0), (0, 1), (0, 1)]));
+        assert_eq!(places(&[family(0, DRAW | COPY, 1)]), None);
+    }
+}

@@ -1,0 +1,243 @@
+//! WGSL to SPIR-V, by naga.
+//!
+//! What a device can do decides what a text may use, and how some of it is written: a product of packed bytes is one
+//! instruction where the device has it. Nothing is added that the language asks for and kernels here do not: `Checked` holds
+//! dispatches to the extents of their kernels, so that no index is checked again, loops end, divisors are not zero, and what a
+//! group shares is written before it is read.
+//!
+//! This module must not know Vulkan's objects.
+
+use naga::back::spv::{
+    BindingMap, Capability, Options, PipelineOptions, WriterFlags, ZeroInitializeWorkgroupMemoryMode,
+};
+use naga::proc::{BoundsCheckPolicies, BoundsCheckPolicy};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::{AddressSpace, ResourceBinding};
+use ragtag_hal::{Error, Feature, Features, Result};
+
+/// The translator's version, for keys of what is kept: a change here or in naga means other SPIR-V.
+pub(crate) const VERSION: &str = "naga 30, 1";
+
+/// What SPIR-V is made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpirVTarget {
+    /// Vulkan's version, as in (1, 2).
+    pub vulkan: (u32, u32),
+    /// What the device can do.
+    pub features: Features,
+}
+
+impl SpirVTarget {
+    /// The latest version of SPIR-V that this version of Vulkan takes.
+    fn language(&self) -> (u8, u8) {
+        match self.vulkan {
+            (1, 0) => (1, 0),
+            (1, 1) => (1, 3),
+            (1, 2) => (1, 5),
+            _ => (1, 6),
+        }
+    }
+
+    /// What a text may use.
+    fn accepted(&self) -> Capabilities {
+        let mut accepted = Capabilities::IMMEDIATES;
+        for feature in &self.features {
+            accepted |= match feature {
+                Feature::Fp16 => Capabilities::SHADER_FLOAT16 | Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+                Feature::SubGroups => Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER,
+                Feature::CooperativeMatrix => Capabilities::COOPERATIVE_MATRIX,
+                _ => Capabilities::empty(),
+            };
+        }
+        // Halves of words are unpacked by instructions that need nothing.
+        accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
+    }
+
+    /// What the SPIR-V may declare.
+    fn capabilities(&self) -> Vec<Capability> {
+        let mut all = vec![Capability::Shader];
+        for feature in &self.features {
+            all.extend_from_slice(match feature {
+                Feature::Fp16 => &[Capability::Float16],
+                Feature::SubGroups => SUB_GROUPS,
+                Feature::IntegerDot => &[Capability::DotProduct, Capability::DotProductInput4x8BitPacked],
+                Feature::CooperativeMatrix => {
+                    &[Capability::CooperativeMatrixKHR, Capability::VulkanMemoryModel]
+                }
+                _ => &[],
+            });
+        }
+        all
+    }
+}
+
+const SUB_GROUPS: &[Capability] = &[
+    Capability::GroupNonUniform,
+    Capability::GroupNonUniformVote,
+    Capability::GroupNonUniformArithmetic,
+    Capability::GroupNonUniformBallot,
+    Capability::GroupNonUniformShuffle,
+    Capability::GroupNonUniformShuffleRelative,
+];
+
+/// A translated text, with what it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpirV {
+    /// The module.
+    pub words: Vec<u32>,
+    /// Storage buffers in group 0: one more than the largest binding.
+    pub bindings: u32,
+    /// Bytes of push constants.
+    pub constant_bytes: u32,
+    /// Work items in a group.
+    pub work_group: [u32; 3],
+}
+
+/// The SPIR-V of a text in WGSL, whose only entry point is `entry`.
+///
+/// # Errors
+/// [`Error::Compile`] with the log, also for a text that uses what the target lacks.
+pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV> {
+    let refused = |log: String| Error::Compile { log };
+    let module = naga::front::wgsl::parse_str(text).map_err(|error| refused(error.emit_to_string(text)))?;
+    let mut validator = Validator::new(ValidationFlags::all(), target.accepted());
+    let info = validator.validate(&module).map_err(|error| refused(error.emit_to_string(text)))?;
+    let unchecked = BoundsCheckPolicy::Unchecked;
+    let options = Options {
+        lang_version: target.language(),
+        flags: WriterFlags::empty(),
+        fake_missing_bindings: false,
+        binding_map: bindings(&module),
+        capabilities: Some(target.capabilities().into_iter().collect()),
+        bounds_check_policies: BoundsCheckPolicies {
+            index: unchecked,
+            buffer: unchecked,
+            image_load: unchecked,
+            binding_array: unchecked,
+        },
+        zero_initialize_workgroup_memory: ZeroInitializeWorkgroupMemoryMode::None,
+        force_loop_bounding: false,
+        use_storage_input_output_16: false,
+        emit_int_div_checks: false,
+        ..Options::default()
+    };
+    let pipeline =
+        PipelineOptions { shader_stage: naga::ShaderStage::Compute, entry_point: entry.to_string() };
+    let words = naga::back::spv::write_vec(&module, &info, &options, Some(&pipeline))
+        .map_err(|error| refused(format!("{entry}: {error}")))?;
+    let work_group = module.entry_points.iter().find(|one| one.name == entry).map(|one| one.workgroup_size);
+    let (bindings, constant_bytes) = arguments(&module).map_err(refused)?;
+    Ok(SpirV { words, bindings, constant_bytes, work_group: work_group.unwrap_or_default() })
+}
+
+/// How many bindings a text has, and bytes of constants.
+fn arguments(module: &naga::Module) -> std::result::Result<(u32, u32), String> {
+    let (mut bindings, mut constant_bytes) = (0, 0);
+    for (_, variable) in module.global_variables.iter() {
+        match (variable.space, variable.binding) {
+            (AddressSpace::Storage { .. }, Some(ResourceBinding { group: 0, binding })) => {
+                bindings = bindings.max(binding.saturating_add(1));
+            }
+            (AddressSpace::Immediate, _) => {
+                constant_bytes = module.types[variable.ty].inner.size(module.to_ctx());
+            }
+            (AddressSpace::WorkGroup | AddressSpace::Private, _) => {}
+            (space, _) => return Err(format!("{:?} lies in {space:?}", variable.name)),
+        }
+    }
+    Ok((bindings, constant_bytes))
+}
+
+/// Bindings as the text has them.
+fn bindings(module: &naga::Module) -> BindingMap {
+    let bound = module.global_variables.iter().filter_map(|(_, variable)| variable.binding);
+    bound
+        .map(|binding| {
+            let info = naga::back::spv::BindingInfo {
+                descriptor_set: binding.group,
+                binding: binding.binding,
+                binding_array_size: None,
+            };
+            (binding, info)
+        })
+        .collect()
+}
+
+/// Whether SPIR-V uses what work items of a sub-group do together: it declares one of the capabilities 61 to 68, or that of
+/// cooperative matrices (the specification of SPIR-V, section 3.31; `OpCapability` is 17).
+pub(crate) fn uses_sub_groups(words: &[u32]) -> bool {
+    let mut rest = words.get(5..).unwrap_or_default();
+    while let [first, argument, ..] = rest {
+        if first & 0xffff != 17 {
+            return false;
+        }
+        if (61..=68).contains(argument) || *argument == 6022 {
+            return true;
+        }
+        rest = &rest[2..];
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ADD: &str = "
+        struct Constants { first_group: vec3<u32>, width: u32 }
+        var<immediate> constants: Constants;
+        @group(0) @binding(0) var<storage, read_write> x: array<u32>;
+        @compute @workgroup_size(64)
+        fn add(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) item: u32) {
+            let at = (group.x + constants.first_group.x) * 64u + item;
+            if at < constants.width { x[at] = BODY; }
+        }";
+
+    fn with(body: &str, features: &[Feature]) -> Result<Vec<u32>> {
+        let target = SpirVTarget { vulkan: (1, 2), features: features.iter().copied().collect() };
+        let made = translate(&ADD.replace("BODY", body), "add", &target)?;
+        assert_eq!((made.bindings, made.constant_bytes, made.work_group), (1, 16, [64, 1, 1]));
+        Ok(made.words)
+    }
+
+    /// Opcodes in a module: the low halves of instructions' first words.
+    fn opcodes(words: &[u32]) -> Vec<u32> {
+        let (mut rest, mut all) = (&words[5..], Vec::new());
+        while let [first, ..] = rest {
+            all.push(first & 0xffff);
+            rest = &rest[(first >> 16) as usize..];
+        }
+        all
+    }
+
+    #[test]
+    fn a_text_becomes_a_module_of_the_targets_version() {
+        let words = with("x[at] + 1u", &[]).unwrap();
+        assert_eq!(words[..2], [0x0723_0203, 0x0001_0500]);
+        assert!(!uses_sub_groups(&words));
+    }
+
+    #[test]
+    fn sub_groups_are_for_devices_that_have_them() {
+        assert!(matches!(with("subgroupAdd(at)", &[]), Err(Error::Compile { .. })));
+        assert!(uses_sub_groups(&with("subgroupAdd(at)", &[Feature::SubGroups]).unwrap()));
+    }
+
+    #[test]
+    fn products_of_bytes_are_one_instruction_where_there_is_one() {
+        const UDOT: u32 = 4451;
+        let plain = with("dot4U8Packed(at, x[at])", &[]).unwrap();
+        let packed = with("dot4U8Packed(at, x[at])", &[Feature::IntegerDot]).unwrap();
+        assert!(!opcodes(&plain).contains(&UDOT));
+        assert!(opcodes(&packed).contains(&UDOT));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_text_is_shown_with_its_place() {
+        let Err(Error::Compile { log }) = with("y[at]", &[]) else { panic!("it compiles") };
+        assert!(log.contains("y[at]"), "{log}");
+        let target = SpirVTarget { vulkan: (1, 3), features: Features::new() };
+        let missing = translate(&ADD.replace("BODY", "1u"), "sub", &target);
+        assert!(matches!(missing, Err(Error::Compile { log }) if log.contains("sub")));
+    }
+}

@@ -1,0 +1,104 @@
+//! wgpu's adapters, and how they are opened.
+//!
+//! This module must not know how a device works.
+
+use crate::device::WgpuDevice;
+use crate::gpu::{Gpu, ready};
+use crate::probe::{Found, probe, wanted_features};
+use crate::program::{CacheCounters, Counters, Programs};
+use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
+use std::path::PathBuf;
+use std::sync::Arc;
+use wgpu::{DeviceDescriptor, ExperimentalFeatures, Features, MemoryHints};
+
+/// The backend's name.
+const NAME: &str = "wgpu";
+
+/// What can be said about wgpu's devices as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WgpuConfig {
+    /// The folder that compiled programs are kept in; without it they are kept in this process alone.
+    pub cache_folder: Option<PathBuf>,
+}
+
+impl Default for WgpuConfig {
+    /// Programs are kept in `wgpu` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/wgpu` in the user's folder
+    /// for caches.
+    fn default() -> Self {
+        Self { cache_folder: default_folder(NAME) }
+    }
+}
+
+/// The wgpu backend.
+pub struct WgpuBackend {
+    config: WgpuConfig,
+    counters: Arc<Counters>,
+}
+
+impl WgpuBackend {
+    /// A backend with this configuration.
+    pub fn new(config: WgpuConfig) -> Self {
+        Self { config, counters: Arc::default() }
+    }
+
+    /// What became of the programs of all devices that were opened here.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters.read()
+    }
+
+    fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<WgpuDevice> {
+        let folder = self.config.cache_folder.clone().map(Folder::new);
+        let programs = Programs::new(folder, Arc::clone(&self.counters));
+        WgpuDevice::open(id, open(&found)?, found, programs, limits)
+    }
+}
+
+/// Opens an adapter with all features that are of use, and with its own limits.
+fn open(found: &Found) -> Result<Gpu> {
+    let features = wanted_features(&found.wgpu);
+    let experimental_features = if features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        // SAFETY: what is experimental of wgpu may break its promises; matrices are used as its specification says.
+        unsafe { ExperimentalFeatures::enabled() }
+    } else {
+        ExperimentalFeatures::disabled()
+    };
+    let descriptor = DeviceDescriptor {
+        label: None,
+        required_features: features,
+        required_limits: found.wgpu.limits(),
+        experimental_features,
+        memory_hints: MemoryHints::MemoryUsage,
+        trace: wgpu::Trace::Off,
+    };
+    let refused = |why: String| Error::Unsupported { what: format!("{}: {why}", found.adapter.label()) };
+    let opened = ready(found.wgpu.request_device(&descriptor));
+    let opened = opened.ok_or_else(|| refused("wgpu gives no device".into()))?;
+    opened.map(|(device, queue)| Gpu::new(device, queue)).map_err(|error| refused(error.to_string()))
+}
+
+impl Backend for WgpuBackend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
+        Ok(probe(NAME)?.into_iter().map(|found| found.adapter).collect())
+    }
+
+    fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
+        let present = probe(NAME)?;
+        let open = |(wanted, id): &(Adapter, DeviceId)| {
+            let found = present.iter().find(|found| found.adapter.label() == wanted.label());
+            let found = found.filter(|found| found.adapter.name == wanted.name);
+            let mut found =
+                found.cloned().ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
+            if found.adapter.memory.is_empty() {
+                // What another API knows.
+                found.adapter.memory.clone_from(&wanted.memory);
+            }
+            Ok(Box::new(self.device(*id, found, limits)?) as Box<dyn Device>)
+        };
+        adapters.iter().map(open).collect()
+    }
+}

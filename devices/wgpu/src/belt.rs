@@ -1,0 +1,171 @@
+//! Chunks of memory that host and device reach in turn, by way of which buffers are filled and read.
+//!
+//! A chunk that is not in use waits for its next one, mapped where the host writes it. All chunks of a belt are at most
+//! [`MAX_BYTES`] together: whoever wants more waits until some come back. This module must not know commands or regions.
+
+use crate::gpu::{Failure, Gpu};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use wgpu::{Buffer, BufferDescriptor, BufferUsages, MapMode};
+
+/// Largest chunk. More is transferred in parts.
+pub(crate) const CHUNK_BYTES: u64 = 4 << 20;
+/// Smallest chunk.
+const SMALLEST_BYTES: u64 = 16 << 10;
+/// Most bytes of all chunks of a belt.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    /// To the device.
+    Up,
+    /// To the host.
+    Down,
+}
+
+#[derive(Default)]
+struct State {
+    /// Of all chunks, in use or not.
+    bytes: u64,
+    free: Vec<Buffer>,
+}
+
+/// The chunks of one direction.
+pub(crate) struct Belt {
+    gpu: Arc<Gpu>,
+    direction: Direction,
+    state: Mutex<State>,
+    returned: Condvar,
+}
+
+impl Belt {
+    pub(crate) fn new(gpu: &Arc<Gpu>, direction: Direction) -> Arc<Self> {
+        let (state, returned) = (Mutex::default(), Condvar::new());
+        Arc::new(Self { gpu: Arc::clone(gpu), direction, state, returned })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A chunk of at least so many bytes, at most [`CHUNK_BYTES`]; `None` if all are in use.
+    ///
+    /// # Errors
+    /// If there is no memory for another, or the device is lost.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Option<Chunk>, Failure> {
+        let size = bytes.next_power_of_two().max(SMALLEST_BYTES);
+        let mut state = self.lock();
+        let fitting = (0..state.free.len()).filter(|&at| state.free[at].size() >= size);
+        if let Some(at) = fitting.min_by_key(|&at| state.free[at].size()) {
+            let buffer = state.free.swap_remove(at);
+            return Ok(Some(Chunk { buffer, belt: Arc::clone(self), kept: false }));
+        }
+        while state.bytes + size > MAX_BYTES {
+            let Some(small) = state.free.pop() else { return Ok(None) };
+            state.bytes -= small.size();
+        }
+        state.bytes += size;
+        drop(state);
+        let made = self.gpu.guarded(|| self.make(size));
+        made.map(|buffer| Some(Chunk { buffer, belt: Arc::clone(self), kept: false })).inspect_err(|_| {
+            self.lock().bytes -= size;
+        })
+    }
+
+    fn make(&self, size: u64) -> Buffer {
+        let (usage, mapped_at_creation) = match self.direction {
+            Direction::Up => (BufferUsages::MAP_WRITE | BufferUsages::COPY_SRC, true),
+            Direction::Down => (BufferUsages::MAP_READ | BufferUsages::COPY_DST, false),
+        };
+        self.gpu.device.create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation })
+    }
+
+    /// Waits until a chunk has come back, or the device is lost. Some that come back may be taken by others, so that one
+    /// has to try again.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn wait(&self) -> Result<(), Failure> {
+        let state = self.lock();
+        if state.free.is_empty() && state.bytes > 0 {
+            // Whoever waits for submissions has them come back; the time is for a device that is lost meanwhile.
+            let some = std::time::Duration::from_millis(100);
+            drop(self.returned.wait_timeout(state, some).unwrap_or_else(PoisonError::into_inner));
+        }
+        self.gpu.check()
+    }
+}
+
+/// A chunk in use. Dropped, it is given up; [`Chunk::put_back`] keeps it.
+pub(crate) struct Chunk {
+    buffer: Buffer,
+    belt: Arc<Belt>,
+    kept: bool,
+}
+
+impl Chunk {
+    pub(crate) fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Writes bytes to the beginning of a chunk that goes up, and leaves it to the device.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let span = (bytes.len() as u64).next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        let view = self.buffer.slice(..span).get_mapped_range_mut();
+        let mut view = view.map_err(|error| Failure::Refused(error.to_string()))?;
+        view.slice(..bytes.len()).copy_from_slice(bytes);
+        drop(view);
+        self.buffer.unmap();
+        Ok(())
+    }
+
+    /// Leaves a chunk that went up to the belt, which has it mapped again once the device is done with it.
+    pub(crate) fn put_back_later(self) {
+        let buffer = self.buffer.clone();
+        buffer.slice(..).map_async(MapMode::Write, move |mapped| {
+            if mapped.is_ok() {
+                self.put_back();
+            }
+        });
+    }
+
+    /// Has a chunk mapped that comes down, once the device has written it, and then calls back: whether it is.
+    pub(crate) fn map(&self, then: impl FnOnce(bool) + Send + 'static) {
+        self.buffer.slice(..).map_async(MapMode::Read, move |mapped| then(mapped.is_ok()));
+    }
+
+    /// Calls back with the first bytes of a chunk that came down and is mapped, and leaves it to the device.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn read(&self, bytes: u64, take: impl FnOnce(&[u8])) -> Result<(), Failure> {
+        let span = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        let view = self.buffer.slice(..span).get_mapped_range();
+        let view = view.map_err(|error| Failure::Refused(error.to_string()))?;
+        take(&view[..bytes as usize]);
+        drop(view);
+        self.buffer.unmap();
+        Ok(())
+    }
+
+    /// Ends its use: it is as [`Belt::take`] gives them.
+    pub(crate) fn put_back(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        let mut state = self.belt.lock();
+        if self.kept {
+            state.free.push(self.buffer.clone());
+        } else {
+            state.bytes -= self.buffer.size();
+        }
+        drop(state);
+        self.belt.returned.notify_all();
+    }
+}

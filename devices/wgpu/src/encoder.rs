@@ -1,0 +1,243 @@
+//! The thread that encodes scripts and submits them, in the order in which they were enqueued.
+//!
+//! A script is one submission, unless it moves more bytes between host and device than the belts hold. Nothing is submitted
+//! behind a script of the same lane that failed, or behind one of another lane that it waits for.
+//!
+//! # Bytes of the host
+//! What goes up is read when it is encoded, which may be before what the script waits for has ended on the device. The host's
+//! bytes are right by then all the same, unless a download is still to write them: that is waited for.
+//!
+//! This module must not know points or ids.
+
+use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
+use crate::gpu::{Failure, Gpu};
+use crate::queue::{Job, Progress, Readback};
+use crate::script::{HostSpan, Launch, Span, Step};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use ragtag_hal::{Error, Result};
+use std::sync::Arc;
+use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, SubmissionIndex};
+
+/// A host range that a download will write, and what tells that it has: the sender's end goes then.
+struct Arrival {
+    to: HostSpan,
+    told: Receiver<()>,
+}
+
+/// The state of the thread.
+pub(crate) struct Encoder {
+    gpu: Arc<Gpu>,
+    up: Arc<Belt>,
+    down: Arc<Belt>,
+    /// What was submitted last.
+    last: Option<SubmissionIndex>,
+    /// The first failure of each lane.
+    failures: [Option<Error>; 3],
+    arrivals: Vec<Arrival>,
+}
+
+impl Encoder {
+    pub(crate) fn new(gpu: Arc<Gpu>) -> Self {
+        let (up, down) = (Belt::new(&gpu, Direction::Up), Belt::new(&gpu, Direction::Down));
+        Self { gpu, up, down, last: None, failures: Default::default(), arrivals: Vec::new() }
+    }
+
+    /// The body of the thread.
+    pub(crate) fn serve(mut self, jobs: &Receiver<Job>) {
+        for job in jobs {
+            let result = self.check(&job).and_then(|()| self.encode(&job));
+            if let Err(error) = &result {
+                self.failures[job.lane.index()].get_or_insert_with(|| error.clone());
+                let _ = job.fate.set(error.clone());
+            }
+            // The lane waits for this one's end, unless its thread is gone.
+            let _ = job.progress.send(Progress::End(result));
+        }
+    }
+
+    /// Whether what stands before a script has gone well.
+    fn check(&self, job: &Job) -> Result<()> {
+        let own = self.failures[job.lane.index()].as_ref();
+        match own.or_else(|| job.after.iter().find_map(|fate| fate.get())) {
+            Some(error) => Err(error.clone()),
+            None => self.gpu.check().map_err(|failure| failure.of("a submission")),
+        }
+    }
+
+    fn encode(&mut self, job: &Job) -> Result<()> {
+        self.arrivals.retain(|arrival| arrival.told.try_recv() != Err(TryRecvError::Disconnected));
+        let gpu = Arc::clone(&self.gpu);
+        let result = gpu.guarded(|| self.steps(job));
+        result.and_then(|result| result).map_err(|failure| failure.of("a submission"))
+    }
+
+    fn steps(&mut self, job: &Job) -> std::result::Result<(), Failure> {
+        let mut piece = Piece::default();
+        for step in job.script.steps() {
+            match step {
+                Step::Launch(launch) => piece.launch(&self.gpu, launch),
+                Step::Copy { from, to } => {
+                    let bytes = from.padded_bytes();
+                    piece.copy(
+                        &self.gpu,
+                        (from.buffer.wgpu(), from.offset),
+                        (to.buffer.wgpu(), to.offset),
+                        bytes,
+                    );
+                }
+                Step::Clear { to } => piece.clear(&self.gpu, to),
+                Step::Upload { from, to } => {
+                    for offset in (0..to.bytes).step_by(CHUNK_BYTES as usize) {
+                        let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
+                        self.upload(job, &mut piece, &parts.0, &parts.1)?;
+                    }
+                }
+                Step::Download { from, to } => {
+                    for offset in (0..from.bytes).step_by(CHUNK_BYTES as usize) {
+                        let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
+                        self.download(job, &mut piece, &parts.0, parts.1)?;
+                    }
+                }
+            }
+        }
+        self.submit(job, piece)
+    }
+
+    fn upload(
+        &mut self,
+        job: &Job,
+        piece: &mut Piece,
+        from: &HostSpan,
+        to: &Span,
+    ) -> std::result::Result<(), Failure> {
+        while let Some(at) = self.arrivals.iter().position(|arrival| arrival.to.overlaps(from)) {
+            let arrival = self.arrivals.swap_remove(at);
+            self.submit(job, std::mem::take(piece))?;
+            // Nothing is ever sent: it ends when the other end goes.
+            let _ = arrival.told.recv();
+            self.gpu.check()?;
+        }
+        let chunk = self.chunk(job, piece, Direction::Up, to.padded_bytes())?;
+        from.read(|bytes| chunk.write(bytes))?;
+        piece.copy(&self.gpu, (chunk.buffer(), 0), (to.buffer.wgpu(), to.offset), to.padded_bytes());
+        piece.up.push(chunk);
+        Ok(())
+    }
+
+    fn download(
+        &mut self,
+        job: &Job,
+        piece: &mut Piece,
+        from: &Span,
+        to: HostSpan,
+    ) -> std::result::Result<(), Failure> {
+        let chunk = self.chunk(job, piece, Direction::Down, from.padded_bytes())?;
+        piece.copy(&self.gpu, (from.buffer.wgpu(), from.offset), (chunk.buffer(), 0), from.padded_bytes());
+        let (arrival, told) = bounded(0);
+        self.arrivals.push(Arrival { to: to.clone(), told });
+        piece.down.push(Descent { chunk, to, bytes: from.bytes, arrival });
+        Ok(())
+    }
+
+    /// A chunk of a belt. If all are in use, some of them perhaps by this very piece, the piece goes first.
+    fn chunk(
+        &mut self,
+        job: &Job,
+        piece: &mut Piece,
+        direction: Direction,
+        bytes: u64,
+    ) -> std::result::Result<Chunk, Failure> {
+        let belt = match direction {
+            Direction::Up => Arc::clone(&self.up),
+            Direction::Down => Arc::clone(&self.down),
+        };
+        loop {
+            if let Some(chunk) = belt.take(bytes)? {
+                return Ok(chunk);
+            }
+            self.submit(job, std::mem::take(piece))?;
+            belt.wait()?;
+        }
+    }
+
+    /// Submits a piece and tells the lane.
+    fn submit(&mut self, job: &Job, piece: Piece) -> std::result::Result<(), Failure> {
+        let Piece { encoder, pass, up, down, .. } = piece;
+        drop(pass);
+        if let Some(encoder) = encoder {
+            let gpu = &self.gpu;
+            let index = gpu.guarded(|| gpu.queue.submit([encoder.finish()]))?;
+            self.last = Some(index);
+        }
+        up.into_iter().for_each(Chunk::put_back_later);
+        let readbacks = down.into_iter().map(Descent::start).collect();
+        // The lane waits for this one's end, unless its thread is gone.
+        let _ = job.progress.send(Progress::Submitted(self.last.clone(), readbacks));
+        Ok(())
+    }
+}
+
+/// Bytes that come down with a piece.
+struct Descent {
+    chunk: Chunk,
+    to: HostSpan,
+    bytes: u64,
+    arrival: Sender<()>,
+}
+
+impl Descent {
+    /// Has the chunk mapped when the device is done with the piece, which was submitted.
+    fn start(self) -> Readback {
+        let (tell, mapped) = bounded(1);
+        // Whoever waits may be gone.
+        self.chunk.map(move |is| {
+            let _ = tell.send(is);
+        });
+        Readback { chunk: self.chunk, mapped, to: self.to, bytes: self.bytes, _arrival: self.arrival }
+    }
+}
+
+/// What is encoded and was not submitted yet.
+#[derive(Default)]
+struct Piece {
+    encoder: Option<CommandEncoder>,
+    /// Consecutive launches share a pass.
+    pass: Option<ComputePass<'static>>,
+    up: Vec<Chunk>,
+    down: Vec<Descent>,
+}
+
+impl Piece {
+    fn encoder(&mut self, gpu: &Gpu) -> &mut CommandEncoder {
+        self.encoder.get_or_insert_with(|| {
+            gpu.device.create_command_encoder(&CommandEncoderDescriptor { label: None })
+        })
+    }
+
+    fn launch(&mut self, gpu: &Gpu, launch: &Launch) {
+        if self.pass.is_none() {
+            let descriptor = ComputePassDescriptor::default();
+            let pass = self.encoder(gpu).begin_compute_pass(&descriptor).forget_lifetime();
+            self.pass = Some(pass);
+        }
+        if let Some(pass) = &mut self.pass {
+            pass.set_pipeline(&launch.pipeline);
+            pass.set_bind_group(0, &launch.bind_group, &[]);
+            for part in &launch.parts {
+                let [x, y, z] = part.groups;
+                pass.set_immediates(0, &part.immediates);
+                pass.dispatch_workgroups(x, y, z);
+            }
+        }
+    }
+
+    fn copy(&mut self, gpu: &Gpu, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), bytes: u64) {
+        self.pass = None;
+        self.encoder(gpu).copy_buffer_to_buffer(from.0, from.1, to.0, to.1, bytes);
+    }
+
+    fn clear(&mut self, gpu: &Gpu, to: &Span) {
+        self.pass = None;
+        self.encoder(gpu).clear_buffer(to.buffer.wgpu(), to.offset, Some(to.padded_bytes()));
+    }
+}

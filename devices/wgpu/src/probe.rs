@@ -1,0 +1,276 @@
+//! wgpu's adapters, and what they say of themselves.
+//!
+//! This module must not know how a device works.
+
+use crate::gpu::ready;
+use crate::vulkan;
+use ragtag_hal::{
+    Adapter, AdapterKind, Caps, Feature, HeapKind, KernelLanguage, Memory, MemorySource, PciAddress,
+    PhysicalIdentity, QueueLayout, Unavailable,
+};
+use std::collections::BTreeSet;
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use wgpu::{
+    AdapterInfo, Backend, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, Instance,
+    InstanceDescriptor, InstanceFlags,
+};
+
+/// The APIs that this build has, in the order of preference where several show one device.
+const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
+
+/// An adapter, and how it is opened.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub(crate) adapter: Adapter,
+    pub(crate) wgpu: wgpu::Adapter,
+    /// Names the device, its driver and the API, for programs that are kept.
+    pub(crate) fingerprint: String,
+}
+
+/// The adapters of the APIs that `WGPU_BACKEND` names, else of all.
+///
+/// # Errors
+/// [`Unavailable`] where none of these APIs shows any.
+pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
+    let wanted = Backends::from_env().unwrap_or(Backends::all());
+    let compiled = Instance::enabled_backend_features();
+    let ours =
+        APIS.into_iter().filter(|api| wanted.contains((*api).into()) && compiled.contains((*api).into()));
+    let ours: Vec<Backend> = ours.collect();
+    let tried = || ours.iter().map(|api| api.to_str().to_string()).collect();
+    let instance = Instance::new(InstanceDescriptor {
+        backends: ours.iter().fold(Backends::empty(), |set, api| set | (*api).into()),
+        // The debug layers of `WGPU_DEBUG` and `WGPU_VALIDATION`, and no others.
+        flags: InstanceFlags::empty().with_env(),
+        ..InstanceDescriptor::new_without_display_handle()
+    });
+    let all = ready(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
+    let all = once_each(all.into_iter().map(|adapter| (adapter.get_info(), adapter)).collect());
+    if all.is_empty() {
+        return Err(Unavailable { tried: tried(), cause: "no API that wgpu uses shows a device".into() });
+    }
+    let lacks: Vec<String> = all.iter().filter_map(|(info, adapter)| lack(info, adapter)).collect();
+    let usable = all.into_iter().filter(|(info, adapter)| lack(info, adapter).is_none());
+    let found: Vec<Found> =
+        (0..).zip(usable).map(|(index, (info, adapter))| describe(backend, index, &info, adapter)).collect();
+    lacks.iter().for_each(|lack| tracing::debug!("{lack}"));
+    if found.is_empty() {
+        return Err(Unavailable { tried: tried(), cause: lacks.join("; ") });
+    }
+    Ok(found)
+}
+
+/// What an adapter lacks to be of use, in words.
+fn lack(info: &AdapterInfo, adapter: &wgpu::Adapter) -> Option<String> {
+    let missing = wgpu::Features::IMMEDIATES.difference(adapter.features());
+    let name = format!("{} ({})", info.name, info.backend);
+    if !missing.is_empty() {
+        return Some(format!("{name} has no immediates, which carry the constants of kernels"));
+    }
+    let compute = wgpu::DownlevelFlags::COMPUTE_SHADERS;
+    let has = adapter.get_downlevel_capabilities().flags.contains(compute);
+    (!has).then(|| format!("{name} has no compute shaders"))
+}
+
+/// Leaves out what an API shows that a better one shows as well. On Windows a device is there through Vulkan and through
+/// Direct3D: the n-th of a name and PCI id through one API is the n-th of them through the other.
+fn once_each<T>(mut all: Vec<(AdapterInfo, T)>) -> Vec<(AdapterInfo, T)> {
+    let rank = |info: &AdapterInfo| APIS.iter().position(|api| *api == info.backend).unwrap_or(APIS.len());
+    all.sort_by_key(|(info, _)| rank(info));
+    let infos: Vec<AdapterInfo> = all.iter().map(|(info, _)| info.clone()).collect();
+    let alike = |a: &AdapterInfo, b: &AdapterInfo| {
+        (a.vendor, a.device) == (b.vendor, b.device) && a.name.eq_ignore_ascii_case(&b.name)
+    };
+    let through = |among: &[AdapterInfo], own: &AdapterInfo, api: Backend| {
+        among.iter().filter(|other| alike(other, own) && other.backend == api).count()
+    };
+    let is_new = |at: usize| {
+        let own = &infos[at];
+        let before = through(&infos[..at], own, own.backend);
+        !APIS[..rank(own)].iter().any(|api| through(&infos, own, *api) > before)
+    };
+    let new: Vec<bool> = (0..infos.len()).map(is_new).collect();
+    all.into_iter().zip(new).filter(|(_, new)| *new).map(|(one, _)| one).collect()
+}
+
+fn describe(backend: &str, index: u32, info: &AdapterInfo, adapter: wgpu::Adapter) -> Found {
+    let facts = vulkan::facts(&adapter);
+    let driver = [info.driver.as_str(), info.driver_info.as_str()].map(str::trim);
+    let words: Vec<&str> = driver.into_iter().filter(|word| !word.is_empty()).collect();
+    let kind = kind(info.device_type);
+    let described = Adapter {
+        backend: backend.into(),
+        index,
+        name: info.name.clone(),
+        driver: [info.backend.to_str(), &words.join(" ")].join(", ").trim_end_matches(", ").into(),
+        kind,
+        identity: PhysicalIdentity { pci: pci_address(&info.device_pci_bus_id), uuid: facts.uuid },
+        memory: heap(kind, facts.memory).into_iter().collect(),
+        caps: caps(&adapter, facts.integer_dot),
+    };
+    let AdapterInfo { vendor, device, .. } = info;
+    let fingerprint = format!("wgpu 30, {}, {} [{vendor:x}:{device:x}]", described.driver, described.name);
+    Found { adapter: described, wgpu: adapter, fingerprint }
+}
+
+fn kind(device_type: DeviceType) -> AdapterKind {
+    match device_type {
+        DeviceType::DiscreteGpu | DeviceType::VirtualGpu => AdapterKind::Discrete,
+        DeviceType::IntegratedGpu | DeviceType::Other => AdapterKind::Integrated,
+        DeviceType::Cpu => AdapterKind::Software,
+    }
+}
+
+/// The heap that buffers are allocated from: what the driver says of it, and what the system says of memory that the host
+/// shares. `None` where neither says anything, as of a card through Direct3D; then another API may know, or the user.
+pub(crate) fn heap(kind: AdapterKind, told: Option<Memory>) -> Option<Memory> {
+    if kind == AdapterKind::Discrete {
+        return told;
+    }
+    let ram = MemoryRefreshKind::nothing().with_ram();
+    let system = System::new_with_specifics(RefreshKind::nothing().with_memory(ram));
+    // A container's own limits count.
+    let group = system.cgroup_limits().filter(|group| group.total_memory > 0);
+    let available = system.available_memory();
+    let free = group.map_or(available, |group| available.min(group.free_memory));
+    let total_bytes = told.map_or(system.total_memory(), |told| told.total_bytes);
+    let told_free = told.and_then(|told| told.free_bytes).unwrap_or(u64::MAX);
+    let free_bytes = Some(free.min(told_free).min(total_bytes));
+    let source = told.map_or(MemorySource::System, |told| told.source);
+    Some(Memory { heap: told.map_or(HeapKind::Host, |told| told.heap), total_bytes, free_bytes, source })
+}
+
+/// An address as wgpu writes it, `0000:01:00.0`.
+fn pci_address(text: &str) -> Option<PciAddress> {
+    let (rest, function) = text.rsplit_once('.')?;
+    let (rest, device) = rest.rsplit_once(':')?;
+    let (domain, bus) = rest.rsplit_once(':')?;
+    let byte = |text| u8::from_str_radix(text, 16).ok();
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    Some(PciAddress { domain, bus: byte(bus)?, device: byte(device)?, function: byte(function)? })
+}
+
+/// The features that a device is opened with: of those that are of use, what the adapter has.
+pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
+    use wgpu::Features;
+    let mut wanted = Features::IMMEDIATES
+        | Features::SHADER_F16
+        | Features::SUBGROUP
+        | Features::PIPELINE_CACHE
+        | Features::TIMESTAMP_QUERY
+        | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
+    if multiplies_matrices(&adapter.cooperative_matrix_properties()) {
+        wanted |= Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+    }
+    adapter.features() & wanted
+}
+
+/// Whether matrices of 16 x 16 f16 values are multiplied with f32 sums.
+fn multiplies_matrices(properties: &[CooperativeMatrixProperties]) -> bool {
+    properties.iter().any(|p| {
+        (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
+            && (p.ab_type, p.cr_type) == (CooperativeScalarType::F16, CooperativeScalarType::F32)
+    })
+}
+
+fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
+    let (has, limits) = (wanted_features(adapter), adapter.limits());
+    let features = [
+        (Feature::Fp16, has.contains(wgpu::Features::SHADER_F16)),
+        (Feature::SubGroups, has.contains(wgpu::Features::SUBGROUP)),
+        (Feature::CooperativeMatrix, has.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)),
+        (Feature::IntegerDot, integer_dot),
+    ];
+    let words = |bytes: u64| bytes - bytes % wgpu::COPY_BUFFER_ALIGNMENT;
+    Caps {
+        languages: BTreeSet::from([KernelLanguage::Wgsl]),
+        features: features.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect(),
+        queues: QueueLayout::Single,
+        foreign_points: true,
+        // What is recorded has its bind groups and the parts of its grids; it is encoded anew each time.
+        records_programs: true,
+        max_allocation_bytes: words(limits.max_buffer_size),
+        max_binding_bytes: words(limits.max_storage_buffer_binding_size),
+        binding_alignment_bytes: u64::from(limits.min_storage_buffer_offset_alignment),
+        copy_alignment_bytes: wgpu::COPY_BUFFER_ALIGNMENT,
+        // wgpu does not tell.
+        parallel_units: 1,
+        max_work_group_items: limits.max_compute_invocations_per_workgroup,
+        local_memory_bytes: u64::from(limits.max_compute_workgroup_storage_size),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(name: &str, device: u32, backend: Backend) -> AdapterInfo {
+        AdapterInfo { name: name.into(), device, ..AdapterInfo::new(DeviceType::DiscreteGpu, backend) }
+    }
+
+    #[test]
+    fn addresses_are_read() {
+        let address = PciAddress { domain: 1, bus: 0x2a, device: 3, function: 4 };
+        assert_eq!(pci_address("0001:2a:03.4"), Some(address));
+        assert_eq!(pci_address(&address.to_string()), Some(address));
+        for wrong in ["", "2a:03.4", "0001:2a:03", "0001:2g:03.4", "0001:12a:03.4"] {
+            assert_eq!(pci_address(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_there_once_however_many_apis_show_it() {
+        let (vulkan, dx12) = (Backend::Vulkan, Backend::Dx12);
+        let all = [
+            info("Basic Render Driver", 9, dx12),
+            info("Arc A770", 1, dx12),
+            info("ARC A770", 1, vulkan),
+            info("Arc A770", 1, dx12),
+            info("llvmpipe", 0, vulkan),
+            info("llvmpipe", 0, vulkan),
+        ];
+        let kept = once_each(all.into_iter().map(|info| (info, ())).collect());
+        let kept: Vec<_> = kept.iter().map(|(info, ())| (info.name.as_str(), info.backend)).collect();
+        let wanted = [
+            ("ARC A770", vulkan),
+            ("llvmpipe", vulkan),
+            ("llvmpipe", vulkan),
+            ("Basic Render Driver", dx12),
+            // Two through Direct3D, of which Vulkan shows one.
+            ("Arc A770", dx12),
+        ];
+        assert_eq!(kept, wanted);
+    }
+
+    #[test]
+    fn matrices_of_one_form_are_of_use() {
+        let form = |m_size, ab_type, cr_type| CooperativeMatrixProperties {
+            m_size,
+            n_size: 16,
+            k_size: 16,
+            ab_type,
+            cr_type,
+            saturating_accumulation: false,
+        };
+        use CooperativeScalarType::{F16, F32};
+        assert!(multiplies_matrices(&[form(8, F16, F32), form(16, F16, F32)]));
+        assert!(!multiplies_matrices(&[form(8, F16, F32), form(16, F16, F16), form(16, F32, F32)]));
+    }
+
+    #[test]
+    fn a_card_has_the_memory_that_its_driver_tells_and_no_other() {
+        let told = |free_bytes| Memory {
+            heap: HeapKind::Device,
+            total_bytes: 1 << 20,
+            free_bytes,
+            source: MemorySource::Api,
+        };
+        assert_eq!(heap(AdapterKind::Discrete, None), None);
+        assert_eq!(heap(AdapterKind::Discrete, Some(told(None))), Some(told(None)));
+        let shared = heap(AdapterKind::Integrated, Some(told(None))).unwrap();
+        assert_eq!((shared.total_bytes, shared.free_bytes.is_some()), (1 << 20, true));
+        let host = heap(AdapterKind::Integrated, None).unwrap();
+        assert_eq!((host.heap, host.source), (HeapKind::Host, MemorySource::System));
+        assert!(host.total_bytes > 0 && host.free_bytes <= Some(host.total_bytes));
+    }
+}

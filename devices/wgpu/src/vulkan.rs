@@ -1,0 +1,71 @@
+//! What Vulkan says of an adapter, and wgpu does not: its memory, its UUID, and whether it multiplies packed int8.
+//!
+//! wgpu hands out the driver's own handles; questions are asked of them, and nothing is done with them. For adapters of other
+//! APIs there are no answers. This module must not know devices.
+
+use ragtag_hal::{HeapKind, Memory, MemorySource};
+
+/// The answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// The UUID of the physical device.
+    pub(crate) uuid: Option<[u8; 16]>,
+    /// The heap that buffers are allocated from.
+    pub(crate) memory: Option<Memory>,
+    /// Whether four-way dot products of packed int8 are instructions.
+    pub(crate) integer_dot: bool,
+}
+
+/// Asks about an adapter.
+#[cfg(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd"))]
+pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
+    use ash::{ext, khr, vk};
+
+    // SAFETY: the handle is only asked questions, while wgpu keeps it alive for the guard.
+    let Some(native) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else {
+        return Facts::default();
+    };
+    let (shared, device) = (native.shared_instance(), native.raw_physical_device());
+    let capabilities = native.physical_device_capabilities();
+    // The functions asked below are of Vulkan 1.1.
+    if shared.instance_api_version() < vk::API_VERSION_1_1 {
+        return Facts::default();
+    }
+    let instance = shared.raw_instance();
+    let (mut id, mut dot) = (
+        vk::PhysicalDeviceIDProperties::default(),
+        vk::PhysicalDeviceShaderIntegerDotProductProperties::default(),
+    );
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id).push_next(&mut dot);
+    // SAFETY: the instance has the function since Vulkan 1.1, and the device is one of its own.
+    unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+    let modern = properties.properties.api_version >= vk::API_VERSION_1_3;
+    let has_dot = modern || capabilities.supports_extension(khr::shader_integer_dot_product::NAME);
+    let integer_dot = has_dot && dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
+
+    let tells_budget = capabilities.supports_extension(ext::memory_budget::NAME);
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut memory = vk::PhysicalDeviceMemoryProperties2::default();
+    if tells_budget {
+        memory = memory.push_next(&mut budget);
+    }
+    // SAFETY: as above.
+    unsafe { instance.get_physical_device_memory_properties2(device, &mut memory) };
+    let heaps = memory.memory_properties;
+    let local = |&at: &usize| heaps.memory_heaps[at].flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL);
+    let heap =
+        (0..heaps.memory_heap_count as usize).filter(local).max_by_key(|&at| heaps.memory_heaps[at].size);
+    let memory = heap.map(|at| {
+        let total_bytes = heaps.memory_heaps[at].size;
+        let free = budget.heap_budget[at].saturating_sub(budget.heap_usage[at]).min(total_bytes);
+        let free_bytes = tells_budget.then_some(free);
+        Memory { heap: HeapKind::Device, total_bytes, free_bytes, source: MemorySource::Api }
+    });
+    Facts { uuid: Some(id.device_uuid), memory, integer_dot }
+}
+
+/// There is no Vulkan here.
+#[cfg(not(any(windows, target_os = "linux", target_os = "android", target_os = "freebsd")))]
+pub(crate) fn facts(_: &wgpu::Adapter) -> Facts {
+    Facts::default()
+}

@@ -1,0 +1,63 @@
+// Attention for few rows over a long cache, the second of two launches: the runs' means, weighted by what each run has of
+// the softmax. A group takes as many columns of a row as it has items.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    word: u32,
+    heads: u32,
+    head_dim: u32,
+    splits: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> partials: array<f32>;
+@group(0) @binding(2) var<storage, read_write> out: array<u32>;
+
+// More below zero than any score that is a number.
+const LOWEST = -3.4e38;
+
+var<workgroup> merged: array<f32, ITEMS>;
+
+// A column of a row.
+fn merge(row: u32, column: u32) -> f32 {
+    let runs = (row * constants.heads + column / constants.head_dim) * constants.splits;
+    let means = runs * constants.head_dim + column % constants.head_dim;
+    let sums = constants.rows * constants.heads * constants.splits * constants.head_dim + runs * 2u;
+    var largest = LOWEST;
+    for (var s = 0u; s < constants.splits; s++) {
+        if partials[sums + s * 2u + 1u] != 0.0 { largest = max(largest, partials[sums + s * 2u]); }
+    }
+    var total = 0.0;
+    var value = 0.0;
+    for (var s = 0u; s < constants.splits; s++) {
+        let sum = partials[sums + s * 2u + 1u];
+        if sum != 0.0 { // what an empty run has beside is not read
+            let weight = exp(partials[sums + s * 2u] - largest) * sum;
+            total += weight;
+            value += weight * partials[means + s * constants.head_dim];
+        }
+    }
+    if total == 0.0 { return 0.0; }
+    return value / total;
+}
+
+@compute @workgroup_size(ITEMS)
+fn attention_merge(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
+    let group = workgroup + constants.first_group;
+    if group.x >= count(constants.word, constants.rows) { return; }
+    let width = constants.heads * constants.head_dim;
+    let column = group.y * ITEMS + item;
+    var value = 0.0;
+    if column < width { value = merge(group.x, column); }
+    merged[item] = value;
+    workgroupBarrier();
+    // The first items have four columns each, the others none.
+    var values = vec4(0.0);
+    var first = padded(width);
+    if item < ITEMS / 4u {
+        values = vec4(merged[4u * item], merged[4u * item + 1u], merged[4u * item + 2u], merged[4u * item + 3u]);
+        first = group.y * ITEMS + 4u * item;
+    }
+    put(item, values, group.x, first, width);
+}

@@ -1,0 +1,226 @@
+// Attention for few rows over a long cache, the first of two launches: a group takes a run of a row's positions and one kv
+// head, with the query heads that share it, four at a time. Of each it leaves the mean of the run's values, weighted by their
+// softmax, and what the runs are brought together by.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    sequences: u32,
+    table_blocks: u32,
+    logit_rows: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    cache_blocks: u32,
+    scale: f32,
+    stride: u32,
+    splits: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> q: array<f32>;
+@group(0) @binding(4) var<storage, read_write> partials: array<f32>;
+
+// Positions at once, sets of four of them, most query heads at once.
+const STEP = 64u;
+const QUADS = STEP / 4u;
+const HEADS = 4u;
+// Most dimensions of the means that are summed at once. Longer heads take more than one turn.
+const DIMS = 128u;
+
+// Of each share of the dimensions and each head the scores of a step; and what items have of the means.
+var<workgroup> space: array<vec4<f32>, ITEMS>;
+// Of each head and four positions: weights, the largest score or the sum of weights.
+var<workgroup> weights: array<vec4<f32>, HEADS * QUADS>;
+var<workgroup> quad_of: array<f32, HEADS * QUADS>;
+var<workgroup> corrections: array<f32, HEADS>;
+
+// A run: its table, its first position and the one after its last, and the group's kv head.
+struct Run {
+    table: u32,
+    start: u32,
+    end: u32,
+    kv_head: u32,
+}
+
+// What dimensions `share`, `share` + `shares` … of a query, which begins at `query`, make of four positions.
+fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    if position >= run.end { return sum; }
+    let key = (start_of(params[run.table + position / 16u], run.kv_head) + position % 16u) / 4u;
+    var d = share;
+    for (; d + 3u * shares < constants.head_dim; d += 4u * shares) {
+        // All loads at once are what hides the memory's latency.
+        let a = keys[key + d * 4u];
+        let b = keys[key + (d + shares) * 4u];
+        let c = keys[key + (d + 2u * shares) * 4u];
+        let e = keys[key + (d + 3u * shares) * 4u];
+        sum += q[query + d] * widened(a) + q[query + d + shares] * widened(b);
+        sum += q[query + d + 2u * shares] * widened(c) + q[query + d + 3u * shares] * widened(e);
+    }
+    for (; d < constants.head_dim; d += shares) { sum += q[query + d] * widened(keys[key + d * 4u]); }
+    return sum;
+}
+
+// Four dimensions of a position's values; zeros from `end` on.
+fn value_of(run: Run, end: u32, position: u32, dim: u32) -> Four {
+    if position >= end { return Four(); }
+    let at = start_of(params[run.table + position / 16u], run.kv_head) + position % 16u * constants.head_dim + dim;
+    return values_at(at, constants.head_dim - dim);
+}
+
+// What an item has of the means of four heads.
+struct Means {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
+fn corrected(means: Means, heads: u32) -> Means {
+    var out = means;
+    out.a *= corrections[0];
+    if heads > 1u { out.b *= corrections[1]; }
+    if heads > 2u {
+        out.c *= corrections[2];
+        out.d *= corrections[3];
+    }
+    return out;
+}
+
+// Adds the values of position `p` of the step.
+fn with_values(means: Means, heads: u32, p: u32, four: Four) -> Means {
+    if p >= STEP { return means; }
+    let value = widened(four);
+    var out = means;
+    out.a += weights[p / 4u][p % 4u] * value;
+    if heads > 1u { out.b += weights[QUADS + p / 4u][p % 4u] * value; }
+    if heads > 2u {
+        out.c += weights[2u * QUADS + p / 4u][p % 4u] * value;
+        out.d += weights[3u * QUADS + p / 4u][p % 4u] * value;
+    }
+    return out;
+}
+
+fn mean_of(means: Means, head: u32) -> vec4<f32> {
+    return select(select(means.a, means.b, head == 1u), select(means.c, means.d, head == 3u), head >= 2u);
+}
+
+@compute @workgroup_size(ITEMS)
+fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
+    let group = workgroup + constants.first_group;
+    let split = group.x;
+    let kv_head = group.y;
+    let row = group.z;
+    if row >= count(0u, constants.rows) { return; }
+    let sharing = constants.heads / constants.kv_heads;
+    let head_dim = constants.head_dim;
+    let sequence = sequence_of(row);
+    let position = position_of(row);
+    let has_table = sequence < constants.sequences && position / 16u < constants.table_blocks;
+    let table = table_of(select(0u, sequence, has_table));
+    let blocks = select(0u, position / 16u + 1u, has_table);
+    let exists = reach(item, table, blocks) == blocks && has_table;
+    let run_length = (blocks + constants.splits - 1u) / constants.splits * 16u;
+    let start = split * run_length;
+    let run = Run(table, start, select(0u, min(position + 1u, start + run_length), exists), kv_head);
+    let sums = constants.rows * constants.heads * constants.splits * head_dim;
+    let first_of_row = row * constants.heads + kv_head * sharing;
+    if run.start >= run.end {
+        for (var h = item; h < sharing; h += ITEMS) {
+            let to = sums + ((first_of_row + h) * constants.splits + split) * 2u;
+            partials[to] = LOWEST;
+            partials[to + 1u] = 0.0;
+        }
+        return;
+    }
+    for (var first_head = 0u; first_head < sharing; first_head += HEADS) {
+        let left = min(HEADS, sharing - first_head);
+        let heads = select(left, 4u, left == 3u);
+        let shares = ITEMS / QUADS / heads;
+        // As scores' items: a part of the dimensions of one head, four positions of one block; items beside each other have
+        // keys beside each other. As softmax's items, of which there are fewer: a head, four positions.
+        let part = item / 4u % 16u;
+        let score_head = part / shares;
+        let score_quad = item / 64u * 4u + item % 4u;
+        let query = row * constants.stride + (kv_head * sharing + first_head + min(score_head, left - 1u)) * head_dim;
+        let head = item / QUADS;
+        let quad = item % QUADS;
+        let softens = head < heads;
+        for (var turn = 0u; turn < head_dim; turn += DIMS) {
+            // As values' items: four dimensions, some of the positions.
+            let dim_quads = (min(DIMS, head_dim - turn) + 3u) / 4u;
+            let slots = ITEMS / dim_quads;
+            let slot = item / dim_quads;
+            let dim = turn + item % dim_quads * 4u;
+            var means = Means();
+            var sum = 0.0;
+            var largest = LOWEST;
+            for (var first = run.start; first < run.end; first += STEP) {
+                // Values are on their way while scores are made.
+                let end = min(run.end, first + STEP);
+                let at = first + slot;
+                let v0 = value_of(run, end, at, dim);
+                let v1 = value_of(run, end, at + slots, dim);
+                let v2 = value_of(run, end, at + 2u * slots, dim);
+                let v3 = value_of(run, end, at + 3u * slots, dim);
+                let v4 = value_of(run, end, at + 4u * slots, dim);
+                let v5 = value_of(run, end, at + 5u * slots, dim);
+                let v6 = value_of(run, end, at + 6u * slots, dim);
+                let v7 = value_of(run, end, at + 7u * slots, dim);
+                let score = scores(run, first + score_quad * 4u, query, part % shares, shares);
+                space[(part % shares * heads + score_head) * QUADS + score_quad] = score;
+                workgroupBarrier();
+                // Softmax so far.
+                var four = vec4(0.0);
+                if softens {
+                    for (var i = 0u; i < shares; i++) { four += space[(i * heads + head) * QUADS + quad]; }
+                    let is_seen = vec4(first + quad * 4u) + vec4(0u, 1u, 2u, 3u) < vec4(run.end);
+                    four = select(vec4(LOWEST), four * constants.scale, is_seen);
+                    quad_of[item] = max(max(four.x, four.y), max(four.z, four.w));
+                }
+                workgroupBarrier();
+                if softens {
+                    let before = largest;
+                    for (var i = 0u; i < QUADS; i++) { largest = max(largest, quad_of[head * QUADS + i]); }
+                    let correction = exp(before - largest);
+                    four = exp(four - largest);
+                    sum = sum * correction + (four.x + four.y) + (four.z + four.w);
+                    weights[item] = four;
+                    if quad == 0u { corrections[head] = correction; }
+                }
+                workgroupBarrier();
+                // Sums of values.
+                means = corrected(means, heads);
+                means = with_values(means, heads, slot, v0);
+                means = with_values(means, heads, slot + slots, v1);
+                means = with_values(means, heads, slot + 2u * slots, v2);
+                means = with_values(means, heads, slot + 3u * slots, v3);
+                means = with_values(means, heads, slot + 4u * slots, v4);
+                means = with_values(means, heads, slot + 5u * slots, v5);
+                means = with_values(means, heads, slot + 6u * slots, v6);
+                means = with_values(means, heads, slot + 7u * slots, v7);
+            }
+            // The sums of weights, then the means, head by head.
+            if softens { quad_of[item] = sum; }
+            for (var h = 0u; h < left; h++) {
+                workgroupBarrier(); // what was there has been read
+                space[item] = mean_of(means, h);
+                workgroupBarrier();
+                let to = (first_of_row + first_head + h) * constants.splits + split;
+                if slot == 0u {
+                    var total = 0.0;
+                    for (var i = 0u; i < QUADS; i++) { total += quad_of[h * QUADS + i]; }
+                    var mean = vec4(0.0);
+                    for (var i = 0u; i < min(slots, STEP); i++) { mean += space[i * dim_quads + item]; }
+                    for (var i = 0u; i < 4u; i++) {
+                        if dim + i < head_dim { partials[to * head_dim + dim + i] = mean[i] / total; }
+                    }
+                    if dim == 0u { partials[sums + to * 2u + 1u] = total; }
+                }
+                if softens && head == h && quad == 0u { partials[sums + to * 2u] = largest; }
+            }
+            workgroupBarrier();
+        }
+    }
+}

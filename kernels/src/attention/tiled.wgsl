@@ -1,0 +1,204 @@
+// Attention for many rows: a group takes one kv head of some rows, 16 queries of one sequence at a time over 64
+// positions at a time, so that neighbouring rows and the heads of a kv head read keys and values together. What is
+// computed for a query is the same whatever queries are beside it.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    sequences: u32,
+    table_blocks: u32,
+    logit_rows: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    cache_blocks: u32,
+    scale: f32,
+    stride: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> q: array<f32>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+
+// Queries at once, positions at once.
+const QUERIES = 16u;
+const POSITIONS = 64u;
+// Dimensions of a query that are in local memory at once, and of a result that are summed at once. Longer heads take
+// more than one turn.
+const DIMS = 128u;
+// Fours of dimensions from one query to the next, and values from what all queries have of one to what they have of the next:
+// one more than there are, so that items beside each other read different banks.
+const QUERY = DIMS / 4u + 1u;
+const PITCH = QUERIES + 1u;
+
+var<workgroup> query: array<vec4<f32>, QUERIES * QUERY>;
+// Of each position and query.
+var<workgroup> weights: array<f32, POSITIONS * PITCH>;
+// Of each query and four positions.
+var<workgroup> shared_by: array<f32, QUERIES * PITCH>;
+var<workgroup> corrections: array<f32, QUERIES>;
+
+// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
+struct Query {
+    row: u32,
+    head: u32,
+    seen: u32,
+}
+
+// Rows of one sequence, all of whose positions exist: the first row, how many queries they have, the last position that any
+// sees, the table, and the group's kv head.
+struct Run {
+    row: u32,
+    queries: u32,
+    last: u32,
+    table: u32,
+    kv_head: u32,
+}
+
+// Query `i` of a run: row after row, each with its heads.
+fn query_of(run: Run, i: u32) -> Query {
+    let sharing = constants.heads / constants.kv_heads;
+    let at = min(i, run.queries - 1u);
+    let row = run.row + at / sharing;
+    return Query(row, run.kv_head * sharing + at % sharing, position_of(row) + 1u);
+}
+
+// Dimensions `d0` … of an item's query into local memory, zeros beyond its last; all items come here together.
+fn load_query(item: u32, mine: Query, d0: u32) {
+    workgroupBarrier(); // all have done with what was there
+    let begin = mine.row * constants.stride + mine.head * constants.head_dim;
+    for (var i = item % 16u; i < DIMS / 4u; i += 16u) {
+        var four = vec4(0.0);
+        for (var j = 0u; j < 4u; j++) {
+            let d = d0 + i * 4u + j;
+            if d < constants.head_dim { four[j] = q[begin + d]; }
+        }
+        query[item / 16u * QUERY + i] = four;
+    }
+    workgroupBarrier();
+}
+
+// What the dimensions in local memory of a query make of four positions, whose keys of these dimensions begin at `key`.
+fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
+    var sum = vec4(0.0);
+    for (var i = 0u; i < dims / 4u; i++) {
+        let factors = query[at + i];
+        let d = key + i * 16u;
+        sum += factors.x * widened(keys[d]) + factors.y * widened(keys[d + 4u]);
+        sum += factors.z * widened(keys[d + 8u]) + factors.w * widened(keys[d + 12u]);
+    }
+    for (var d = dims & ~3u; d < dims; d++) { sum += query[at + d / 4u][d % 4u] * widened(keys[key + d * 4u]); }
+    return sum;
+}
+
+// Attends with 16 queries, and to `DIMS` dimensions of the values.
+fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
+    let head_dim = constants.head_dim;
+    // As positions' and softmax's items: four positions of a step for one query. As values' items: four dimensions of two
+    // queries.
+    let quad = item % 16u;
+    let at = item / 16u;
+    let mine = query_of(run, first_query + at);
+    let dim = turn + item % 32u * 4u;
+    let pair = item / 32u * 2u;
+    let a = query_of(run, first_query + pair);
+    let b = query_of(run, first_query + pair + 1u);
+    let sums_values = first_query + pair < run.queries && dim < head_dim;
+    var acc_a = vec4(0.0);
+    var acc_b = vec4(0.0);
+    var sum = 0.0;
+    var largest = LOWEST;
+    for (var first = 0u; first <= run.last; first += POSITIONS) {
+        // Scores.
+        let position = first + quad * 4u;
+        var key = 0u;
+        if position <= run.last {
+            key = (start_of(params[run.table + position / 16u], run.kv_head) + position % 16u) / 4u;
+        }
+        var four = vec4(0.0);
+        for (var d0 = 0u; d0 < head_dim; d0 += DIMS) {
+            // Short heads stay where they are from step to step.
+            if first == 0u || head_dim > DIMS { load_query(item, mine, d0); }
+            if position <= run.last { four += scores(at * QUERY, key + d0 * 4u, min(DIMS, head_dim - d0)); }
+        }
+        // Softmax so far.
+        let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(mine.seen);
+        four = select(vec4(LOWEST), four * constants.scale, is_seen);
+        shared_by[at * PITCH + quad] = max(max(four.x, four.y), max(four.z, four.w));
+        workgroupBarrier();
+        let before = largest;
+        for (var i = 0u; i < 16u; i++) { largest = max(largest, shared_by[at * PITCH + i]); }
+        let correction = exp(before - largest);
+        four = select(vec4(0.0), exp(four - largest), is_seen);
+        sum = sum * correction + (four.x + four.y) + (four.z + four.w);
+        for (var i = 0u; i < 4u; i++) { weights[(quad * 4u + i) * PITCH + at] = four[i]; }
+        if quad == 0u { corrections[at] = correction; }
+        workgroupBarrier();
+        // Sums of values, of each query over what it sees.
+        if sums_values {
+            acc_a *= corrections[pair];
+            acc_b *= corrections[pair + 1u];
+            let stop = min(run.last + 1u, first + POSITIONS);
+            for (var p = first; p < stop; p++) {
+                let begin = start_of(params[run.table + p / 16u], run.kv_head) + p % 16u * head_dim + dim;
+                let value = widened(values_at(begin, head_dim - dim));
+                let weight = (p - first) * PITCH + pair;
+                if p < a.seen { acc_a += weights[weight] * value; }
+                if p < b.seen { acc_b += weights[weight + 1u] * value; }
+            }
+        }
+    }
+    // The sums of weights, then the result.
+    workgroupBarrier();
+    shared_by[at * PITCH + quad] = sum;
+    workgroupBarrier();
+    if sums_values {
+        var total = vec2(0.0);
+        for (var i = 0u; i < 16u; i++) {
+            total += vec2(shared_by[pair * PITCH + i], shared_by[(pair + 1u) * PITCH + i]);
+        }
+        put_result(a, dim, acc_a / total.x);
+        if first_query + pair + 1u < run.queries { put_result(b, dim, acc_b / total.y); }
+    }
+}
+
+fn put_result(query: Query, dim: u32, values: vec4<f32>) {
+    let to = (query.row * constants.heads + query.head) * constants.head_dim;
+    for (var i = 0u; i < 4u; i++) {
+        if dim + i < constants.head_dim { out[to + dim + i] = values[i]; }
+    }
+}
+
+@compute @workgroup_size(ITEMS)
+fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
+    let group = workgroup + constants.first_group;
+    let sharing = constants.heads / constants.kv_heads;
+    let tile = max(1u, QUERIES / sharing);
+    let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
+    for (var row = group.x * tile; row < end;) {
+        // A run of rows of one sequence; all that its rows see exists.
+        let sequence = sequence_of(row);
+        let exists = sequence < constants.sequences;
+        let table = table_of(select(0u, sequence, exists));
+        var wanted = 0u;
+        for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
+            wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));
+        }
+        let reached_blocks = reach(item, table, wanted);
+        var next = row;
+        var last = 0u;
+        while next < end && sequence_of(next) == sequence && position_of(next) / 16u < reached_blocks {
+            last = max(last, position_of(next));
+            next++;
+        }
+        if next == row {
+            let to = (row * constants.heads + group.y * sharing) * constants.head_dim;
+            for (var i = item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
+        }
+        let run = Run(row, (next - row) * sharing, last, table, group.y);
+        for (var first_query = 0u; first_query < run.queries; first_query += QUERIES) {
+            for (var turn = 0u; turn < constants.head_dim; turn += DIMS) { attend(item, run, first_query, turn); }
+        }
+        row = max(next, row + 1u);
+    }
+}

@@ -1,0 +1,145 @@
+//! Binary: an operation on pairs of values, each of which may be repeated along any dimension.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | a: f32, by strides |
+//! | 1 | b: f32, by strides |
+//! | 2 | out: f32, as many as the product of the sizes, written |
+//!
+//! Constants: [operation](Operation), 6 sizes, 6 strides of a, 6 of b, outermost first. Strides are in values; one of zero
+//! repeats. Fewer than 2^32 values.
+//!
+//! Arithmetic is IEEE's. The larger and the smaller are NaN where either is.
+
+use crate::abi::{IMPOSSIBLE, product};
+use crate::cases::{Build, Case, Content, Random};
+use crate::copy::padded;
+use crate::elements::{self, RANK};
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// An operation on two values. Its discriminant is the kernel's constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Operation {
+    /// a + b.
+    Add,
+    /// a − b.
+    Sub,
+    /// a · b.
+    Mul,
+    /// a / b.
+    Div,
+    /// The larger.
+    Max,
+    /// The smaller.
+    Min,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Operation; 6] =
+        [Operation::Add, Operation::Sub, Operation::Mul, Operation::Div, Operation::Max, Operation::Min];
+
+    /// The operation in f64.
+    pub fn of(self, a: f64, b: f64) -> f64 {
+        match self {
+            Operation::Add => a + b,
+            Operation::Sub => a - b,
+            Operation::Mul => a * b,
+            Operation::Div => a / b,
+            Operation::Max | Operation::Min if a.is_nan() || b.is_nan() => f64::NAN,
+            Operation::Max => a.max(b),
+            Operation::Min => a.min(b),
+        }
+    }
+}
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "binary",
+    bindings: &[Access::Read, Access::Read, Access::Write],
+    constants: 1 + 3 * RANK,
+    extents: |constants, extents| {
+        let [operation, shape @ ..] = constants else { return };
+        if *operation as usize >= Operation::ALL.len() {
+            extents.fill(IMPOSSIBLE);
+            return;
+        }
+        let (sizes, strides) = shape.split_at(RANK);
+        let (a, b) = strides.split_at(RANK);
+        let bytes = |count| elements::bytes(0, count);
+        let [a, b] = [a, b].map(|strides| bytes(elements::span(sizes, strides)));
+        extents.copy_from_slice(&[a, b, bytes(product(sizes))]);
+    },
+};
+
+/// An item a value.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    elements::grid(product(&constants[1..1 + RANK]) as u32)
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let shapes: [(_, &[u32], &[u32], &[u32]); 7] = [
+        (Operation::Add, &[1], &[1], &[1]),
+        (Operation::Sub, &[1009], &[1], &[0]),
+        (Operation::Mul, &[37, 41], &[41, 1], &[0, 1]),
+        (Operation::Div, &[37, 41], &[0, 1], &[1, 0]),
+        (Operation::Max, &[3, 5, 7, 11], &[385, 77, 11, 1], &[0, 11, 0, 1]),
+        (Operation::Min, &[5, 3, 2, 2, 3, 4], &[0, 24, 12, 0, 4, 1], &[36, 12, 0, 6, 2, 0]),
+        (Operation::Mul, &[65, 65], &[65, 1], &[1, 65]),
+    ];
+    let mut out: Vec<Case> =
+        shapes.map(|(operation, sizes, a, b)| case(&mut random, operation, sizes, a, b)).into();
+    out.extend(Operation::ALL.map(edges));
+    out
+}
+
+/// Up to six dimensions, along some of which either is repeated.
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let operation = Operation::ALL[random.below(Operation::ALL.len())];
+    let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
+    let mut strides = || {
+        let mut stride = 1;
+        let mut out = vec![0; sizes.len()];
+        for (out, size) in out.iter_mut().zip(&sizes).rev().filter(|_| random.below(4) > 0) {
+            *out = stride;
+            stride *= size;
+        }
+        out
+    };
+    let (a, b) = (strides(), strides());
+    case(random, operation, &sizes, &a, &b)
+}
+
+fn constants(operation: Operation, sizes: &[u32], a: &[u32], b: &[u32]) -> Vec<usize> {
+    let shape = padded(sizes, 1).chain(padded(a, 0)).chain(padded(b, 0));
+    std::iter::once(operation as usize).chain(shape).collect()
+}
+
+fn case(random: &mut Random, operation: Operation, sizes: &[u32], a: &[u32], b: &[u32]) -> Case {
+    let [x, mut y] = [a, b].map(|strides| random.floats(elements::span(sizes, strides) as usize, 3.0));
+    if operation == Operation::Div {
+        y.iter_mut().for_each(|y| *y += y.signum());
+    }
+    let count = sizes.iter().product::<u32>() as usize;
+    let value = |values: &[f32], strides, i| f64::from(values[elements::place(i, sizes, strides)]);
+    let wanted = (0..count).map(|i| Some(operation.of(value(&x, a, i), value(&y, b, i)))).collect();
+    let label = format!("{operation:?}, {sizes:?} by {a:?} and {b:?}");
+    let case = Build::new(Kernel::Binary, label, &constants(operation, sizes, a, b)).floats(&x).floats(&y);
+    case.poison(count * 4).expect_f32(2, wanted)
+}
+
+/// Every pair of some values whose results are floats, or NaN.
+fn edges(operation: Operation) -> Case {
+    let values = [0.0, -0.0, 1.0, -2.0, 4.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    let pairs = values.iter().flat_map(|a| values.map(|b| (f64::from(*a), f64::from(b))));
+    // A denominator of zero gives what its device makes of it: languages leave that open.
+    let is_open = |b: f64| operation == Operation::Div && b == 0.0;
+    let wanted = pairs.map(|(a, b)| if is_open(b) { None } else { Some(operation.of(a, b)) }).collect();
+    let constants = constants(operation, &[8, 8], &[1, 0], &[0, 1]);
+    let case = Build::new(Kernel::Binary, format!("{operation:?} of what is special"), &constants);
+    let case = case.floats(&values).floats(&values).floats(&[7.0; 64]);
+    case.expect(2, Content::SomeSame(wanted)).done()
+}

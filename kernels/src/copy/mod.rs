@@ -1,0 +1,126 @@
+//! Copy: elements by strides, from one type to another. A cast, a transposition, a slice and a broadcast are all of this
+//! form.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | x: elements of `from`, of which the walk meets some |
+//! | 1 | out: elements of `to`, as many as the product of the sizes, written |
+//!
+//! Constants: from, to (the [numbers](crate::elements::number) of their types), first, 6 sizes, 6 strides, outermost first. The
+//! walk starts at element `first` of x; strides are in elements, and may be zero. Fewer than 2^32 elements.
+//!
+//! Elements round to nearest, ties to even; what is too large becomes infinite, NaN stays NaN. Within a type bits are
+//! copied. See [`crate::elements`] for odd numbers of 16-bit elements.
+
+use crate::abi::product;
+use crate::cases::{Build, Case, Content, Random};
+use crate::elements::{self, RANK, in_a_word};
+use crate::kernel::{ElementType, Kernel};
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "copy_elements",
+    bindings: &[Access::Read, Access::Write],
+    constants: 3 + 2 * RANK,
+    extents: |constants, extents| {
+        let [from, to, first, shape @ ..] = constants else { return };
+        let (sizes, strides) = shape.split_at(RANK);
+        let met = match elements::span(sizes, strides) {
+            0 => 0,
+            span => span.saturating_add(u64::from(*first)),
+        };
+        extents.copy_from_slice(&[elements::bytes(*from, met), elements::bytes(*to, product(sizes))]);
+    },
+};
+
+/// An item for each word of the output.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    let count = product(&constants[3..3 + RANK]);
+    elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
+}
+
+/// Elements of any kind: values of every size, and bits of which many are subnormal, infinite or NaN.
+pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize) -> Vec<u32> {
+    let bits = |i: usize| {
+        let value = random.float(1.0) * 10_f32.powi(random.below(14) as i32 - 8);
+        let any = (random.below(1 << 16) << 16 | random.below(1 << 16)) as u32;
+        match (of, i % 3) {
+            (ElementType::F32, 0) => any,
+            (_, 0) => any & 0xffff,
+            _ => elements::convert(0, elements::number(of), value.to_bits()),
+        }
+    };
+    (0..count).map(bits).collect()
+}
+
+/// Sizes or strides, after as many others as are missing.
+pub(crate) fn padded(values: &[u32], front: u32) -> impl Iterator<Item = usize> {
+    let missing = RANK - values.len();
+    std::iter::repeat_n(front, missing).chain(values.iter().copied()).map(|v| v as usize)
+}
+
+/// Words, each of them another one than is wanted.
+pub(crate) fn poison(wanted: &[u32]) -> Vec<u32> {
+    wanted.iter().map(|word| !word).collect()
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    use ElementType::{BF16, F16, F32};
+    let mut random = Random::new(seed);
+    let shapes: [(_, _, u32, &[u32], &[u32]); 12] = [
+        (F32, F32, 0, &[1], &[1]),
+        (F32, F16, 0, &[1009], &[1]),
+        (F32, BF16, 3, &[1000], &[1]),
+        (F16, F32, 1, &[513], &[1]),
+        (BF16, F32, 0, &[257], &[1]),
+        (F16, BF16, 0, &[300], &[1]),
+        (BF16, F16, 0, &[301], &[1]),
+        (F16, F16, 0, &[31, 37], &[1, 31]),
+        (BF16, BF16, 5, &[3, 1, 5], &[20, 9, 3]),
+        (F32, F32, 7, &[65, 33], &[1, 66]),
+        (F32, F32, 0, &[3, 5, 7, 2], &[7, 0, 1, 21]),
+        (F32, F16, 2, &[2, 3, 1, 5, 3, 7], &[1, 2, 0, 6, 30, 90]),
+    ];
+    shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
+}
+
+/// Up to six dimensions in some order, some of them repeated.
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let mut element = || ElementType::ALL[random.below(3)];
+    let (from, to) = (element(), element());
+    let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(9) as u32).collect();
+    let (mut strides, mut stride) = (vec![0; sizes.len()], 1);
+    for dimension in random.shuffled(sizes.len()) {
+        let dimension = dimension as usize;
+        if random.below(5) > 0 {
+            strides[dimension] = stride;
+            stride *= sizes[dimension] + random.below(2) as u32;
+        }
+    }
+    let first = random.below(4) as u32;
+    case(random, from, to, first, &sizes, &strides)
+}
+
+fn case(
+    random: &mut Random,
+    from: ElementType,
+    to: ElementType,
+    first: u32,
+    sizes: &[u32],
+    strides: &[u32],
+) -> Case {
+    let span = elements::span(sizes, strides) as usize + first as usize;
+    let x = random_elements(random, from, span);
+    let count = sizes.iter().product::<u32>() as usize;
+    let [from_number, to_number] = [from, to].map(elements::number);
+    let walk = (0..count).map(|i| first as usize + elements::place(i, sizes, strides));
+    let wanted: Vec<u32> = walk.map(|at| elements::convert(from_number, to_number, x[at])).collect();
+    let wanted = elements::pack(to_number, &wanted);
+    let mut constants = vec![from_number as usize, to_number as usize, first as usize];
+    constants.extend(padded(sizes, 1).chain(padded(strides, 0)));
+    let label = format!("{from} to {to}, {sizes:?} by {strides:?} from {first} on");
+    let case = Build::new(Kernel::Copy, label, &constants).words(&elements::pack(from_number, &x));
+    let content = Content::Words(wanted.iter().copied().map(Some).collect());
+    case.words(&poison(&wanted)).expect(1, content).done()
+}

@@ -1,0 +1,140 @@
+//! Elements of the general operators: f32, f16 and bf16 in whole words, and the walk over strides.
+//!
+//! An element's type travels as a number: 0 for f32, 1 for f16, 2 for bf16. 16-bit elements lie two in a word, the first in the low
+//! half; where their number is odd, zero stands beside the last.
+
+use crate::abi::{IMPOSSIBLE, product};
+use crate::kernel::ElementType;
+use half::{bf16, f16};
+
+/// The most dimensions that kernels walk over. Fewer are filled up with dimensions of size 1 in front.
+pub const RANK: usize = 6;
+
+/// Work items of a group, each of which writes a word.
+pub(crate) const ITEMS: u32 = 256;
+
+/// One group for each [`ITEMS`] words.
+pub(crate) fn grid(words: u32) -> [u32; 3] {
+    [words.div_ceil(ITEMS), 1, 1]
+}
+
+/// The number by which kernels know a type.
+pub fn number(element: ElementType) -> u32 {
+    match element {
+        ElementType::F32 => 0,
+        ElementType::F16 => 1,
+        ElementType::BF16 => 2,
+    }
+}
+
+/// How many elements of the type with this number a word holds, if there is one.
+pub(crate) fn in_a_word(number: u32) -> Option<u32> {
+    match number {
+        0 => Some(1),
+        1 | 2 => Some(2),
+        _ => None,
+    }
+}
+
+/// Bytes of `count` elements, of which there are fewer than 2^32.
+pub(crate) fn bytes(number: u32, count: u64) -> u64 {
+    match in_a_word(number) {
+        Some(in_a_word) if count <= u64::from(u32::MAX) => count.div_ceil(u64::from(in_a_word)) * 4,
+        _ => IMPOSSIBLE,
+    }
+}
+
+/// Elements from the first to the last that a walk meets.
+pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
+    if sizes.contains(&0) {
+        return 0;
+    }
+    let steps = sizes.iter().zip(strides).map(|(size, stride)| product(&[size - 1, *stride]));
+    steps.fold(1, u64::saturating_add)
+}
+
+/// The element that a walk over these sizes meets at `i`, which is below their product.
+#[inline(always)]
+pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
+    let mut at = 0;
+    for (size, stride) in sizes.iter().zip(strides).rev() {
+        at += i % *size as usize * *stride as usize;
+        i /= *size as usize;
+    }
+    at
+}
+
+/// Element `i`, as its bits.
+#[inline(always)]
+pub(crate) fn element(words: &[u32], number: u32, i: usize) -> u32 {
+    if number == 0 { words[i] } else { words[i / 2] >> (i % 2 * 16) & 0xffff }
+}
+
+/// The bits of an element in another type: rounded to nearest, ties to even; what is too large becomes infinite, and NaN
+/// stays NaN. Within a type, the same bits.
+#[inline(always)]
+pub(crate) fn convert(from: u32, to: u32, bits: u32) -> u32 {
+    if from == to {
+        return bits;
+    }
+    let value = match from {
+        0 => f32::from_bits(bits),
+        1 => f16::from_bits(bits as u16).to_f32(),
+        _ => bf16::from_bits(bits as u16).to_f32(),
+    };
+    match to {
+        0 => value.to_bits(),
+        1 => f16::from_f32(value).to_bits().into(),
+        _ => bf16::from_f32(value).to_bits().into(),
+    }
+}
+
+/// Elements as words.
+pub(crate) fn pack(number: u32, bits: &[u32]) -> Vec<u32> {
+    match in_a_word(number) {
+        Some(2) => bits.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 16).collect(),
+        _ => bits.to_vec(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: u32 = 0;
+    const F16: u32 = 1;
+    const BF16: u32 = 2;
+
+    #[test]
+    fn conversions_round_to_even_and_keep_what_is_special() {
+        for (value, half, brain) in [
+            (1.0_f32, 0x3c00, 0x3f80),
+            (-0.0, 0x8000, 0x8000),
+            (65519.996, 0x7bff, 0x4780),
+            (65520.0, 0x7c00, 0x4780),
+            (f32::MAX, 0x7c00, 0x7f80),
+            (f32::NEG_INFINITY, 0xfc00, 0xff80),
+            (2.0_f32.powi(-25), 0, 0x3300),
+            (3.0 * 2.0_f32.powi(-25), 2, 0x33c0),
+            (1.0 + 2.0_f32.powi(-11), 0x3c00, 0x3f80),
+            (1.0 + 3.0 * 2.0_f32.powi(-8), 0x3c0c, 0x3f82),
+        ] {
+            assert_eq!(convert(F32, F16, value.to_bits()), half, "{value:e}");
+            assert_eq!(convert(F32, BF16, value.to_bits()), brain, "{value:e}");
+        }
+        for to in [F16, BF16] {
+            let nan = convert(F32, to, 0x7f80_0001);
+            assert!(f32::from_bits(convert(to, F32, nan)).is_nan());
+        }
+        assert_eq!(convert(F16, F32, 1), 2.0_f32.powi(-24).to_bits());
+        assert_eq!(convert(F32, F32, 0x7f80_0001), 0x7f80_0001);
+    }
+
+    #[test]
+    fn sizes_are_in_whole_words() {
+        assert_eq!([bytes(F32, 3), bytes(F16, 3), bytes(BF16, 0), bytes(3, 3)], [12, 8, 0, IMPOSSIBLE]);
+        assert_eq!(span(&[2, 3], &[0, 5]), 11);
+        assert_eq!(span(&[2, 0], &[7, 5]), 0);
+        assert_eq!([0, 1, 3, 5].map(|i| place(i, &[2, 3], &[1, 2])), [0, 2, 1, 5]);
+    }
+}

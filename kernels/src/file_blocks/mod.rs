@@ -1,0 +1,121 @@
+//! Blocks as files store them: their values, and values as blocks.
+//!
+//! Decoding:
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | blocks, one after the other |
+//! | 1 | out: f32, written |
+//!
+//! Encoding:
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | x: f32, finite |
+//! | 1 | out: blocks, one after the other, written |
+//!
+//! Constants of either: the number of the blocks' type in GGUF files, the number of blocks. Fewer than 2^32 values. Blocks of
+//! 18, 34 or 210 bytes follow each other without gaps and are reached by whole words; where they end within a word, zero
+//! is beside them.
+//!
+//! Both are defined by [`crate::blocks`]: blocks encoded elsewhere are, to 1e-4 of the values, as close to the values as those
+//! of [`quantise`](crate::blocks::quantise()).
+
+use crate::abi::{IMPOSSIBLE, product, words};
+use crate::blocks::{TensorType, dequantise};
+use crate::cases::{Build, Case, Content, Random};
+use crate::elements;
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+
+/// The types with blocks of many values.
+pub fn types() -> impl Iterator<Item = TensorType> {
+    TensorType::ALL.into_iter().filter(|tensor_type| tensor_type.block_values() > 1)
+}
+
+/// The type with this number, if it has blocks of many values.
+pub(crate) fn type_of(id: u32) -> Option<TensorType> {
+    TensorType::from_gguf_id(id).filter(|tensor_type| tensor_type.block_values() > 1)
+}
+
+/// The binary interface of decoding.
+pub static DECODE_ABI: EntryAbi = EntryAbi {
+    name: "decode_blocks",
+    bindings: &[Access::Read, Access::Write],
+    constants: 2,
+    extents: |constants, extents| extents.copy_from_slice(&sizes(constants)),
+};
+
+/// The binary interface of encoding.
+pub static ENCODE_ABI: EntryAbi = EntryAbi {
+    name: "encode_blocks",
+    bindings: &[Access::Read, Access::Write],
+    constants: 2,
+    extents: |constants, extents| {
+        let [blocks, values] = sizes(constants);
+        extents.copy_from_slice(&[values, blocks]);
+    },
+};
+
+/// Bytes of the blocks, in whole words, and of the values.
+fn sizes(constants: &[u32]) -> [u64; 2] {
+    let [id, blocks] = *constants else { return [IMPOSSIBLE; 2] };
+    let Some(tensor_type) = type_of(id) else { return [IMPOSSIBLE; 2] };
+    let values = tensor_type.block_values() as u32;
+    if blocks.checked_mul(values).is_none() {
+        return [IMPOSSIBLE; 2];
+    }
+    let bytes = product(&[blocks, tensor_type.block_bytes() as u32]);
+    [bytes.next_multiple_of(4), words(&[blocks, values])]
+}
+
+/// An item a value.
+pub(crate) fn decode_grid(constants: &[u32]) -> [u32; 3] {
+    let values = type_of(constants[0]).map_or(1, TensorType::block_values);
+    elements::grid(constants[1].saturating_mul(values as u32))
+}
+
+/// An item for two blocks, which are whole words.
+pub(crate) fn encode_grid(constants: &[u32]) -> [u32; 3] {
+    elements::grid(constants[1].div_ceil(2))
+}
+
+pub(crate) fn cases(kernel: Kernel, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let counts = [1, 3, 8, 17].into_iter().cycle();
+    types().zip(counts).map(|(tensor_type, blocks)| case(kernel, &mut random, tensor_type, blocks)).collect()
+}
+
+pub(crate) fn random_case(kernel: Kernel, random: &mut Random) -> Case {
+    let tensor_type = types().nth(random.below(types().count())).unwrap_or(TensorType::Q8_0);
+    let blocks = 1 + random.below(40);
+    case(kernel, random, tensor_type, blocks)
+}
+
+fn case(kernel: Kernel, random: &mut Random, tensor_type: TensorType, blocks: usize) -> Case {
+    let count = blocks * tensor_type.block_values();
+    let constants = [tensor_type.gguf_id() as usize, blocks];
+    let case = Build::new(kernel, format!("{blocks} blocks of {tensor_type}"), &constants);
+    if kernel == Kernel::DecodeBlocks {
+        let mut file = random.blocks(tensor_type, count);
+        let mut values = vec![0.0; count];
+        dequantise(tensor_type, &file, &mut values).expect("the blocks are whole");
+        file.resize(file.len().next_multiple_of(4), 0xff);
+        let wanted = values.into_iter().map(|x| Some(f64::from(x))).collect();
+        return case.bytes(file).poison(count * 4).expect_f32(1, wanted);
+    }
+    let mut values = random.floats(count, 2.0);
+    // Blocks whose values are all of one sign, all equal, or zero.
+    for (i, block) in values.chunks_exact_mut(32).enumerate() {
+        match i % 7 {
+            1 => block.iter_mut().for_each(|x| *x = x.abs() + 1.0),
+            2 => block.fill(-0.75),
+            4 => block.fill(0.0),
+            5 => block.iter_mut().skip(1).for_each(|x| *x *= 1e-3),
+            _ => {}
+        }
+    }
+    let bytes = (blocks * tensor_type.block_bytes()).next_multiple_of(4);
+    let case = case.floats(&values).poison(bytes);
+    case.expect(1, Content::Blocks { tensor_type, values }).done()
+}

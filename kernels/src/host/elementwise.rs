@@ -1,0 +1,250 @@
+//! The general operators that compute each value from few others. Groups write ranges that lie one after the other, so a
+//! call's groups are one range.
+
+use super::HostKernel;
+use super::isa::Isa;
+use crate::binary::{self, Operation};
+use crate::elements::{ITEMS, RANK, convert, element, in_a_word, place};
+use crate::kernel::Kernel;
+use crate::unary::{self, Function};
+use crate::{copy, gather_rows, rope};
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// What the items of these groups write, of `count` things.
+#[inline(always)]
+fn items(groups: Range<u32>, count: usize) -> Range<usize> {
+    let item = |group: u32| (group as usize * ITEMS as usize).min(count);
+    item(groups.start)..item(groups.end)
+}
+
+/// Writes words of binding `binding`, each of one or two elements.
+///
+/// # Safety
+/// As for [`HostCall::write`].
+#[inline(always)]
+unsafe fn write_elements(
+    call: &HostCall<'_>,
+    binding: usize,
+    groups: Range<u32>,
+    (to, count): (u32, usize),
+    bits: impl Fn(usize) -> u32,
+) {
+    let in_word = in_a_word(to).unwrap_or(1) as usize;
+    let words = items(groups, count.div_ceil(in_word));
+    // SAFETY: each group writes its own words.
+    let out = unsafe { call.write::<u32>(binding, words.clone()) };
+    for (out, word) in out.iter_mut().zip(words) {
+        let of_word = (0..in_word).filter(|i| word * in_word + i < count);
+        *out = of_word.fold(0, |both, i| both | bits(word * in_word + i) << (16 * i));
+    }
+}
+
+/// Elements by strides.
+pub(crate) struct Copy;
+
+impl HostKernel for Copy {
+    const KERNEL: Kernel = Kernel::Copy;
+
+    fn abi() -> &'static EntryAbi {
+        &copy::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        copy::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[from, to, first, ref shape @ ..] = call.constants else { return };
+        let (sizes, strides) = shape.split_at(RANK);
+        let count = sizes.iter().map(|size| *size as usize).product();
+        // SAFETY: nobody writes this; any bits are words.
+        let x = unsafe { call.read::<u32>(0) };
+        let is_contiguous = sizes[..RANK - 1].iter().all(|size| *size == 1) && strides[RANK - 1] == 1;
+        let bits = |i| {
+            let at = if is_contiguous { i } else { place(i, sizes, strides) };
+            convert(from, to, element(x, from, first as usize + at))
+        };
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(call, 1, groups, (to, count), bits) };
+    }
+}
+
+/// Rows of a table.
+pub(crate) struct GatherRows;
+
+impl HostKernel for GatherRows {
+    const KERNEL: Kernel = Kernel::GatherRows;
+
+    fn abi() -> &'static EntryAbi {
+        &gather_rows::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        gather_rows::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[from, to, rows, table_rows, width] = call.constants else { return };
+        // SAFETY: nobody writes these; any bits are words.
+        let (indices, table) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
+        let width = width as usize;
+        let bits = |i: usize| match indices[i / width] {
+            index if index < table_rows => {
+                convert(from, to, element(table, from, index as usize * width + i % width))
+            }
+            _ => 0,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(call, 2, groups, (to, rows as usize * width), bits) };
+    }
+}
+
+/// Φ: Abramowitz and Stegun, 7.1.26.
+#[inline(always)]
+fn normal(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let coefficients = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+    let series = coefficients.into_iter().fold(0.0, |sum, c| sum * t + c) * t;
+    let tail = 0.5 * series * (-z * z).exp();
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// A function in f32.
+fn function_of(function: Function) -> fn(f32) -> f32 {
+    fn positive(x: f32) -> f32 {
+        if x < 0.0 { 0.0 } else { x }
+    }
+    /// x · factor(x), whose limit at −∞ is zero.
+    #[inline(always)]
+    fn gated(x: f32, factor: impl Fn(f32) -> f32) -> f32 {
+        if x < -200.0 { -0.0 } else { x * factor(x) }
+    }
+    match function {
+        Function::Relu => positive,
+        Function::SquaredRelu => |x| positive(x) * positive(x),
+        Function::Sigmoid => |x| 1.0 / (1.0 + (-x).exp()),
+        Function::Tanh => f32::tanh,
+        Function::Exp => f32::exp,
+        Function::Log => f32::ln,
+        Function::Sqrt => f32::sqrt,
+        Function::Abs => f32::abs,
+        Function::Neg => |x| -x,
+        Function::Silu => |x| gated(x, |x| 1.0 / (1.0 + (-x).exp())),
+        Function::Gelu => |x| gated(x, normal),
+        Function::GeluTanh => {
+            |x| gated(x, |x| 0.5 + 0.5 * (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
+        }
+    }
+}
+
+/// A function of each value.
+pub(crate) struct Unary;
+
+impl HostKernel for Unary {
+    const KERNEL: Kernel = Kernel::Unary;
+
+    fn abi() -> &'static EntryAbi {
+        &unary::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        unary::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[function, count] = call.constants else { return };
+        let Some(function) = Function::ALL.get(function as usize) else { return };
+        let (function, range) = (function_of(*function), items(groups, count as usize));
+        // SAFETY: nobody writes x, each group its own part of out; any bits are floats.
+        let (x, out) = unsafe { (call.read::<f32>(0), call.write::<f32>(1, range.clone())) };
+        out.iter_mut().zip(&x[range]).for_each(|(out, x)| *out = function(*x));
+    }
+}
+
+/// An operation in f32.
+fn operation_of(operation: Operation) -> fn(f32, f32) -> f32 {
+    match operation {
+        Operation::Add => |a, b| a + b,
+        Operation::Sub => |a, b| a - b,
+        Operation::Mul => |a, b| a * b,
+        Operation::Div => |a, b| a / b,
+        Operation::Max => |a, b| if a > b || a.is_nan() { a } else { b },
+        Operation::Min => |a, b| if a < b || a.is_nan() { a } else { b },
+    }
+}
+
+/// An operation on pairs of values.
+pub(crate) struct Binary;
+
+impl HostKernel for Binary {
+    const KERNEL: Kernel = Kernel::Binary;
+
+    fn abi() -> &'static EntryAbi {
+        &binary::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        binary::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[operation, ref shape @ ..] = call.constants else { return };
+        let Some(operation) = Operation::ALL.get(operation as usize) else { return };
+        let (sizes, strides) = shape.split_at(RANK);
+        let (strides_a, strides_b) = strides.split_at(RANK);
+        let count = sizes.iter().map(|size| *size as usize).product();
+        let (operation, range) = (operation_of(*operation), items(groups, count));
+        // SAFETY: nobody writes a and b, each group its own part of out; any bits are floats.
+        let (a, b, out) =
+            unsafe { (call.read::<f32>(0), call.read::<f32>(1), call.write::<f32>(2, range.clone())) };
+        for (out, i) in out.iter_mut().zip(range) {
+            *out = operation(a[place(i, sizes, strides_a)], b[place(i, sizes, strides_b)]);
+        }
+    }
+}
+
+/// Rotary position embedding.
+pub(crate) struct Rope;
+
+impl HostKernel for Rope {
+    const KERNEL: Kernel = Kernel::Rope;
+
+    fn abi() -> &'static EntryAbi {
+        &rope::ABI
+    }
+    /// A group takes whole rows: items would write apart in a head.
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        if constants[1] == 0 || constants[2] == 0 { [0; 3] } else { [constants[0], 1, 1] }
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[_, heads, head_dim, rope_dims, pairing] = call.constants else { return };
+        let (head_dim, pairs) = (head_dim as usize, rope_dims as usize / 2);
+        let width = heads as usize * head_dim;
+        // SAFETY: nobody writes these; any bits are values of these types.
+        let (positions, turns, x) =
+            unsafe { (call.read::<u32>(0), call.read::<[u32; 2]>(1), call.read::<f32>(2)) };
+        for row in groups.start as usize..groups.end as usize {
+            // SAFETY: each group writes its own row.
+            let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
+            out.copy_from_slice(&x[row * width..][..width]);
+            for (i, turn) in turns.iter().enumerate().take(pairs) {
+                let (sin, cos) = rope::sin_cos(rope::angle(positions[row], *turn));
+                let (a, b) = if pairing == rope::INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
+                for head in out.chunks_exact_mut(head_dim) {
+                    (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_end_with_what_there_is() {
+        assert_eq!(items(0..2, 300), 0..300);
+        assert_eq!(items(1..2, 1000), 256..512);
+        assert_eq!(crate::elements::grid(257), [2, 1, 1]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Blocks as files store them: the definitions themselves, block by block.
+
+use super::HostKernel;
+use super::isa::Isa;
+use crate::blocks::{dequantise, quantise};
+use crate::elements::ITEMS;
+use crate::file_blocks::{self, type_of};
+use crate::kernel::Kernel;
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// Blocks that these groups take of `count`, where each takes two an item.
+#[inline(always)]
+fn blocks(groups: Range<u32>, count: u32) -> Range<usize> {
+    let block = |group: u32| (u64::from(group) * u64::from(2 * ITEMS)).min(count.into()) as usize;
+    block(groups.start)..block(groups.end)
+}
+
+/// Values of blocks.
+pub(crate) struct DecodeBlocks;
+
+impl HostKernel for DecodeBlocks {
+    const KERNEL: Kernel = Kernel::DecodeBlocks;
+
+    fn abi() -> &'static EntryAbi {
+        &file_blocks::DECODE_ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        file_blocks::encode_grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[id, count] = call.constants else { return };
+        let Some(tensor_type) = type_of(id) else { return };
+        let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
+        let range = blocks(groups, count);
+        // SAFETY: nobody writes the blocks, each group its own values; any bits are values of these types.
+        let (file, out) =
+            unsafe { (call.read::<u8>(0), call.write::<f32>(1, range.start * values..range.end * values)) };
+        // Sizes agree: the range is whole blocks of either.
+        let _ = dequantise(tensor_type, &file[range.start * bytes..range.end * bytes], out);
+    }
+}
+
+/// Values as blocks.
+pub(crate) struct EncodeBlocks;
+
+impl HostKernel for EncodeBlocks {
+    const KERNEL: Kernel = Kernel::EncodeBlocks;
+
+    fn abi() -> &'static EntryAbi {
+        &file_blocks::ENCODE_ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        file_blocks::encode_grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[id, count] = call.constants else { return };
+        let Some(tensor_type) = type_of(id) else { return };
+        let (values, bytes) = (tensor_type.block_values(), tensor_type.block_bytes());
+        let range = blocks(groups, count);
+        let end = (range.end * bytes).next_multiple_of(4);
+        // SAFETY: nobody writes x, each group its own words of the blocks: all but the last end with one.
+        let (x, out) = unsafe { (call.read::<f32>(0), call.write::<u8>(1, range.start * bytes..end)) };
+        let (out, rest) = out.split_at_mut(range.len() * bytes);
+        // Sizes agree: the range is whole blocks of either.
+        let _ = quantise(tensor_type, &x[range.start * values..range.end * values], out);
+        rest.fill(0);
+    }
+}

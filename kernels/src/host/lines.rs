@@ -1,0 +1,172 @@
+//! The general operators that work along an axis.
+
+use super::HostKernel;
+use super::isa::Isa;
+use crate::elements::ITEMS;
+use crate::kernel::Kernel;
+use crate::reduce::{self, Reduction, columns};
+use crate::{layer_norm, softmax_axis};
+use ragtag_hal::{EntryAbi, HostCall};
+use std::ops::Range;
+
+/// The most columns of a group.
+const MOST: usize = ITEMS as usize;
+
+/// A group's part of `[outer, axis, inner]`.
+struct Part {
+    axis: usize,
+    inner: usize,
+    /// The first value of the first column.
+    start: usize,
+    /// The place of the first column in `[outer, inner]`.
+    line: usize,
+    columns: usize,
+}
+
+impl Part {
+    #[inline(always)]
+    fn new([outer, axis, inner]: [u32; 3], group: u32) -> Self {
+        let column = group / outer * columns(inner);
+        let columns = columns(inner).min(inner - column) as usize;
+        let [outer, axis, inner, column] = [group % outer, axis, inner, column].map(|n| n as usize);
+        Self { axis, inner, start: outer * axis * inner + column, line: outer * inner + column, columns }
+    }
+
+    /// The places of the columns' values, step after step along the axis.
+    #[inline(always)]
+    fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<'_> {
+        (0..self.axis).map(|i| self.start + i * self.inner..self.start + i * self.inner + self.columns)
+    }
+
+    /// Brings the values of each column together.
+    #[inline(always)]
+    fn fold(&self, x: &[f32], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
+        let mut out = [first; MOST];
+        for row in self.rows() {
+            for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
+                *out = step(column, *out, *x);
+            }
+        }
+        out
+    }
+}
+
+/// The larger, or NaN.
+#[inline(always)]
+fn larger(a: f64, b: f32) -> f64 {
+    let b = f64::from(b);
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The smaller, or NaN.
+#[inline(always)]
+fn smaller(a: f64, b: f32) -> f64 {
+    let b = f64::from(b);
+    if a < b || a.is_nan() { a } else { b }
+}
+
+/// One value for each line.
+pub(crate) struct Reduce;
+
+impl HostKernel for Reduce {
+    const KERNEL: Kernel = Kernel::Reduce;
+
+    fn abi() -> &'static EntryAbi {
+        &reduce::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        reduce::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[reduction, outer, axis, inner] = call.constants else { return };
+        let Some(reduction) = Reduction::ALL.get(reduction as usize) else { return };
+        // SAFETY: nobody writes this; any bits are floats.
+        let x = unsafe { call.read::<f32>(0) };
+        for group in groups {
+            let part = Part::new([outer, axis, inner], group);
+            let values = match reduction {
+                Reduction::Sum => part.fold(x, 0.0, |_, sum, x| sum + f64::from(x)),
+                Reduction::Mean => {
+                    part.fold(x, 0.0, |_, sum, x| sum + f64::from(x)).map(|sum| sum / f64::from(axis))
+                }
+                Reduction::Max => part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)),
+                Reduction::Min => part.fold(x, f64::INFINITY, |_, a, b| smaller(a, b)),
+            };
+            // SAFETY: each group writes its own columns.
+            let out = unsafe { call.write::<f32>(1, part.line..part.line + part.columns) };
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value as f32);
+        }
+    }
+}
+
+/// Probabilities along an axis.
+pub(crate) struct SoftmaxAxis;
+
+impl HostKernel for SoftmaxAxis {
+    const KERNEL: Kernel = Kernel::SoftmaxAxis;
+
+    fn abi() -> &'static EntryAbi {
+        &softmax_axis::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        softmax_axis::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[outer, axis, inner] = call.constants else { return };
+        // SAFETY: nobody writes this; any bits are floats.
+        let x = unsafe { call.read::<f32>(0) };
+        for group in groups {
+            let part = Part::new([outer, axis, inner], group);
+            let largest =
+                part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)).map(|largest| match largest {
+                    f64::INFINITY => f32::NAN,
+                    f64::NEG_INFINITY => 0.0, // nothing is allowed: all become zero
+                    largest => largest as f32,
+                });
+            let weight = |column: usize, x: f32| (x - largest[column]).exp();
+            let sums = part.fold(x, 0.0, |column, sum, x| sum + f64::from(weight(column, x)));
+            for row in part.rows() {
+                // SAFETY: each group writes its own columns.
+                let out = unsafe { call.write::<f32>(1, row.clone()) };
+                for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
+                    let sum = sums[column] as f32;
+                    *out = if sum == 0.0 { 0.0 } else { weight(column, *x) / sum };
+                }
+            }
+        }
+    }
+}
+
+/// Layer norm of rows.
+pub(crate) struct LayerNorm;
+
+impl HostKernel for LayerNorm {
+    const KERNEL: Kernel = Kernel::LayerNorm;
+
+    fn abi() -> &'static EntryAbi {
+        &layer_norm::ABI
+    }
+    fn grid(constants: &[u32]) -> [u32; 3] {
+        layer_norm::grid(constants)
+    }
+    #[inline(always)]
+    unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
+        let &[_, width, _] = call.constants else { return };
+        let (width, epsilon) = (width as usize, f64::from(call.float(2)));
+        // SAFETY: nobody writes these; any bits are floats.
+        let [x, weight, bias] = [0, 1, 2].map(|binding| unsafe { call.read::<f32>(binding) });
+        for row in groups.start as usize..groups.end as usize {
+            let x = &x[row * width..][..width];
+            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
+            let squares = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>();
+            let scale = 1.0 / (squares / width as f64 + epsilon).sqrt();
+            // SAFETY: each group writes its own row.
+            let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
+            for (out, (x, (w, b))) in out.iter_mut().zip(x.iter().zip(weight.iter().zip(bias))) {
+                *out = ((f64::from(*x) - mean) * scale) as f32 * w + b;
+            }
+        }
+    }
+}

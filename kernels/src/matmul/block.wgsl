@@ -1,0 +1,21 @@
+// A block of 32 columns of four rows of quantised weights, as the products for few rows of x load it.
+
+// Fours of rows of a group.
+const PARTS: u32 = 4u;
+
+struct Block {
+    pairs: array<Pair, 4>,
+    scales: Scales,
+}
+
+fn load_block(group: u32, blocks: u32, block: u32, part: u32) -> Block {
+    return Block(
+        array<Pair, 4>(
+            pair_words(group, blocks, block, 0u, part),
+            pair_words(group, blocks, block, 1u, part),
+            pair_words(group, blocks, block, 2u, part),
+            pair_words(group, blocks, block, 3u, part)
+        ),
+        block_scales(group, blocks, block, part)
+    );
+}

@@ -1,0 +1,46 @@
+// Sums of a group's rows of weights that lie row by row times M rows of f32: an item takes 16 bytes of each of four rows at a
+// time. Where fewer rows of x are left, the last one stands for the others.
+
+const PARTS: u32 = 2u;
+
+@group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
+
+fn factors_at(at: u32) -> Factors {
+    if LANES == 4u { return Factors(x[at], vec4<f32>()); }
+    return Factors(x[at], x[at + 1u]);
+}
+
+// A vector of each of four rows.
+fn four_rows(at: u32, pitch: u32) -> array<vec4<u32>, 4> {
+    return array<vec4<u32>, 4>(weights[at], weights[at + pitch], weights[at + 2u * pitch], weights[at + 3u * pitch]);
+}
+
+// Adds their products with x.
+fn add_vectors(vectors: array<vec4<u32>, 4>, factors: Factors, sums: vec4<f32>) -> vec4<f32> {
+    return sums + vec4<f32>(
+        dot_values(vectors[0], factors),
+        dot_values(vectors[1], factors),
+        dot_values(vectors[2], factors),
+        dot_values(vectors[3], factors)
+    );
+}
+
+fn row_sums(group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32>, M> {
+    let pitch = pitch_vectors(constants.k);
+    let first = (group * PARTS + item % PARTS) * 4u * pitch;
+    let vectors = constants.k / LANES;
+    let step = ITEMS / PARTS;
+    var sums: array<vec4<f32>, M>;
+    let row$m = (start + min($mu, left - 1u)) * (constants.k / 4u);
+    var at = item / PARTS;
+    // The loads of BATCH vectors of each row are under way together: what hides the memory's latency.
+    for (; at + (BATCH - 1u) * step < vectors; at += BATCH * step) {
+        let batch$b = four_rows(first + at + $bu * step, pitch);
+        sums[$m] = add_vectors(batch$b, factors_at(row$m + (at + $bu * step) * (LANES / 4u)), sums[$m]);
+    }
+    for (; at < vectors; at += step) {
+        let last = four_rows(first + at, pitch);
+        sums[$m] = add_vectors(last, factors_at(row$m + at * (LANES / 4u)), sums[$m]);
+    }
+    return sums;
+}

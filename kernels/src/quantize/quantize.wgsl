@@ -1,0 +1,23 @@
+// f32 into int8 or f16 activations: groups take parts of a row, an item four columns.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    word: u32,
+    width: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> out: array<u32>;
+
+@compute @workgroup_size(ITEMS)
+fn quantize(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
+    let group = workgroup + constants.first_group;
+    if group.x >= count(constants.word, constants.rows) { return; }
+    let width = constants.width;
+    let column = (group.y * ITEMS + item) * 4u;
+    var values = vec4(0.0);
+    if column < width { values = x[(group.x * width + column) / 4u]; }
+    put(item, values, group.x, column, width);
+}

@@ -1,0 +1,146 @@
+//! Rope: the rotary position embedding of heads.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | positions: u32 `[rows]` |
+//! | 1 | turns: u32 `[rope dimensions / 2, 2]`, see [`turn`] |
+//! | 2 | x: f32 `[rows, heads, head dimension]` |
+//! | 3 | out: f32 of the same shape, written |
+//!
+//! Constants: rows, heads, head dimension, rope dimensions, pairing. Fewer than 2^32 values.
+//!
+//! Pair i of each head turns by its row's position times turn i. Pairing [`INTERLEAVED`] pairs values 2i and 2i + 1,
+//! [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even number, at most the head
+//! dimension) are copied.
+//!
+//! Angles are integers, so that they are as exact at large positions as at small ones and the same on every device: what a
+//! turn is more than whole, in 2^64ths. Sines and cosines are series of their own, for languages promise little of theirs.
+
+use crate::abi::{IMPOSSIBLE, product, words};
+use crate::cases::{Build, Case, Content, Random};
+use crate::elements;
+use crate::kernel::Kernel;
+pub use crate::rope_append::{HALVES, INTERLEAVED};
+use ragtag_hal::{Access, EntryAbi};
+use std::f64::consts::TAU;
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "rope",
+    bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
+    constants: 5,
+    extents: |constants, extents| {
+        let [rows, heads, head_dim, rope_dims, pairing] = *constants else { return };
+        let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2) && pairing <= HALVES;
+        let x = product(&[rows, heads, head_dim]);
+        let x = if turns { elements::bytes(0, x) } else { IMPOSSIBLE };
+        extents.copy_from_slice(&[words(&[rows]), words(&[rope_dims]), x, x]);
+    },
+};
+
+/// An item for each pair, and for each value beyond the pairs.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    let [rows, heads, head_dim, rope_dims, _] = *constants else { return [0; 3] };
+    elements::grid(product(&[rows, heads, head_dim - rope_dims / 2]) as u32)
+}
+
+/// The turn of `frequency` radians a position, as the kernel takes it: low word, high word.
+pub fn turn(frequency: f64) -> [u32; 2] {
+    let turns = (frequency / TAU).rem_euclid(1.0);
+    let fixed = (turns * 2_f64.powi(64)) as u64; // saturates at what is all but a whole turn
+    [fixed as u32, (fixed >> 32) as u32]
+}
+
+/// Position times turn, in 2^32ths. The lowest bits are left out.
+#[inline(always)]
+pub(crate) fn angle(position: u32, [low, high]: [u32; 2]) -> u32 {
+    let carried = (u64::from(position) * u64::from(low)) >> 32;
+    position.wrapping_mul(high).wrapping_add(carried as u32)
+}
+
+/// Sine and cosine of an angle in 2^32ths of a turn: series around the nearest quarter.
+#[inline(always)]
+pub(crate) fn sin_cos(angle: u32) -> (f32, f32) {
+    let quarter = angle.wrapping_add(1 << 29) >> 30;
+    let rest = angle.wrapping_sub(quarter << 30) as i32 as f32;
+    let x = rest * (TAU / 4_294_967_296.0) as f32;
+    let z = x * x;
+    let sin = x + x * z * (-1.0 / 6.0 + z * (1.0 / 120.0 + z * (-1.0 / 5040.0 + z / 362_880.0)));
+    let cos = 1.0 + z * (-0.5 + z * (1.0 / 24.0 + z * (-1.0 / 720.0 + z / 40_320.0)));
+    match quarter {
+        0 => (sin, cos),
+        1 => (cos, -sin),
+        2 => (-sin, -cos),
+        _ => (-cos, sin),
+    }
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    [
+        (vec![0], 1, 64, 64, INTERLEAVED),
+        (vec![5, 0, 131_071], 6, 40, 40, HALVES),
+        (vec![1_000_003, 17], 3, 34, 32, HALVES),
+        (vec![7, 63], 5, 33, 6, INTERLEAVED),
+        (vec![1; 9], 2, 3, 0, HALVES),
+        (vec![2, 1 << 31], 1, 128, 128, INTERLEAVED),
+    ]
+    .map(|(positions, heads, head_dim, rope_dims, pairing)| {
+        case(&mut random, &positions, heads, [head_dim, rope_dims], pairing)
+    })
+    .into()
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let positions: Vec<u32> = (0..1 + random.below(20)).map(|_| random.below(200_000) as u32).collect();
+    let head_dim = 1 + random.below(160);
+    let dims = [head_dim, random.below(head_dim / 2 + 1) * 2];
+    let (heads, pairing) = (1 + random.below(9), random.below(2) as u32);
+    case(random, &positions, heads, dims, pairing)
+}
+
+fn case(
+    random: &mut Random,
+    positions: &[u32],
+    heads: usize,
+    [head_dim, rope_dims]: [usize; 2],
+    pairing: u32,
+) -> Case {
+    let pairs = rope_dims / 2;
+    // A list of no turns has the bytes of one: bindings are not empty.
+    let frequencies: Vec<f64> =
+        (0..pairs.max(1)).map(|i| 10000_f64.powf(-2.0 * i as f64 / rope_dims.max(1) as f64)).collect();
+    let turns: Vec<u32> = frequencies.iter().flat_map(|frequency| turn(*frequency)).collect();
+    let x = random.floats(positions.len() * heads * head_dim, 2.0);
+    let mut wanted: Vec<Option<f64>> = x.iter().map(|x| Some(f64::from(*x))).collect();
+    for (row, head) in wanted.chunks_exact_mut(head_dim).enumerate() {
+        for (i, frequency) in frequencies.iter().enumerate().take(pairs) {
+            let (a, b) = if pairing == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
+            let (sin, cos) = (f64::from(positions[row / heads]) * frequency).sin_cos();
+            if let (Some(x), Some(y)) = (head[a], head[b]) {
+                (head[a], head[b]) = (Some(x * cos - y * sin), Some(x * sin + y * cos));
+            }
+        }
+    }
+    let label = format!("{positions:?}, {heads} heads of {head_dim}, {rope_dims} turned, pairing {pairing}");
+    let constants = [positions.len(), heads, head_dim, rope_dims, pairing as usize];
+    let case = Build::new(Kernel::Rope, label, &constants).words(positions).words(&turns);
+    case.floats(&x).poison(x.len() * 4).expect(3, Content::F32(wanted)).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sines_and_cosines_are_those_of_the_library() {
+        for position in (0..3_000_000_u32).step_by(997) {
+            for frequency in [1.0, 0.3, 1e-4, 7.5, -0.1] {
+                let (sin, cos) = sin_cos(angle(position, turn(frequency)));
+                let (wanted_sin, wanted_cos) = (f64::from(position) * frequency).sin_cos();
+                let near = |a: f32, b: f64| (f64::from(a) - b).abs() < 2e-7;
+                assert!(near(sin, wanted_sin) && near(cos, wanted_cos), "{position} · {frequency}");
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+// A cache of f32 that is written to.
+
+@group(0) @binding(3) var<storage, read_write> keys: array<f32>;
+@group(0) @binding(4) var<storage, read_write> values: array<f32>;
+
+fn put_key(at: u32, value: f32) { keys[at] = value; }
+fn put_value(at: u32, value: f32) { values[at] = value; }

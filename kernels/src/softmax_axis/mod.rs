@@ -1,0 +1,84 @@
+//! Softmax along an axis: lines of probabilities.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | x: f32 `[outer, axis, inner]` |
+//! | 1 | out: f32 of the same shape, written |
+//!
+//! Constants: outer, axis, inner.
+//!
+//! Infinities and NaN as in [`crate::softmax`], which is for the rows of a micro-batch: −∞ has probability zero, a line of
+//! nothing else becomes zeros, a line with a NaN or +∞ becomes NaN throughout. Groups as in [`crate::reduce`].
+
+use crate::abi::words;
+use crate::cases::{Build, Case, Content, Random};
+use crate::kernel::Kernel;
+use crate::reduce::{columns, lines};
+use ragtag_hal::{Access, EntryAbi};
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "softmax_axis",
+    bindings: &[Access::Read, Access::Write],
+    constants: 3,
+    extents: |constants, extents| extents.fill(words(constants)),
+};
+
+/// Outer × parts of inner.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    let [outer, axis, inner] = *constants else { return [0; 3] };
+    if axis == 0 { [0; 3] } else { [outer, inner.div_ceil(columns(inner)), 1] }
+}
+
+/// Probabilities in f64, in their places.
+fn reference(x: &[f32], shape: [usize; 3]) -> Vec<f64> {
+    let [_, axis, inner] = shape;
+    let mut out = vec![0.0; x.len()];
+    for (i, line) in lines(x, shape).enumerate() {
+        let first = i / inner * axis * inner + i % inner;
+        let row: Vec<f32> = line.map(|x| x as f32).collect();
+        for (j, probability) in crate::softmax::reference(&row).into_iter().enumerate() {
+            out[first + j * inner] = probability;
+        }
+    }
+    out
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let shapes = [[1, 1, 1], [7, 257, 1], [3, 31, 5], [2, 70, 67], [1, 3, 1031], [5, 1, 3], [1, 2000, 2]];
+    let mut out: Vec<Case> = shapes.map(|shape| case(&mut random, shape)).into();
+    out.push(edges(&mut random));
+    out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let inner = [2, 50, 300][random.below(3)];
+    let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
+    case(random, shape)
+}
+
+fn case(random: &mut Random, shape: [usize; 3]) -> Case {
+    let mut x = random.floats(shape.iter().product(), 20.0);
+    x.iter_mut().skip(5).step_by(23).for_each(|x| *x = f32::NEG_INFINITY);
+    let wanted = reference(&x, shape).into_iter().map(Some).collect();
+    let case = Build::new(Kernel::SoftmaxAxis, format!("{shape:?}"), &shape).floats(&x);
+    case.poison(x.len() * 4).expect_f32(1, wanted)
+}
+
+/// Lines whose probabilities are zero, one or NaN, and nothing in between.
+fn edges(random: &mut Random) -> Case {
+    const AXIS: usize = 37;
+    let shape = [1, AXIS, 6];
+    let none = f32::NEG_INFINITY;
+    let mut x: Vec<f32> = (0..AXIS * 6).map(|i| if i % 6 < 4 { none } else { random.float(3.0) }).collect();
+    let mut put = |column, value| x[random.below(AXIS) * 6 + column] = value;
+    put(1, -3.4e38); // all that there is
+    put(2, f32::NAN);
+    put(4, f32::NAN);
+    put(5, f32::INFINITY);
+    (x[2 * 6 + 3], x[(AXIS - 1) * 6 + 3]) = (-3.4e38, 3.4e38);
+    let wanted = reference(&x, shape).into_iter().map(|p| Some(p as f32)).collect();
+    let case = Build::new(Kernel::SoftmaxAxis, "infinities and NaN".into(), &shape).floats(&x);
+    case.floats(&vec![7.0; x.len()]).expect(1, Content::Same(wanted)).done()
+}

@@ -1,0 +1,45 @@
+// The k largest values of each row and their places: one group a row.
+//
+// Every item knows the best that is left of the columns item, item + ITEMS, …. The best of these is taken k times; each
+// time the group looks together for the next one in the columns that it was taken from.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    word: u32,
+    width: u32,
+    k: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> x: array<u32>;
+@group(0) @binding(2) var<storage, read_write> values: array<u32>;
+@group(0) @binding(3) var<storage, read_write> places: array<u32>;
+
+@compute @workgroup_size(ITEMS)
+fn top_k(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
+    let row = workgroup.x + constants.first_group.x;
+    if row >= count(constants.word, constants.rows) { return; }
+    let width = constants.width;
+    let begin = row * width;
+    var left = vec2(0u, NOWHERE);
+    for (var c = item.index; c < width; c += ITEMS) {
+        let candidate = vec2(key_of(x[begin + c]), c);
+        if before(candidate, left) { left = candidate; }
+    }
+    for (var i = 0u; i < constants.k; i++) {
+        let best = group_best(item, left);
+        let owner = best.y % ITEMS;
+        if item.index == 0u {
+            values[row * constants.k + i] = x[begin + best.y];
+            places[row * constants.k + i] = best.y;
+        }
+        var next = vec2(0u, NOWHERE);
+        for (var c = owner + item.index * ITEMS; c < width; c += ITEMS * ITEMS) {
+            let candidate = vec2(key_of(x[begin + c]), c);
+            if before(best, candidate) && before(candidate, next) { next = candidate; }
+        }
+        next = group_best(item, next);
+        if item.index == owner { left = next; }
+    }
+}

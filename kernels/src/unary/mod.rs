@@ -1,0 +1,183 @@
+//! Unary: a function of each value.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | x: f32 `[count]` |
+//! | 1 | out: f32 `[count]`, written |
+//!
+//! Constants: [function](Function), count.
+//!
+//! Every function is that of the real numbers with its limits at the infinities, and NaN of NaN: large arguments give no
+//! NaN of their own. The logarithm of zero is −∞; logarithm and square root of what is less are NaN.
+
+use crate::abi::{IMPOSSIBLE, words};
+use crate::cases::{Build, Case, Content, Random};
+use crate::elements;
+use crate::kernel::Kernel;
+use ragtag_hal::{Access, EntryAbi};
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
+
+/// A function of one value. Its discriminant is the kernel's constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Function {
+    /// The value, or zero if it is negative.
+    Relu,
+    /// The square of [`Function::Relu`].
+    SquaredRelu,
+    /// 1 / (1 + e^−x).
+    Sigmoid,
+    /// The hyperbolic tangent.
+    Tanh,
+    /// e^x.
+    Exp,
+    /// The natural logarithm.
+    Log,
+    /// The square root.
+    Sqrt,
+    /// The absolute value.
+    Abs,
+    /// The value with the other sign.
+    Neg,
+    /// x · sigmoid(x).
+    Silu,
+    /// x · Φ(x), with the normal distribution's Φ.
+    Gelu,
+    /// [`Function::Gelu`] as many models were trained with it: x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))).
+    GeluTanh,
+}
+
+impl Function {
+    /// Every function.
+    pub const ALL: [Function; 12] = [
+        Function::Relu,
+        Function::SquaredRelu,
+        Function::Sigmoid,
+        Function::Tanh,
+        Function::Exp,
+        Function::Log,
+        Function::Sqrt,
+        Function::Abs,
+        Function::Neg,
+        Function::Silu,
+        Function::Gelu,
+        Function::GeluTanh,
+    ];
+
+    /// The function in f64.
+    pub fn of(self, x: f64) -> f64 {
+        match self {
+            _ if x.is_nan() => x,
+            Function::Relu => x.max(0.0),
+            Function::SquaredRelu => x.max(0.0).powi(2),
+            Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+            Function::Tanh => x.tanh(),
+            Function::Exp => x.exp(),
+            Function::Log => x.ln(),
+            Function::Sqrt => x.sqrt(),
+            Function::Abs => x.abs(),
+            Function::Neg => -x,
+            Function::Silu | Function::Gelu | Function::GeluTanh if x == f64::NEG_INFINITY => -0.0,
+            Function::Silu => x / (1.0 + (-x).exp()),
+            Function::Gelu => x * normal(x),
+            Function::GeluTanh => x * 0.5 * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        }
+    }
+}
+
+/// Φ: half of 1 + erf(x / √2), by the series of erf where it is short and by the continued fraction of erfc elsewhere.
+/// Source: Abramowitz and Stegun, 7.1.6 and 7.1.14.
+fn normal(x: f64) -> f64 {
+    let z = x.abs() * FRAC_1_SQRT_2;
+    let density = (-z * z).exp() / std::f64::consts::PI.sqrt();
+    let tail = if z < 3.0 {
+        let terms = std::iter::successors(Some((1.0, z)), |(n, term)| {
+            Some((n + 2.0, term * 2.0 * z * z / (n + 2.0)))
+        });
+        0.5 - density * terms.map(|(_, term)| term).take_while(|term| *term > 1e-18).sum::<f64>()
+    } else {
+        density / 2.0 / (1..60).rev().fold(z, |rest, n| z + f64::from(n) / 2.0 / rest)
+    };
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// The binary interface.
+pub static ABI: EntryAbi = EntryAbi {
+    name: "unary",
+    bindings: &[Access::Read, Access::Write],
+    constants: 2,
+    extents: |constants, extents| {
+        let [function, count] = *constants else { return };
+        let exists = (function as usize) < Function::ALL.len();
+        extents.fill(if exists { words(&[count]) } else { IMPOSSIBLE });
+    },
+};
+
+/// An item a value.
+pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
+    elements::grid(constants[1])
+}
+
+pub(crate) fn cases(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    for (function, count) in Function::ALL.into_iter().zip([1, 257, 1009, 4097].into_iter().cycle()) {
+        out.push(case(&mut random, function, count, 6.0));
+        out.push(edges(function));
+    }
+    out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let function = Function::ALL[random.below(Function::ALL.len())];
+    let (count, size) = (1 + random.below(3000), [0.01, 1.0, 20.0][random.below(3)]);
+    case(random, function, count, size)
+}
+
+fn case(random: &mut Random, function: Function, count: usize, size: f32) -> Case {
+    let mut x = random.floats(count, size);
+    if matches!(function, Function::Log | Function::Sqrt) {
+        x.iter_mut().for_each(|x| *x = x.abs() + 1e-6);
+    }
+    let label = format!("{function:?} of {count} up to {size}");
+    let case = Build::new(Kernel::Unary, label, &[function as usize, count]).floats(&x).poison(count * 4);
+    case.expect_f32(1, x.iter().map(|x| Some(function.of(f64::from(*x)))).collect())
+}
+
+/// Arguments at which the function's value is a float, or NaN.
+fn edges(function: Function) -> Case {
+    let infinity = f32::INFINITY;
+    let mut x = vec![0.0, -0.0, infinity, -infinity, f32::NAN];
+    match function {
+        Function::Log => x.push(-1.0),
+        Function::Sqrt => x.extend([-1.0, -1e30]),
+        _ => x.extend([200.0, -200.0, 1e30, -1e30, f32::MAX, f32::MIN]),
+    }
+    let wanted = x.iter().map(|x| Some(function.of(f64::from(*x)) as f32)).collect();
+    let case = Build::new(Kernel::Unary, format!("{function:?} at its edges"), &[function as usize, x.len()]);
+    case.floats(&x).floats(&vec![7.0; x.len()]).expect(1, Content::Same(wanted)).done()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_is_the_definition() {
+        // Φ from tables.
+        for (x, wanted) in [
+            (0.0, 0.5),
+            (1.0, 0.841_344_746_068_542_9),
+            (-2.0, 0.022_750_131_948_179_21),
+            (4.2, 0.999_986_654_250_984_1),
+            (-5.0, 2.866_515_718_791_939e-7),
+        ] {
+            assert!((normal(x) / wanted - 1.0).abs() < 1e-12, "{x}: {}", normal(x));
+        }
+        assert_eq!(Function::Silu.of(f64::NEG_INFINITY), 0.0);
+        assert_eq!(Function::SquaredRelu.of(-3.0), 0.0);
+        assert!((Function::GeluTanh.of(1.0) - 0.841_191_990_607_477).abs() < 1e-12);
+        assert!(Function::ALL.iter().all(|f| f.of(f64::NAN).is_nan()));
+        assert!(Function::ALL.iter().enumerate().all(|(i, f)| *f as usize == i));
+    }
+}

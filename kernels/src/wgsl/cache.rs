@@ -1,0 +1,125 @@
+//! The kernels that write and read the cache of keys and values, and what brings split attention together.
+
+use super::{F32_ROWS, Function, HALF_ROWS, INT8_ROWS, function, program, program_with};
+use crate::attention::{self, merge, partial};
+use crate::kernel::{Activations, Kernel, KvType};
+use crate::rope_append;
+use crate::table::Variant;
+use ragtag_hal::Feature;
+
+const ITEMS: u32 = 256;
+
+/// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
+const TILE_QUERIES: u32 = 16;
+
+const TABLES: &str = include_str!("tables.wgsl");
+const TURN: &str = include_str!("turn.wgsl");
+const APPEND: &str = include_str!("../rope_append/rope_append.wgsl");
+const APPEND_F32: &str = include_str!("../rope_append/append_f32.wgsl");
+const APPEND_F16: &str = include_str!("../rope_append/append_f16.wgsl");
+const APPEND_WORDS: &str = include_str!("../rope_append/append_words.wgsl");
+const KV_F32: &str = include_str!("kv_f32.wgsl");
+const KV_F16: &str = include_str!("kv_f16.wgsl");
+const ATTENTION: &str = include_str!("../attention/attention.wgsl");
+const PARTIAL: &str = include_str!("../attention/partial.wgsl");
+const TILED: &str = include_str!("../attention/tiled.wgsl");
+const MERGE: &str = include_str!("../attention/merge.wgsl");
+
+pub(super) fn variants() -> Vec<Variant> {
+    let mut out = append_functions();
+    out.extend(partial_functions());
+    out.extend(merge_functions());
+    out.extend(tiled_functions());
+    out.into_iter().map(Function::variant).collect()
+}
+
+fn append_functions() -> Vec<Function> {
+    let append = |kv_type, abi| function(Kernel::RopeAppend(kv_type), abi, append_grid, "rope_append", ITEMS);
+    vec![
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_F32, APPEND]),
+            ..append(KvType::F32, &rope_append::ABI_F32)
+        },
+        Function {
+            name: "wgsl-f16",
+            requires: &[Feature::Fp16],
+            compose: |_| program_with("enable f16;\n", ITEMS, &[TABLES, TURN, APPEND_F16, APPEND]),
+            ..append(KvType::F16, &rope_append::ABI_F16)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_WORDS, APPEND]),
+            ..append(KvType::F16, &rope_append::ABI_F16)
+        },
+    ]
+}
+
+fn partial_functions() -> [Function; 2] {
+    let partial = |kv_type, abi| Function {
+        max_rows: partial::MAX_ROWS,
+        local_bytes: 8 << 10,
+        ..function(Kernel::AttentionPartial(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+    };
+    [
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, PARTIAL]),
+            ..partial(KvType::F32, &partial::ABI_F32)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, PARTIAL]),
+            ..partial(KvType::F16, &partial::ABI_F16)
+        },
+    ]
+}
+
+fn merge_functions() -> [Function; 3] {
+    let merge = |form, abi| function(Kernel::AttentionMerge(form), abi, merge_grid, "attention_merge", ITEMS);
+    [
+        Function {
+            compose: |_| program(ITEMS, &[F32_ROWS, MERGE]),
+            ..merge(Activations::F32, &merge::ABI_F32)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[INT8_ROWS, MERGE]),
+            ..merge(Activations::Int8, &merge::ABI_INT8)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[HALF_ROWS, MERGE]),
+            ..merge(Activations::F16, &merge::ABI_F16)
+        },
+    ]
+}
+
+fn tiled_functions() -> [Function; 2] {
+    let tiled = |kv_type, abi| Function {
+        name: "wgsl-tiled",
+        local_bytes: 16 << 10,
+        ..function(Kernel::Attention(kv_type), abi, tiled_grid, "attention_tiled", ITEMS)
+    };
+    [
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, TILED]),
+            ..tiled(KvType::F32, &attention::ABI_F32)
+        },
+        Function {
+            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, TILED]),
+            ..tiled(KvType::F16, &attention::ABI_F16)
+        },
+    ]
+}
+
+/// Rows × kv heads.
+fn append_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[5], 1]
+}
+
+/// Rows × parts of a row.
+fn merge_grid(constants: &[u32]) -> [u32; 3] {
+    [constants[0], constants[2].saturating_mul(constants[3]).div_ceil(ITEMS), 1]
+}
+
+/// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
+fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+    let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
+    let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
+    [rows.div_ceil((TILE_QUERIES / sharing).max(1)), kv_heads, 1]
+}

@@ -1,0 +1,28 @@
+// Groups that take some columns of `[axis, inner]`, a power of two; as many items as there are share each column.
+
+var<workgroup> scratch: array<f32, ITEMS>;
+
+fn columns_of(inner: u32) -> u32 {
+    var columns = 1u;
+    while columns < inner && columns < ITEMS { columns *= 2u; }
+    return columns;
+}
+
+// 0 and 3 add; 1 takes the larger, 2 the smaller, which are NaN where either is.
+fn combined(reduction: u32, a: f32, b: f32) -> f32 {
+    if reduction == 1u { return select(b, a, is_nan(a) || (a > b && !is_nan(b))); }
+    if reduction == 2u { return select(b, a, is_nan(a) || (a < b && !is_nan(b))); }
+    return a + b;
+}
+
+// One value for the items of each column, from theirs.
+fn across(item: u32, reduction: u32, columns: u32, value: f32) -> f32 {
+    workgroupBarrier();
+    scratch[item] = value;
+    workgroupBarrier();
+    for (var half = ITEMS / 2u; half >= columns; half /= 2u) {
+        if item < half { scratch[item] = combined(reduction, scratch[item], scratch[item + half]); }
+        workgroupBarrier();
+    }
+    return scratch[item % columns];
+}

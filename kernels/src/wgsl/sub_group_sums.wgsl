@@ -1,0 +1,27 @@
+// How items bring their sums together, of M rows of x and four rows of weights each: within sub-groups first, which leaves
+// little for local memory. Items are numbered as they lie in sub-groups.
+
+struct Place {
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(subgroup_id) sub_group: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+}
+
+fn item_of(place: Place) -> u32 { return place.sub_group * place.size + place.lane; }
+
+var<workgroup> partial: array<vec4<f32>, M * ITEMS>;
+
+fn gather(row: u32, sums: vec4<f32>, place: Place) {
+    var sum = sums;
+    for (var mask = PARTS; mask < place.size; mask <<= 1u) { sum += subgroupShuffleXor(sum, mask); }
+    if place.lane < PARTS { partial[row * ITEMS + place.sub_group * PARTS + place.lane] = sum; }
+}
+
+// The sum of what was gathered for a row of x and a row of weights, after a barrier.
+fn gathered(row: u32, line: u32, place: Place) -> f32 {
+    let end = ITEMS / place.size * PARTS;
+    var sum = 0.0;
+    for (var at = line / 4u; at < end; at += PARTS) { sum += partial[row * ITEMS + at][line % 4u]; }
+    return sum;
+}

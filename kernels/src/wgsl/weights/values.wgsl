@@ -1,0 +1,24 @@
+// Values of types with integer quanta.
+
+// What the words of a quad stand for: a vector of four rows for each column.
+fn scaled_values(words: vec4<u32>, scales: Scales, quad: u32) -> mat4x4<f32> {
+    let scale = select(scales.last, scales.first, quad < 4u);
+    let bias = select(scale * f32(-OFFSET), -scales.minimum, MINIMA);
+    return transpose(mat4x4<f32>(
+        fma(vec4<f32>(unpack4xI8(words.x)), vec4<f32>(scale.x), vec4<f32>(bias.x)),
+        fma(vec4<f32>(unpack4xI8(words.y)), vec4<f32>(scale.y), vec4<f32>(bias.y)),
+        fma(vec4<f32>(unpack4xI8(words.z)), vec4<f32>(scale.z), vec4<f32>(bias.z)),
+        fma(vec4<f32>(unpack4xI8(words.w)), vec4<f32>(scale.w), vec4<f32>(bias.w))
+    ));
+}
+
+fn quad_words(group: u32, blocks: u32, block: u32, quad: u32, part: u32) -> vec4<u32> {
+    let pair = pair_words(group, blocks, block, quad % 4u, part);
+    return select(pair.high, pair.low, quad < 4u);
+}
+
+// Values of a quad: a vector of four rows for each column.
+fn quad_values(group: u32, columns: u32, block: u32, quad: u32, part: u32) -> mat4x4<f32> {
+    let words = quad_words(group, columns / 32u, block, quad, part);
+    return scaled_values(words, block_scales(group, columns / 32u, block, part), quad);
+}

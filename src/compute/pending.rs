@@ -1,0 +1,110 @@
+//! What an operator returns: its result, once the device has come so far.
+
+use super::device::Shared;
+use super::error::Result;
+use super::tensor::Tensor;
+use ragtag_hal::Progress;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// A result that its device is working on. It can be waited for, or awaited: then the thread that hears of the device's
+/// progress wakes the task, and no thread of an executor is held. Dropped, it runs all the same.
+#[must_use = "the device may fail"]
+pub struct Pending<T> {
+    shared: Arc<Shared>,
+    point: u64,
+    result: Option<Outcome<T>>,
+}
+
+enum Outcome<T> {
+    /// There is already what it will be in.
+    Queued(T),
+    /// Made of what the device leaves.
+    After(Box<dyn FnOnce() -> Result<T> + Send>),
+}
+
+impl<T> Pending<T> {
+    pub(super) fn queued_at(shared: &Arc<Shared>, point: u64, result: T) -> Self {
+        Self { shared: Arc::clone(shared), point, result: Some(Outcome::Queued(result)) }
+    }
+
+    pub(super) fn after(
+        shared: &Arc<Shared>,
+        point: u64,
+        make: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Self {
+        Self { shared: Arc::clone(shared), point, result: Some(Outcome::After(Box::new(make))) }
+    }
+
+    /// Blocks until the device has come so far.
+    ///
+    /// # Errors
+    /// What the device failed with.
+    pub fn wait(mut self) -> Result<T> {
+        self.shared.timeline().wait(self.point, None)?;
+        self.take()
+    }
+
+    fn take(&mut self) -> Result<T> {
+        match self.result.take() {
+            Some(Outcome::Queued(result)) => Ok(result),
+            Some(Outcome::After(make)) => make(),
+            None => unreachable!("a result is taken once"),
+        }
+    }
+}
+
+impl Pending<Tensor> {
+    /// The tensor before it has its values: operators on it are queued behind what makes them.
+    pub fn queued(&self) -> &Tensor {
+        match &self.result {
+            Some(Outcome::Queued(tensor)) => tensor,
+            _ => unreachable!("operators make their tensors before they run"),
+        }
+    }
+}
+
+// Nothing in it is pinned: the box is moved out before it is called.
+impl<T> Unpin for Pending<T> {}
+
+impl<T> Future for Pending<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let timeline = Arc::clone(self.shared.timeline());
+        let has_ended = || timeline.value() >= self.point || timeline.failure().is_some();
+        if !has_ended() {
+            self.shared.wakers().register(self.point, context.waker());
+            // What happened in between has woken nobody.
+            if !has_ended() {
+                return Poll::Pending;
+            }
+        }
+        let outcome = timeline.wait(self.point, None).map_err(Into::into);
+        Poll::Ready(outcome.and_then(|_| self.take()))
+    }
+}
+
+/// The tasks that wait for points of a timeline.
+#[derive(Default)]
+pub(super) struct Wakers(Mutex<Vec<(u64, Waker)>>);
+
+impl Wakers {
+    fn register(&self, point: u64, waker: &Waker) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !waiting.iter().any(|(p, w)| *p == point && w.will_wake(waker)) {
+            waiting.push((point, waker.clone()));
+        }
+    }
+
+    /// Wakes those whose points have passed, or all if no other will.
+    pub(super) fn wake(&self, progress: &Progress) {
+        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = |point: u64| point <= progress.value || progress.failure.is_some();
+        let due: Vec<_> = waiting.extract_if(.., |(point, _)| is_due(*point)).collect();
+        drop(waiting);
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}

@@ -1,0 +1,199 @@
+//! Shapes, types, and tensors in a device's memory.
+
+use super::device::Memory;
+use super::error::{Error, Result};
+use super::pending::Pending;
+use ragtag_kernels::{ElementType, TensorType};
+use std::fmt;
+use std::sync::Arc;
+
+/// The sizes of a tensor's dimensions, outermost first. Without any, it is that of one value.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Shape(Vec<usize>);
+
+impl Shape {
+    /// The sizes.
+    pub fn sizes(&self) -> &[usize] {
+        &self.0
+    }
+
+    /// How many dimensions there are.
+    pub fn rank(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many values there are.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if they are more than 2^32 − 1: kernels count in 32 bits.
+    pub fn count(&self) -> Result<usize> {
+        let count = self.0.iter().try_fold(1_usize, |count, size| count.checked_mul(*size));
+        // A zero among sizes whose product overflows counts, too.
+        let count = if self.0.contains(&0) { Some(0) } else { count };
+        count.filter(|count| u32::try_from(*count).is_ok()).ok_or_else(|| Error::TooLarge { shape: self.clone() })
+    }
+
+    /// All but the last size, and the last; a shape without dimensions is one row of one value.
+    pub(crate) fn rows(&self) -> (&[usize], usize) {
+        self.0.split_last().map_or((&[], 1), |(last, rest)| (rest, *last))
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(sizes: [usize; N]) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(sizes: &[usize]) -> Self {
+        Self(sizes.into())
+    }
+}
+
+impl From<Vec<usize>> for Shape {
+    fn from(sizes: Vec<usize>) -> Self {
+        Self(sizes)
+    }
+}
+
+impl From<&Shape> for Shape {
+    fn from(shape: &Shape) -> Self {
+        shape.clone()
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+/// What a tensor's values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// Floats.
+    Elements(ElementType),
+    /// 32-bit indices.
+    Indices,
+    /// Blocks as files have them, along the last dimension.
+    Blocks(TensorType),
+}
+
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Type::Elements(element) => element.fmt(f),
+            Type::Indices => f.write_str("indices"),
+            Type::Blocks(tensor_type) => tensor_type.fmt(f),
+        }
+    }
+}
+
+impl Type {
+    /// Bytes of a tensor of this shape; those of 16-bit values and of blocks fill whole words.
+    pub(crate) fn bytes(self, shape: &Shape) -> Result<u64> {
+        let count = shape.count()? as u64;
+        let bytes = match self {
+            Type::Elements(element) => count * element.bytes(),
+            Type::Indices => count * 4,
+            Type::Blocks(tensor_type) => {
+                let row = shape.rows().1 as u64;
+                let whole = tensor_type.bytes(row).and(tensor_type.bytes(count));
+                whole.ok_or_else(|| Error::Blocks { tensor_type, shape: shape.clone() })?
+            }
+        };
+        Ok(bytes.next_multiple_of(4))
+    }
+}
+
+/// Values in a device's memory, which is given back when the last tensor that shares it goes. No operator changes what it
+/// is given, so that copies of a tensor share its memory.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(super) shape: Shape,
+    pub(super) kind: Type,
+    /// None where there are no values.
+    pub(super) memory: Option<Arc<Memory>>,
+}
+
+impl Tensor {
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What its values are.
+    pub fn kind(&self) -> Type {
+        self.kind
+    }
+
+    /// The same values in another shape.
+    ///
+    /// # Errors
+    /// [`Error::Shapes`] if that has another number of values, [`Error::Blocks`] if blocks would cross rows.
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.count()? != self.shape.count()? {
+            let (left, right) = (self.shape.clone(), shape);
+            return Err(Error::Shapes { operation: "reshape", left, right, rule: "as many values" });
+        }
+        self.kind.bytes(&shape)?;
+        Ok(Tensor { shape, ..self.clone() })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {})", self.kind, self.shape)
+    }
+}
+
+/// What an operator takes: a tensor, the tensor that another operator will have made, or values of the host, with their
+/// shape, which are copied to the device first.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Input<'a> {
+    /// A tensor of the device.
+    Tensor(&'a Tensor),
+    /// f32 values.
+    Values(Shape, &'a [f32]),
+    /// Indices.
+    Indices(Shape, &'a [u32]),
+}
+
+impl<'a> From<&'a Tensor> for Input<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Input::Tensor(tensor)
+    }
+}
+
+impl<'a> From<&'a Pending<Tensor>> for Input<'a> {
+    fn from(pending: &'a Pending<Tensor>) -> Self {
+        Input::Tensor(pending.queued())
+    }
+}
+
+impl<'a, S: Into<Shape>, V: AsRef<[f32]> + ?Sized> From<(S, &'a V)> for Input<'a> {
+    fn from((shape, values): (S, &'a V)) -> Self {
+        Input::Values(shape.into(), values.as_ref())
+    }
+}
+
+impl<'a> From<&'a [u32]> for Input<'a> {
+    fn from(indices: &'a [u32]) -> Self {
+        Input::Indices([indices.len()].into(), indices)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u32; N]> for Input<'a> {
+    fn from(indices: &'a [u32; N]) -> Self {
+        Input::Indices([N].into(), indices)
+    }
+}
+
+impl<'a> From<&'a Vec<u32>> for Input<'a> {
+    fn from(indices: &'a Vec<u32>) -> Self {
+        Input::Indices([indices.len()].into(), indices)
+    }
+}
