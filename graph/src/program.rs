@@ -5,6 +5,7 @@ use crate::model::ModelError;
 use crate::stack::StackedMatrix;
 use crate::weights::{TensorInfo, Weights};
 use ragtag_hal::{Access, Module};
+use ragtag_kernels::TensorType;
 use ragtag_kernels::blocks::{SizeError, dequantise};
 use ragtag_kernels::layout::LayoutError;
 use ragtag_kernels::params::ParamsShape;
@@ -117,10 +118,16 @@ impl WeightBuffer {
     }
 
     /// The same as buffers of at most `max_bytes`, in order; they share the name. Matrices alone can be split.
-    pub(crate) fn split(self, max_bytes: u64) -> Result<Vec<Self>, ModelError> {
+    /// What is said of a type is whether its matrices may be widened.
+    pub(crate) fn split(
+        self,
+        max_bytes: u64,
+        is_widened: impl FnOnce(TensorType) -> bool,
+    ) -> Result<Vec<Self>, ModelError> {
         let Self { name, content, segment } = self;
         let WeightContent::Matrix(matrix) = content else { return Ok(vec![Self { name, content, segment }]) };
-        let parts = matrix.split(max_bytes)?.into_iter();
+        let is_widened = is_widened(matrix.resident().tensor_type());
+        let parts = matrix.split(max_bytes, is_widened)?.into_iter();
         let buffer = |part| Self { name: name.clone(), content: WeightContent::Matrix(part), segment };
         Ok(parts.map(buffer).collect())
     }

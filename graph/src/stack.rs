@@ -5,8 +5,8 @@
 
 use crate::model::ModelError;
 use crate::weights::{TensorInfo, Weights};
-use ragtag_kernels::TensorType;
 use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
+use ragtag_kernels::{TensorType, widen};
 use serde::Serialize;
 use std::ops::Range;
 
@@ -82,16 +82,20 @@ impl StackedMatrix {
         (self.first_group * GROUP_ROWS) as u64
     }
 
-    /// The same as parts of at most `max_bytes`, in order. All but the last have multiples of [`PART_ROWS`] rows.
+    /// The same as parts of at most `max_bytes`, in order, also when they are widened to f16 where they may be. All but the
+    /// last have multiples of [`PART_ROWS`] rows.
     ///
     /// # Errors
     /// If so few rows are more than that.
-    pub(crate) fn split(self, max_bytes: u64) -> Result<Vec<Self>, ModelError> {
-        if self.resident.bytes() <= max_bytes {
+    pub(crate) fn split(self, max_bytes: u64, is_widened: bool) -> Result<Vec<Self>, ModelError> {
+        let (rows, columns) = (self.whole.rows() as u32, self.whole.columns() as u32);
+        let widened = |rows| if is_widened { widen::out_bytes(rows, columns) } else { 0 };
+        if self.resident.bytes().max(widened(rows)) <= max_bytes {
             return Ok(vec![self]);
         }
         let (part_groups, groups) = (PART_ROWS / GROUP_ROWS, self.whole.groups());
-        let most = usize::try_from(max_bytes).unwrap_or(usize::MAX) / self.whole.group_bytes();
+        let group_bytes = widened(GROUP_ROWS as u32).max(self.whole.group_bytes() as u64);
+        let most = usize::try_from(max_bytes / group_bytes).unwrap_or(usize::MAX);
         let step = most / part_groups * part_groups;
         if step == 0 {
             let what = format!("{}: {PART_ROWS} rows take more than {max_bytes} bytes", self.stack.name());

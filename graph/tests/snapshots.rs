@@ -238,10 +238,32 @@ fn buckets_hold_every_micro_batch() {
 
 #[test]
 fn a_device_without_room_for_a_buffer_is_told_so() {
-    let caps = Caps { max_binding_bytes: 1 << 20, ..plain_caps() };
-    let error = compile(&llama(), 0..14, &lowering(Activations::F32), &caps).unwrap_err();
-    assert!(
-        error.to_string().starts_with("token_embd.weight takes 1114112 bytes; the device allows 1048576"),
-        "{error}"
-    );
+    for (bytes, what) in [
+        (4 << 10, "token_embd.weight: 64 rows take more than 4096 bytes"),
+        (60 << 10, "a key or value buffer takes "),
+    ] {
+        let caps = Caps { max_binding_bytes: bytes, ..plain_caps() };
+        let lowering = Lowering { context: 4096, ..lowering(Activations::F32) };
+        let error = compile(&llama(), 0..14, &lowering, &caps).map(drop).unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+    }
+}
+
+#[test]
+fn a_matrix_that_cannot_be_bound_at_once_is_kept_in_parts() {
+    let (llama, limit) = (llama(), 400 << 10);
+    let caps = Caps { max_binding_bytes: limit, ..plain_caps() };
+    let stage = |activations, caps: &Caps| compile(&llama, 0..14, &lowering(activations), caps).unwrap();
+    for activations in Activations::ALL {
+        let (whole, parts) = (stage(activations, &plain_caps()), stage(activations, &caps));
+        assert!(parts.weights.len() > whole.weights.len());
+        assert!(parts.weights.iter().all(|weight| weight.bytes() <= limit));
+        let bytes =
+            |stage: &ragtag_graph::CompiledStage| -> u64 { stage.weights.iter().map(|w| w.bytes()).sum() };
+        assert_eq!(bytes(&parts), bytes(&whole), "{activations:?}");
+        let steps = parts.programs.iter().flat_map(|program| &program.steps);
+        for slice in steps.flat_map(|step| &step.slices) {
+            assert!(slice.bytes <= limit && slice.offset % 256 == 0, "{slice:?}");
+        }
+    }
 }

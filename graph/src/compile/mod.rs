@@ -61,7 +61,11 @@ pub fn compile(
     let plain = model.graph(Activations::F32);
     let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
-    let weights = weights.into_iter().map(|weight| weight.split(limit));
+    let is_widened = |t: TensorType| {
+        let form = |rows| activations_for(t, lowering.activations, caps, rows);
+        t.block_values() > 1 && buckets(lowering.chunk).into_iter().any(|rows| form(rows) == Activations::F16)
+    };
+    let weights = weights.into_iter().map(|weight| weight.split(limit, is_widened));
     let weights = weights.collect::<Result<Vec<_>, _>>()?.concat();
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
