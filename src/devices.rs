@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested, Status};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 use std::ffi::OsString;
@@ -66,6 +66,17 @@ impl Devices {
     #[doc(hidden)]
     pub fn limited_to(self, limits: Limits) -> Self {
         Self { limits, ..self }
+    }
+
+    /// For tests: devices that bind only so much at once.
+    #[doc(hidden)]
+    pub fn binding_at_most(mut self, bytes: u64) -> Self {
+        for backend in &mut self.report.backends {
+            if let Status::Found { adapters } = &mut backend.status {
+                adapters.iter_mut().for_each(|adapter| adapter.caps.max_binding_bytes = bytes);
+            }
+        }
+        self
     }
 
     /// For tests: puts the checks above each device as it is opened, with faults on demand, say, or a watch over what it

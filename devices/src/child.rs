@@ -119,8 +119,9 @@ impl Asked {
         let answer = serde_json::from_str(line);
         let backend = self.backend.clone();
         let said = self.end();
+        // Drivers talk of what does not matter here; what does is in the answer.
         if let Ok(said) = said.recv_timeout(LAST_WORDS) {
-            said.lines().for_each(|line| tracing::warn!(backend, "{line}"));
+            said.lines().for_each(|line| tracing::debug!(backend, "{line}"));
         }
         match answer {
             Ok(Answer::Found(adapters)) => Ok(adapters),

@@ -93,7 +93,7 @@ impl WeightContent {
 /// A weight buffer and where its content comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightBuffer {
-    /// The names of its tensors, or what the generated content is.
+    /// The names of its tensors, or what the generated content is. Parts of one matrix share it.
     pub name: String,
     /// What it holds.
     pub content: WeightContent,
@@ -114,6 +114,15 @@ impl WeightBuffer {
     /// Bytes on the device.
     pub fn bytes(&self) -> u64 {
         self.content.bytes()
+    }
+
+    /// The same as buffers of at most `max_bytes`, in order; they share the name. Matrices alone can be split.
+    pub(crate) fn split(self, max_bytes: u64) -> Result<Vec<Self>, ModelError> {
+        let Self { name, content, segment } = self;
+        let WeightContent::Matrix(matrix) = content else { return Ok(vec![Self { name, content, segment }]) };
+        let parts = matrix.split(max_bytes)?.into_iter();
+        let buffer = |part| Self { name: name.clone(), content: WeightContent::Matrix(part), segment };
+        Ok(parts.map(buffer).collect())
     }
 
     /// Cuts the buffer into pieces of at most `max_bytes`, or of the smallest size that its layout allows.

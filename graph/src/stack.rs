@@ -10,6 +10,10 @@ use ragtag_kernels::layout::{GROUP_ROWS, Layout, Resident};
 use serde::Serialize;
 use std::ops::Range;
 
+/// Parts of a matrix have multiples of so many rows: what they are multiplied to lies at multiples of 256 bytes in a row, as
+/// devices ask of bindings.
+pub(crate) const PART_ROWS: usize = 64;
+
 /// Which tensors a product's matrix is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stack {
@@ -39,10 +43,13 @@ impl Stack {
     }
 }
 
-/// A stack in its resident layout.
+/// A stack in its resident layout, or some of its rows: a device that binds only so much at once has it in parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackedMatrix {
     stack: Stack,
+    whole: Resident,
+    /// First of the groups that are here.
+    first_group: usize,
     resident: Resident,
 }
 
@@ -62,15 +69,44 @@ impl StackedMatrix {
         let rows = infos.iter().fold(u64::from(stack.zero_rows), |sum, t| sum.saturating_add(t.rows()));
         let resident = Resident::new(first.tensor_type, kept(first.tensor_type), rows, first.columns())
             .map_err(|e| unsupported(format!("tensor {}: {e}", stack.name())))?;
-        Ok(Self { stack: stack.clone(), resident })
+        Ok(Self { stack: stack.clone(), whole: resident, first_group: 0, resident })
     }
 
-    /// The layout of the whole.
+    /// The layout of what is here.
     pub fn resident(&self) -> &Resident {
         &self.resident
     }
 
-    /// Writes some groups of rows into `out`, which has their length.
+    /// The first of the stack's rows that are here.
+    pub(crate) fn first_row(&self) -> u64 {
+        (self.first_group * GROUP_ROWS) as u64
+    }
+
+    /// The same as parts of at most `max_bytes`, in order. All but the last have multiples of [`PART_ROWS`] rows.
+    ///
+    /// # Errors
+    /// If so few rows are more than that.
+    pub(crate) fn split(self, max_bytes: u64) -> Result<Vec<Self>, ModelError> {
+        if self.resident.bytes() <= max_bytes {
+            return Ok(vec![self]);
+        }
+        let (part_groups, groups) = (PART_ROWS / GROUP_ROWS, self.whole.groups());
+        let most = usize::try_from(max_bytes).unwrap_or(usize::MAX) / self.whole.group_bytes();
+        let step = most / part_groups * part_groups;
+        if step == 0 {
+            let what = format!("{}: {PART_ROWS} rows take more than {max_bytes} bytes", self.stack.name());
+            return Err(unsupported(what));
+        }
+        let part = |first_group: usize| {
+            let rows = self.whole.rows_of(first_group..(first_group + step).min(groups)).len() as u64;
+            let columns = self.whole.columns() as u64;
+            let resident = Resident::new(self.whole.tensor_type(), self.whole.layout(), rows, columns)?;
+            Ok(Self { stack: self.stack.clone(), whole: self.whole, first_group, resident })
+        };
+        (0..groups).step_by(step).map(part).collect()
+    }
+
+    /// Writes some groups of what is here into `out`, which has their length.
     ///
     /// # Errors
     /// If the files cannot be read any more.
@@ -81,16 +117,17 @@ impl StackedMatrix {
         out: &mut [u8],
     ) -> Result<(), ModelError> {
         let parts = self.parts(weights)?;
-        let (row_bytes, group_bytes) = (self.resident.file_row_bytes(), self.resident.group_bytes());
+        let groups = groups.start + self.first_group..groups.end + self.first_group;
+        let (row_bytes, group_bytes) = (self.whole.file_row_bytes(), self.whole.group_bytes());
         let (mut group, mut rest) = (groups.start, out);
         while group < groups.end {
-            let first = self.resident.rows_of(group..group + 1);
+            let first = self.whole.rows_of(group..group + 1);
             let part = parts.iter().find(|part| part.rows.contains(&first.start));
             let end = part.map_or(group, |part| self.groups_within(part, group, groups.end));
             let joined;
             let (end, source) = match part {
                 Some(part) if end > group => {
-                    let rows = self.resident.rows_of(group..end);
+                    let rows = self.whole.rows_of(group..end);
                     let bytes =
                         (rows.start - part.rows.start) * row_bytes..(rows.end - part.rows.start) * row_bytes;
                     (end, part.bytes.get(bytes).unwrap_or(&[]))
@@ -102,7 +139,7 @@ impl StackedMatrix {
             };
             let packed;
             (packed, rest) = rest.split_at_mut(((end - group) * group_bytes).min(rest.len()));
-            self.resident.pack(group..end, source, packed)?;
+            self.whole.pack(group..end, source, packed)?;
             group = end;
         }
         Ok(())
@@ -122,8 +159,8 @@ impl StackedMatrix {
 
     /// The end of the groups from `group` on, at most `end`, whose rows are all of one tensor.
     fn groups_within(&self, part: &Part<'_>, group: usize, end: usize) -> usize {
-        let whole = match part.rows.end == self.resident.rows() {
-            true => self.resident.groups(),
+        let whole = match part.rows.end == self.whole.rows() {
+            true => self.whole.groups(),
             false => part.rows.end / GROUP_ROWS,
         };
         whole.min(end).max(group)

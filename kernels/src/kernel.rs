@@ -164,6 +164,8 @@ pub enum Kernel {
     Gemm(ElementType),
     /// Attention over dense keys and values of this type, with the masks and the scores that models ask for.
     AttentionDense(ElementType),
+    /// Convolution of images and weights of this type.
+    Conv2d(ElementType),
     /// Elements by strides, from one type to another.
     Copy,
     /// Rows of a table, from one type to another.
@@ -184,8 +186,6 @@ pub enum Kernel {
     DecodeBlocks,
     /// Values as blocks that files store.
     EncodeBlocks,
-    /// Convolution of images and weights of this type.
-    Conv2d(ElementType),
 }
 
 impl Kernel {
@@ -269,6 +269,7 @@ impl fmt::Display for Kernel {
             Kernel::TopK => write!(f, "top-k"),
             Kernel::Gemm(e) => write!(f, "gemm/{e}"),
             Kernel::AttentionDense(e) => write!(f, "attention-dense/{e}"),
+            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
             Kernel::Copy => write!(f, "copy"),
             Kernel::GatherRows => write!(f, "gather-rows"),
             Kernel::Unary => write!(f, "unary"),
@@ -279,7 +280,6 @@ impl fmt::Display for Kernel {
             Kernel::Rope => write!(f, "rope"),
             Kernel::DecodeBlocks => write!(f, "decode-blocks"),
             Kernel::EncodeBlocks => write!(f, "encode-blocks"),
-            Kernel::Conv2d(e) => write!(f, "conv2d/{e}"),
         }
     }
 }

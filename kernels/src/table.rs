@@ -417,6 +417,28 @@ mod tests {
     }
 
     #[test]
+    fn every_kernel_runs_on_any_wgsl_device() {
+        runs_every_kernel(&gpu(KernelLanguage::Wgsl, 256, 16 << 10), "wgsl");
+    }
+
+    #[test]
+    fn rows_and_caches_in_wgsl_use_what_a_device_has() {
+        let (norm, append) = (Kernel::RmsNorm(Activations::Int8), Kernel::RopeAppend(KvType::F16));
+        for (features, items, names) in [
+            (&[][..], 1024, ["wgsl", "wgsl"]),
+            (&[Feature::SubGroups], 1024, ["wgsl-sub-groups", "wgsl"]),
+            (&[Feature::SubGroups, Feature::Fp16], 256, ["wgsl", "wgsl-f16"]),
+        ] {
+            let caps = gpu(KernelLanguage::Wgsl, items, 32 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            assert_eq!(
+                [norm, append].map(|kernel| select(kernel, &caps, 1).map(|v| v.name)),
+                names.map(Some)
+            );
+        }
+    }
+
+    #[test]
     fn cuda_devices_get_the_best_ptx_that_they_take() {
         let source = |languages: &[KernelLanguage], features: &[Feature]| {
             let caps = Caps {

@@ -32,6 +32,9 @@ const VULKAN_VARIABLES: [&str; 6] = [
     "RAGTAG_VULKAN_VALIDATION",
 ];
 
+/// Of wgpu's own; on Linux it works through Vulkan.
+const WGPU_VARIABLES: [&str; 3] = ["WGPU_BACKEND", "WGPU_DEBUG", "WGPU_VALIDATION"];
+
 /// Everything about one API.
 pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machine) -> Vec<Finding> {
     if backend.status == Status::NotCompiled {
@@ -45,6 +48,7 @@ pub(super) fn findings(backend: &BackendReport, report: &Report, machine: &Machi
             "hip" => hip(backend, machine),
             "opencl" => opencl(machine),
             "vulkan" => vulkan(machine),
+            "wgpu" => [vulkan(machine), variables(machine, &WGPU_VARIABLES)].concat(),
             _ => Vec::new(),
         };
         all.extend(examined);

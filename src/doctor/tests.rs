@@ -266,6 +266,13 @@ fn vulkan_drivers_are_followed_from_their_files_to_their_libraries() {
     assert!(about(&found, "driver")[0].starts_with("Ok: /opt/soft/icd.json names /opt/soft/"), "{found:?}");
     let variables = about(&found, "variable");
     assert_eq!(variables, ["Note: VK_DRIVER_FILES=/opt/soft/icd.json:/opt/gone.json"]);
+
+    // wgpu goes the same way, and has a variable of its own.
+    fake.variables.push(("WGPU_BACKEND", "dx12".into()));
+    let through = fake.findings("wgpu");
+    assert_eq!(about(&through, "driver"), about(&found, "driver"));
+    let variables = about(&through, "variable");
+    assert_eq!(variables[1..], ["Note: WGPU_BACKEND=dx12"]);
 }
 
 #[test]

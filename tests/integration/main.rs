@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod bad_input;
+mod binding;
 mod checkpoint;
 mod command;
 mod compute;

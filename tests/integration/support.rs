@@ -180,6 +180,7 @@ pub fn ragtag() -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
+    command.env("VK_DRIVER_FILES", root().join("tests/golden/no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
     command.timeout(std::time::Duration::from_secs(300));
     command

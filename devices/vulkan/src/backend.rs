@@ -3,8 +3,9 @@
 //! This module must not know how a device works.
 
 use crate::api::{Instance, Messages};
+use crate::compiler::PipelineCompiler;
 use crate::device::{Opening, VulkanDevice};
-use crate::probe::{Common, Found, devices};
+use crate::probe::{Common, Found, compiled_for, devices};
 use crate::program::{CacheCounters, Kept};
 use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
@@ -63,6 +64,22 @@ impl VulkanBackend {
         self.messages.all()
     }
 
+    /// What compiles for each physical device that has the versions and queues for it, also for one that could not run what
+    /// was compiled.
+    ///
+    /// # Errors
+    /// If there is no loader, or a device cannot be opened.
+    pub fn compilers(&self) -> Result<Vec<PipelineCompiler>> {
+        let unsupported = |what| Error::Unsupported { what };
+        let instance = self.instance().map_err(unsupported)?;
+        let found = compiled_for(instance).map_err(unsupported)?.into_iter();
+        found.map(|found| PipelineCompiler::new(instance, found, &self.common())).collect()
+    }
+
+    fn common(&self) -> Common {
+        Common { backend: NAME, direct: self.config.direct_memory }
+    }
+
     fn instance(&self) -> std::result::Result<&Arc<Instance>, String> {
         let load = || Instance::load(self.config.validation, &self.messages).map(Arc::new);
         self.instance.get_or_init(load).as_ref().map_err(Clone::clone)
@@ -70,9 +87,8 @@ impl VulkanBackend {
 
     fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
         let unavailable = |cause| Unavailable { tried: vec![Instance::LIBRARY.into()], cause };
-        let common = Common { backend: NAME, direct: self.config.direct_memory };
         let instance = self.instance().map_err(unavailable)?;
-        let (found, left_out) = devices(instance, &common).map_err(unavailable)?;
+        let (found, left_out) = devices(instance, &self.common()).map_err(unavailable)?;
         for why in &left_out {
             tracing::debug!(why, "a Vulkan device is left out");
         }

@@ -14,6 +14,7 @@
 //! | `script.rs`, `recording.rs` | commands with their names resolved, and how they become a command buffer |
 //! | `hazards.rs` | which commands must wait for which |
 //! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and the SPIR-V that they are made of |
+//! | `compiler.rs` | pipelines for devices that only compile |
 //! | `memory.rs`, `region.rs` | buffers, and the host's memory that they are filled from |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |
@@ -23,6 +24,7 @@
 mod api;
 mod backend;
 mod clock;
+mod compiler;
 mod device;
 mod error;
 mod hazards;
@@ -38,5 +40,6 @@ mod tests;
 mod translate;
 
 pub use backend::{VulkanBackend, VulkanConfig};
+pub use compiler::PipelineCompiler;
 pub use program::CacheCounters;
 pub use translate::{SpirV, SpirVTarget, translate};

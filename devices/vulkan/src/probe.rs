@@ -65,7 +65,24 @@ pub(crate) fn devices(instance: &Instance, common: &Common) -> Result<(Vec<Found
     Ok((found, left_out))
 }
 
-fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found, &'static str> {
+/// A physical device for which kernels can be compiled, whether or not they could run.
+pub(crate) struct Compiles {
+    pub(crate) facts: Facts,
+    pub(crate) caps: Caps,
+    pub(crate) queues: [QueuePlace; 3],
+    pub(crate) target: SpirVTarget,
+}
+
+/// All physical devices for which kernels can be compiled, as the loader orders them.
+///
+/// # Errors
+/// In words, if the loader does not show its devices.
+pub(crate) fn compiled_for(instance: &Instance) -> Result<Vec<Compiles>, String> {
+    let devices = instance.physical_devices()?.into_iter();
+    Ok(devices.filter_map(|facts| compiles(facts).ok()).collect())
+}
+
+fn compiles(facts: Facts) -> Result<Compiles, &'static str> {
     let vulkan = (vk::api_version_major(facts.api_version), vk::api_version_minor(facts.api_version));
     if vulkan < (1, 2) {
         return Err("Vulkan 1.2");
@@ -74,27 +91,36 @@ fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found,
         return Err("timeline semaphores");
     }
     let queues = places(&facts.families).ok_or("queue that computes")?;
-    let kind = match facts.kind {
+    let features = features(&facts);
+    let caps = caps(&facts, features.clone(), &queues);
+    Ok(Compiles { facts, caps, queues, target: SpirVTarget { vulkan, features } })
+}
+
+fn kind(facts: &Facts) -> AdapterKind {
+    match facts.kind {
         PhysicalDeviceType::DISCRETE_GPU | PhysicalDeviceType::VIRTUAL_GPU => AdapterKind::Discrete,
         PhysicalDeviceType::CPU => AdapterKind::Software,
         _ => AdapterKind::Integrated,
-    };
+    }
+}
+
+fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found, &'static str> {
+    let Compiles { facts, caps, queues, target } = compiles(facts)?;
+    let kind = kind(&facts);
     let types = MemoryTypes::of(&facts.memory, common.direct);
     if types.device.is_empty() || types.host.is_empty() {
         return Err("memory of a kind that it needs");
     }
-    let features = features(&facts, kind);
     let adapter = Adapter {
         backend: common.backend.into(),
         index: 0,
         name: facts.name.clone(),
-        driver: format!("{}, Vulkan {}.{}", facts.driver, vulkan.0, vulkan.1),
+        driver: format!("{}, Vulkan {}.{}", facts.driver, target.vulkan.0, target.vulkan.1),
         kind,
         identity: PhysicalIdentity { pci: facts.pci.and_then(pci), uuid: Some(facts.uuid) },
         memory: vec![heap(kind, facts.heap(instance, types.heap))],
-        caps: caps(&facts, kind, features.clone(), &queues),
+        caps,
     };
-    let target = SpirVTarget { vulkan, features };
     Ok(Found { facts: Arc::new(facts), adapter, queues, types, target })
 }
 
@@ -107,9 +133,9 @@ fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
     })
 }
 
-fn features(facts: &Facts, kind: AdapterKind) -> Features {
+fn features(facts: &Facts) -> Features {
     // What is not faster is not worth a variant, except where variants are tried out.
-    let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind == AdapterKind::Software);
+    let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind(facts) == AdapterKind::Software);
     let all = [
         (Feature::Fp16, facts.half_floats),
         (Feature::SubGroups, facts.sub_groups),
@@ -119,10 +145,10 @@ fn features(facts: &Facts, kind: AdapterKind) -> Features {
     all.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect()
 }
 
-fn caps(facts: &Facts, kind: AdapterKind, features: Features, queues: &[QueuePlace; 3]) -> Caps {
+fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
     let limits = &facts.limits;
     let single = queues[1] == queues[0] && queues[2] == queues[0];
-    let units = match kind {
+    let units = match kind(facts) {
         AdapterKind::Software | AdapterKind::Cpu => {
             std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32)
         }

@@ -126,7 +126,6 @@ fn pieces(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u3
         move || (0..all).step_by(most as usize).map(move |first| (first, most.min(all - first)))
     });
     z().flat_map(move |(z, depth)| {
-        let x = x.clone();
         y().flat_map(move |(y, height)| x().map(move |(x, width)| ([x, y, z], [width, height, depth])))
     })
 }

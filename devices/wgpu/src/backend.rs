@@ -102,3 +102,8 @@ impl Backend for WgpuBackend {
         adapters.iter().map(open).collect()
     }
 }
+
+#[cfg(test)]
+pub(crate) fn open_one(id: DeviceId, found: Found, limits: &Limits) -> Result<WgpuDevice> {
+    WgpuBackend::new(WgpuConfig { cache_folder: None }).device(id, found, limits)
+}

@@ -103,6 +103,11 @@ impl WgpuDevice {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     fn span(&self, range: &BufferRange) -> Result<Span> {
         let buffer = self.buffers.get(&range.buffer).ok_or_else(|| unknown(range.buffer))?;
         Span::new(buffer, range.offset, range.bytes)

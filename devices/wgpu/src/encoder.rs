@@ -12,7 +12,7 @@
 use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
 use crate::gpu::{Failure, Gpu};
 use crate::queue::{Job, Piece, Progress, Readback};
-use crate::script::{HostSpan, Launch, Span, Step};
+use crate::script::{Footprint, HostSpan, Launch, Span, Step};
 use crate::stamps::{Begun, Ended, Stamps};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use ragtag_hal::{Error, Result};
@@ -21,7 +21,7 @@ use wgpu::{CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDes
 
 /// A host range that a download will write, and what tells that it has: the sender's end goes then.
 struct Arrival {
-    to: HostSpan,
+    to: Footprint,
     told: Receiver<()>,
 }
 
@@ -52,8 +52,11 @@ impl Encoder {
                 self.failures[job.lane.index()].get_or_insert_with(|| error.clone());
                 let _ = job.fate.set(error.clone());
             }
-            // The lane waits for this one's end, unless its thread is gone.
-            let _ = job.progress.send(Progress::End(result));
+            // What the script names is let go before anyone hears of its end.
+            let Job { script, progress, .. } = job;
+            drop(script);
+            // The lane waits for it, unless its thread is gone.
+            let _ = progress.send(Progress::End(result));
         }
     }
 
@@ -119,7 +122,7 @@ impl Encoder {
         from: &HostSpan,
         to: &Span,
     ) -> std::result::Result<(), Failure> {
-        while let Some(at) = self.arrivals.iter().position(|arrival| arrival.to.overlaps(from)) {
+        while let Some(at) = self.arrivals.iter().position(|arrival| arrival.to.meets(from)) {
             let arrival = self.arrivals.swap_remove(at);
             let full = std::mem::replace(draft, self.draft());
             self.submit(job, full)?;
@@ -144,7 +147,7 @@ impl Encoder {
         let chunk = self.chunk(job, draft, Direction::Down, from.padded_bytes())?;
         draft.copy((from.buffer.wgpu(), from.offset), (chunk.buffer(), 0), from.padded_bytes());
         let (arrival, told) = bounded(0);
-        self.arrivals.push(Arrival { to: to.clone(), told });
+        self.arrivals.push(Arrival { to: to.footprint(), told });
         draft.down.push(Descent { chunk, to, bytes: from.bytes, arrival });
         Ok(())
     }

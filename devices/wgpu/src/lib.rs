@@ -32,6 +32,8 @@ mod program;
 mod queue;
 mod script;
 mod stamps;
+#[cfg(test)]
+mod tests;
 mod tools;
 mod vulkan;
 

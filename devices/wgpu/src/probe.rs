@@ -137,7 +137,7 @@ pub(crate) fn heap(kind: AdapterKind, told: Option<Memory>) -> Option<Memory> {
     let told_free = told.and_then(|told| told.free_bytes).unwrap_or(u64::MAX);
     let free_bytes = Some(free.min(told_free).min(total_bytes));
     let source = told.map_or(MemorySource::System, |told| told.source);
-    Some(Memory { heap: told.map_or(HeapKind::Host, |told| told.heap), total_bytes, free_bytes, source })
+    Some(Memory { heap: HeapKind::Host, total_bytes, free_bytes, source })
 }
 
 /// An address as wgpu writes it, `0000:01:00.0`.

@@ -9,7 +9,7 @@ use crate::program::{Entry, FIRST_GROUP_WORDS};
 use ragtag_hal::lanes::{self, Claim, Claims};
 use ragtag_hal::{HostRegion, Reservation, Result};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use wgpu::{BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, BufferBinding, ComputePipeline};
 
 /// Bytes of a buffer, up to its end or to a multiple of four.
@@ -75,9 +75,8 @@ impl HostSpan {
         Self { region: Arc::clone(&self.region), offset: self.offset + offset, bytes }
     }
 
-    pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let (a, b) = (self.range(), other.range());
-        Arc::ptr_eq(&self.region, &other.region) && a.start < b.end && b.start < a.end
+    pub(crate) fn footprint(&self) -> Footprint {
+        Footprint { region: Arc::downgrade(&self.region), range: self.range() }
     }
 
     fn range(&self) -> Range<usize> {
@@ -99,6 +98,20 @@ impl HostSpan {
             let to = self.region.as_ptr().add(self.offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, count);
         }
+    }
+}
+
+/// Which bytes of which region, without a hold on it.
+pub(crate) struct Footprint {
+    region: Weak<HostRegion>,
+    range: Range<usize>,
+}
+
+impl Footprint {
+    /// Whether a span has some of these bytes.
+    pub(crate) fn meets(&self, span: &HostSpan) -> bool {
+        let (a, b) = (&self.range, span.range());
+        self.region.as_ptr() == Arc::as_ptr(&span.region) && a.start < b.end && b.start < a.end
     }
 }
 

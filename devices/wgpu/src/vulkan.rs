@@ -39,9 +39,11 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
     let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut id).push_next(&mut dot);
     // SAFETY: the instance has the function since Vulkan 1.1, and the device is one of its own.
     unsafe { instance.get_physical_device_properties2(device, &mut properties) };
+    let software = properties.properties.device_type == vk::PhysicalDeviceType::CPU;
     let modern = properties.properties.api_version >= vk::API_VERSION_1_3;
     let has_dot = modern || capabilities.supports_extension(khr::shader_integer_dot_product::NAME);
-    let integer_dot = has_dot && dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
+    // A processor has no such instruction, and is as slow without.
+    let accelerated = dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE;
 
     let tells_budget = capabilities.supports_extension(ext::memory_budget::NAME);
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
@@ -61,6 +63,7 @@ pub(crate) fn facts(adapter: &wgpu::Adapter) -> Facts {
         let free_bytes = tells_budget.then_some(free);
         Memory { heap: HeapKind::Device, total_bytes, free_bytes, source: MemorySource::Api }
     });
+    let integer_dot = has_dot && (accelerated || software);
     Facts { uuid: Some(id.device_uuid), memory, integer_dot }
 }
 

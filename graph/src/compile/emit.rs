@@ -1,10 +1,10 @@
 //! Writes the dispatches of a program: for each node its kernel's arguments and constants, as the kernel's ABI has them.
 
 use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, storage::Storage};
-use crate::model::{Lowering, Model};
+use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
 use crate::passes::WIDENED;
-use crate::program::{Place, Slice, Step, WeightBuffer};
+use crate::program::{Place, Slice, Step, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
@@ -14,6 +14,15 @@ use std::ops::Range;
 
 /// A binding before its access is known: place, first byte, number of bytes.
 type Argument = (Place, u64, u64);
+
+/// Rows of a matrix that are bound at once.
+#[derive(Clone, Copy)]
+struct MatrixPart {
+    argument: Argument,
+    tensor_type: TensorType,
+    first_row: u32,
+    rows: u32,
+}
 
 pub(super) struct Emitter<'a> {
     pub(super) model: &'a Model,
@@ -31,9 +40,84 @@ impl Emitter<'_> {
         let layers = kv_layers(self.graph, &segments);
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
-        inside.map(|node| self.step(node, &layers)).collect()
+        let steps: Result<Vec<_>, _> = inside.map(|node| self.node(node, &layers)).collect();
+        Ok(steps?.concat())
     }
 
+    /// The steps of a node: one, but for what reads weights that are kept in parts.
+    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<Step>, CompileError> {
+        match &self.graph.node(index).operator {
+            Operator::Embed { table } => self.embed(index, table),
+            // Parts are widened one by one, right before they are multiplied: they take turns in one place.
+            Operator::Widen { weights, .. } if self.parts(&weights.name()).len() > 1 => Ok(vec![]),
+            Operator::Widen { weights, .. } => {
+                let part = self.parts(&weights.name())[0];
+                Ok(vec![self.widen(index, part)?])
+            }
+            Operator::MatMul { weights, .. } => self.product(index, weights),
+            _ => Ok(vec![self.step(index, layers)?]),
+        }
+    }
+
+    /// Rows of a table. The first part writes zeros for tokens that are not its own; those after it only their own.
+    fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<Step>, CompileError> {
+        let node = self.graph.node(index);
+        let (rows, out) = (self.rows(node).0, self.output(index));
+        let mut steps = Vec::new();
+        for part in self.parts(table) {
+            let constants = vec![rows, part.rows, node.width, part.first_row];
+            let kernel = Kernel::Embed(part.tensor_type);
+            steps.push(self.dispatch(node.segment, kernel, rows, vec![part.argument, out], constants)?);
+        }
+        Ok(steps)
+    }
+
+    /// A part of a product's weights as f16, into the place of a widening node.
+    fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<Step, CompileError> {
+        let node = self.graph.node(index);
+        let (place, offset, _) = self.output(index);
+        let bytes = ragtag_kernels::widen::out_bytes(part.rows, node.width);
+        let arguments = vec![part.argument, (place, offset, bytes)];
+        let rows = self.rows(node).0;
+        self.dispatch(
+            node.segment,
+            Kernel::Widen(part.tensor_type),
+            rows,
+            arguments,
+            vec![part.rows, node.width],
+        )
+    }
+
+    /// A product: each part of the weights makes columns of its own.
+    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<Step>, CompileError> {
+        let node = self.graph.node(index);
+        let Operator::MatMul { activations, column, accumulate, .. } = &node.operator else {
+            return Ok(vec![]);
+        };
+        let (rows, count) = self.rows(node);
+        let x = self.output(self.graph.inputs(index)[0]);
+        let (k, parts) = (self.matrix(weights)?.columns() as u32, self.parts(&weights.name()));
+        let mut steps = Vec::new();
+        for part in &parts {
+            let (tensor_type, matrix) = match self.graph.input(index, WIDENED) {
+                Some(widened) => {
+                    if parts.len() > 1 {
+                        steps.push(self.widen(widened, *part)?);
+                    }
+                    let (place, offset, _) = self.output(widened);
+                    (TensorType::F16, (place, offset, ragtag_kernels::widen::out_bytes(part.rows, k)))
+                }
+                None => (part.tensor_type, part.argument),
+            };
+            let y = self.columns(index, column + part.first_row, part.rows);
+            let constants = vec![rows, count, part.rows, k, u32::from(*accumulate), node.width];
+            let kernel = Kernel::MatMul(tensor_type, *activations);
+            steps.push(self.dispatch(node.segment, kernel, rows, vec![matrix, x, y], constants)?);
+        }
+        Ok(steps)
+    }
+
+    /// The step of a node whose weights, if it has any, are in one part.
     fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Step, CompileError> {
         let node = self.graph.node(index);
         let h = self.model.hyperparameters();
@@ -49,11 +133,6 @@ impl Emitter<'_> {
             [(Place::Kv(first), 0, bytes), (Place::Kv(first + 1), 0, bytes)]
         };
         let (kernel, arguments, constants) = match &node.operator {
-            Operator::Embed { table } => {
-                let weight = self.model.tensor(table)?;
-                let constants = vec![rows, weight.rows() as u32, node.width];
-                (Kernel::Embed(weight.tensor_type), vec![self.weight(table), self.output(index)], constants)
-            }
             Operator::Gather => {
                 (Kernel::Gather, vec![inputs[0], self.output(index)], vec![p.rows, p.logit_rows, node.width])
             }
@@ -66,22 +145,6 @@ impl Emitter<'_> {
                 vec![inputs[0], self.output(index)],
                 vec![rows, count, node.width],
             ),
-            Operator::Widen { weights, rows: n } => {
-                let tensor_type = self.matrix(weights)?.tensor_type();
-                let arguments = vec![self.weight(&weights.name()), self.output(index)];
-                (Kernel::Widen(tensor_type), arguments, vec![*n, node.width])
-            }
-            Operator::MatMul { weights, activations, column, accumulate } => {
-                let matrix = self.matrix(weights)?;
-                let (n, k) = (matrix.rows() as u32, matrix.columns() as u32);
-                let constants = vec![rows, count, n, k, u32::from(*accumulate), node.width];
-                let y = self.columns(index, *column, n);
-                let (tensor_type, matrix) = match self.graph.input(index, WIDENED) {
-                    Some(widened) => (TensorType::F16, self.output(widened)),
-                    None => (matrix.tensor_type(), self.weight(&weights.name())),
-                };
-                (Kernel::MatMul(tensor_type, *activations), vec![matrix, inputs[0], y], constants)
-            }
             Operator::RopeAppend { layer, pairing } => {
                 let halves = u32::from(*pairing == RopePairing::Halves);
                 let mut constants = self.cache_constants();
@@ -115,6 +178,11 @@ impl Emitter<'_> {
                 (Kernel::SiluMul(*output), arguments, vec![rows, count, node.width])
             }
             Operator::Add => (Kernel::Add, vec![inputs[0], inputs[1]], vec![rows, count, node.width]),
+            Operator::Embed { .. } | Operator::Widen { .. } | Operator::MatMul { .. } => {
+                return Err(CompileError::Model(ModelError::Unsupported {
+                    what: "a product as one step".into(),
+                }));
+            }
         };
         let segment = node.segment;
         self.dispatch(segment, kernel, rows, arguments, constants)
@@ -181,6 +249,20 @@ impl Emitter<'_> {
     /// Type and shape of a product's weights.
     fn matrix(&self, weights: &Stack) -> Result<Resident, CompileError> {
         Ok(*StackedMatrix::new(self.model.weights(), weights, |_| Layout::Rows16)?.resident())
+    }
+
+    /// The parts of a matrix, in order.
+    fn parts(&self, name: &str) -> Vec<MatrixPart> {
+        let part = |(index, weight): (usize, &WeightBuffer)| match &weight.content {
+            WeightContent::Matrix(matrix) if weight.name == name => Some(MatrixPart {
+                argument: (Place::Weight(index), 0, weight.bytes()),
+                tensor_type: matrix.resident().tensor_type(),
+                first_row: matrix.first_row() as u32,
+                rows: matrix.resident().rows() as u32,
+            }),
+            _ => None,
+        };
+        self.weights.iter().enumerate().filter_map(part).collect()
     }
 
     fn weight(&self, name: &str) -> Argument {

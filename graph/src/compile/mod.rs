@@ -60,6 +60,9 @@ pub fn compile(
 ) -> Result<CompiledStage, CompileError> {
     let plain = model.graph(Activations::F32);
     let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
+    let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
+    let weights = weights.into_iter().map(|weight| weight.split(limit));
+    let weights = weights.collect::<Result<Vec<_>, _>>()?.concat();
     let mut variants: Vec<&'static Variant> = Vec::new();
     let mut programs = Vec::new();
     let mut scratch_bytes = 0;
@@ -226,14 +229,23 @@ fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
 }
 
 fn check_limits(stage: &CompiledStage, caps: &Caps) -> Result<(), CompileError> {
+    let too_large = |what: &str, bytes, limit| CompileError::TooLarge { what: what.into(), bytes, limit };
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
-    let weights = stage.weights.iter().map(|w| (w.name.clone(), w.bytes()));
-    let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer".to_string(), bytes));
+    let weights = stage.weights.iter().map(|w| (w.name.as_str(), w.bytes()));
+    let kv = stage.kv_bytes.iter().map(|&bytes| ("a key or value buffer", bytes));
     let logits = u64::from(stage.max_logit_rows()) * stage.logit_row_bytes;
-    let others = [("scratch".to_string(), stage.scratch_bytes), ("the logits".to_string(), logits)];
-    match weights.chain(kv).chain(others).find(|&(_, bytes)| bytes > limit) {
-        Some((what, bytes)) => Err(CompileError::TooLarge { what, bytes, limit }),
-        None => Ok(()),
+    if let Some((what, bytes)) = weights.chain(kv).chain([("the logits", logits)]).find(|w| w.1 > limit) {
+        return Err(too_large(what, bytes, limit));
+    }
+    if stage.scratch_bytes > caps.max_allocation_bytes {
+        return Err(too_large("scratch", stage.scratch_bytes, caps.max_allocation_bytes));
+    }
+    let steps = stage.programs.iter().flat_map(|program| &program.steps);
+    match steps.flat_map(|step| &step.slices).map(|slice| slice.bytes).max() {
+        Some(bytes) if bytes > caps.max_binding_bytes => {
+            Err(too_large("a tensor of a micro-batch", bytes, caps.max_binding_bytes))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -40,6 +40,7 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::TopK => crate::top_k::cases(seed),
         Kernel::Gemm(element) => crate::gemm::cases(element, seed),
         Kernel::AttentionDense(element) => crate::attention_dense::cases(element, seed),
+        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
         Kernel::Copy => crate::copy::cases(seed),
         Kernel::GatherRows => crate::gather_rows::cases(seed),
         Kernel::Unary => crate::unary::cases(seed),
@@ -49,7 +50,6 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::LayerNorm => crate::layer_norm::cases(seed),
         Kernel::Rope => crate::rope::cases(seed),
         Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::cases(kernel, seed),
-        Kernel::Conv2d(element) => crate::conv2d::cases(element, seed),
     }
 }
 
@@ -71,9 +71,9 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
         Kernel::LayerNorm => crate::layer_norm::random_case(random),
         Kernel::Rope => crate::rope::random_case(random),
         Kernel::DecodeBlocks | Kernel::EncodeBlocks => crate::file_blocks::random_case(kernel, random),
-        Kernel::Gemm(element) => crate::gemm::random_shape(element, random),
-        Kernel::AttentionDense(element) => crate::attention_dense::random_shape(element, random),
-        Kernel::Conv2d(element) => crate::conv2d::random_shape(element, random),
+        Kernel::Gemm(element) => crate::gemm::random_case(element, random),
+        Kernel::AttentionDense(element) => crate::attention_dense::random_case(element, random),
+        Kernel::Conv2d(element) => crate::conv2d::random_case(element, random),
         _ => return None,
     })
 }

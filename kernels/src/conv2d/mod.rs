@@ -188,7 +188,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
 }
 
 /// A convolution of any shape. A few have more groups than a dimension of a launch has on some devices.
-pub(crate) fn random_shape(element: ElementType, random: &mut Random) -> Case {
+pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;
     let groups = 1 + few(3);

@@ -2,14 +2,15 @@
 
 KERNEL(ITEMS) embed(
     const GLOBAL uint *RESTRICT params, const GLOBAL uchar *RESTRICT table, GLOBAL float *RESTRICT out,
-    uint rows, uint vocabulary, uint width
+    uint rows, uint vocabulary, uint width, uint first
 ) {
     BEGIN();
     uint row = GROUP(0);
     if (row >= count(params, 0, rows)) return;
-    uint token = params[4 + row];
+    uint token = params[4 + row] - first;
     GLOBAL float *to = out + (size_t)row * width;
     if (token >= vocabulary) {
+        if (first != 0) return;
         for (uint i = ITEM; i < width; i += ITEMS) to[i] = 0.0f;
         return;
     }

@@ -5,6 +5,7 @@ struct Constants {
     rows: u32,
     vocabulary: u32,
     width: u32,
+    first: u32,
 }
 var<immediate> constants: Constants;
 
@@ -14,8 +15,9 @@ var<immediate> constants: Constants;
 fn embed(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
     let row = workgroup.x + constants.first_group.x;
     if row >= count(0u, constants.rows) { return; }
-    let token = params[4u + row];
+    let token = params[4u + row] - constants.first;
     let is_known = token < constants.vocabulary;
+    if !is_known && constants.first != 0u { return; }
     let group = token / 16u * group_vectors(constants.width);
     let quads = constants.width / 4u;
     for (var quad = item; quad < quads; quad += ITEMS) {

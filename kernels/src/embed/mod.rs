@@ -6,14 +6,16 @@
 //! | 1 | table: `[vocabulary, width]` in the variant's [layout](crate::layout) |
 //! | 2 | out: f32 `[rows, width]`, written |
 //!
-//! Constants: rows, vocabulary, width. Row i is the table's row `tokens[i]`, and zero if there is none. One group a row.
+//! Constants: rows, vocabulary, width, first token. Row i is the table's row `tokens[i] - first token`. If there is none, it is
+//! zero where the first token is 0, else left alone: a table may be bound in parts, one after the other, the first of them
+//! first. One group a row.
 //!
 //! The table is in the layout of the products, so that tied weights are resident once; in `Rows16` a row is then spread
 //! over a group, which costs a few microseconds a token.
 
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, words};
 use crate::blocks::{TensorType, dequantise};
-use crate::cases::{Build, Case, Params, Random, untouched_after};
+use crate::cases::{Build, Case, Params, Random};
 use crate::kernel::Kernel;
 use crate::layout::{Layout, Resident};
 use crate::params::ParamsShape;
@@ -36,7 +38,7 @@ macro_rules! abi {
         static ABI: EntryAbi = EntryAbi {
             name: concat!("embed_", stringify!($name), "_", stringify!($layout)),
             bindings: &[Access::Read, Access::Read, Access::Write],
-            constants: 3,
+            constants: 4,
             extents: |constants, out| extents(TensorType::$name, Layout::$layout, constants, out),
         };
         &ABI
@@ -45,7 +47,7 @@ macro_rules! abi {
 abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
 
 fn extents(tensor_type: TensorType, layout: Layout, constants: &[u32], out: &mut [u64]) {
-    let [rows, vocabulary, width] = *constants else { return };
+    let [rows, vocabulary, width, _] = *constants else { return };
     let table = Resident::new(tensor_type, layout, vocabulary.into(), width.into());
     let table = table.map_or(IMPOSSIBLE, |r| r.bytes());
     out.copy_from_slice(&[HEADER_BYTES + words(&[rows]), table, words(&[rows, width])]);
@@ -64,9 +66,13 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
 pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
-    for (capacity, tokens, vocabulary, width) in
-        [(1, vec![0], 1, 256), (8, vec![39, 16, 15, 40, 3], 40, 512), (3, vec![18, u32::MAX, 0], 19, 768)]
-    {
+    // The last is the second part of a table: rows of the others' tokens are left alone.
+    for (capacity, tokens, (first, vocabulary), width) in [
+        (1, vec![0], (0, 1), 256),
+        (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
+        (3, vec![18, u32::MAX, 0], (0, 19), 768),
+        (6, vec![64, 63, 83, 84, 0], (64, 20), 256),
+    ] {
         let layout = Resident::new(tensor_type, layout, vocabulary as u64, width as u64)
             .expect("widths are whole blocks");
         let file = random.blocks(tensor_type, vocabulary * width);
@@ -75,12 +81,16 @@ pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<C
         let shape = ParamsShape { rows: capacity as u32, logit_rows: 0, sequences: 0, table_blocks: 0 };
         let mut words = Params { tokens: tokens.clone(), ..Params::new(shape) }.words();
         words.truncate(4 + capacity);
-        let row = |i: usize| {
-            reference(tensor_type, &file, width, tokens.get(i).map_or(usize::MAX >> 32, |t| *t as usize))
+        let row = |token: &u32| match (*token as usize).checked_sub(first) {
+            Some(row) if row < vocabulary || first == 0 => {
+                reference(tensor_type, &file, width, row).into_iter().map(Some).collect()
+            }
+            _ => vec![None; width],
         };
-        let expected = untouched_after((0..capacity).flat_map(row).collect(), tokens.len() * width);
-        let label = format!("{tokens:?} of {vocabulary} × {width}");
-        let case = Build::new(Kernel::Embed(tensor_type), label, &[capacity, vocabulary, width]);
+        let mut expected: Vec<Option<f64>> = tokens.iter().flat_map(row).collect();
+        expected.resize(capacity * width, None);
+        let label = format!("{tokens:?} of {vocabulary} from {first} on × {width}");
+        let case = Build::new(Kernel::Embed(tensor_type), label, &[capacity, vocabulary, width, first]);
         out.push(case.words(&words).bytes(table).poison(capacity * width * 4).expect_f32(2, expected));
     }
     out

@@ -120,7 +120,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
 }
 
 /// A product of any shape. A few have more groups than a dimension of a launch has on some devices.
-pub(crate) fn random_shape(element: ElementType, random: &mut Random) -> Case {
+pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;
     let shape = Shape {

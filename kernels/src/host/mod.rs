@@ -119,6 +119,9 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, attention_dense::AttentionDense<f32>>());
     out.push(variant::<S, attention_dense::AttentionDense<f16>>());
     out.push(variant::<S, attention_dense::AttentionDense<bf16>>());
+    out.push(variant::<S, conv2d::Conv2d<f32>>());
+    out.push(variant::<S, conv2d::Conv2d<f16>>());
+    out.push(variant::<S, conv2d::Conv2d<bf16>>());
     out.push(variant::<S, elementwise::Copy>());
     out.push(variant::<S, elementwise::GatherRows>());
     out.push(variant::<S, elementwise::Unary>());
@@ -129,9 +132,6 @@ fn add<S: Isa>(out: &mut Vec<Variant>) {
     out.push(variant::<S, elementwise::Rope>());
     out.push(variant::<S, file_blocks::DecodeBlocks>());
     out.push(variant::<S, file_blocks::EncodeBlocks>());
-    out.push(variant::<S, conv2d::Conv2d<f32>>());
-    out.push(variant::<S, conv2d::Conv2d<f16>>());
-    out.push(variant::<S, conv2d::Conv2d<bf16>>());
 }
 
 /// The kernels of a tensor type.

@@ -25,7 +25,7 @@ impl<W: Format> HostKernel for Embed<W> {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(s: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[rows, vocabulary, width] = call.constants else { return };
+        let &[rows, vocabulary, width, first] = call.constants else { return };
         let width = width as usize;
         // SAFETY: nobody writes parameters and weights; any bits are values of these types.
         let (params, table) = unsafe { (call.read::<u32>(0), call.read::<u8>(1)) };
@@ -33,9 +33,11 @@ impl<W: Format> HostKernel for Embed<W> {
         for row in (groups.start as usize..groups.end as usize).take_while(|row| *row < lists.rows()) {
             // SAFETY: each group writes its own row.
             let out = unsafe { row_mut(call, 2, row, width) };
-            let token = lists.token(row);
+            let token = lists.token(row).wrapping_sub(first as usize);
             if token >= vocabulary as usize {
-                out.fill(0.0);
+                if first == 0 {
+                    out.fill(0.0);
+                }
                 continue;
             }
             let bytes = group_bytes(W::TYPE, width);

@@ -66,7 +66,10 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         let w_line = slice % SLICES_W * (LINES_W * 16u);
         var next_x$x = x[from_x$x];
         var next_w$w = four_weights(from_w$w);
-        var sum_$i_$j: coop_mat16x16<f32, C>;
+        for (var i = place.item; i < 256u; i += ITEMS) { squares[i] = 0.0; }
+        workgroupBarrier();
+        let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
+        var sum_$i_$j = zeros;
         var buffer = 0u;
         for (var at = FOURS; at <= pitch; at += FOURS) {
             if BUFFERS == 1u { workgroupBarrier(); }

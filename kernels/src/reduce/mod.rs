@@ -128,12 +128,12 @@ fn case(random: &mut Random, reduction: Reduction, shape: [usize; 3]) -> Case {
         .expect_f32(1, wanted)
 }
 
-/// Lines with NaN and infinities.
+/// Lines with NaN and infinities. Their length is a power of two: not every device rounds quotients as f32 is rounded.
 fn edges(random: &mut Random, reduction: Reduction) -> Case {
-    let shape = [2, 37, 4];
+    let shape = [2, 32, 4];
     let mut x = vec![-1.0; shape.iter().product()];
     for (column, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
-        x[random.below(37) * 4 + column] = value;
+        x[random.below(32) * 4 + column] = value;
     }
     let wanted = lines(&x, shape).map(|line| Some(reduction.of(line) as f32)).collect();
     let case = build(reduction, shape, format!("{reduction:?} of what is special"), &x);

@@ -8,6 +8,7 @@ mod amd;
 mod jobs;
 mod nvrtc;
 mod ocloc;
+mod pipelines;
 mod programs;
 mod ptx;
 mod ptxas;
@@ -46,6 +47,10 @@ pub struct Args {
     /// Translate WGSL for Vulkan devices, and have spirv-val judge the result, if it is installed.
     #[arg(long)]
     spirv_val: bool,
+    /// Make the pipelines of all WGSL for every device that Vulkan's loader shows, also where nothing runs: Mesa compiles for
+    /// AMD's GPUs with RADV_FORCE_FAMILY=navi24, or another name, and no such GPU.
+    #[arg(long)]
+    vulkan_pipelines: bool,
     /// Devices to compile for, by ocloc's names.
     #[arg(long, value_delimiter = ',', default_value = "acm-g10,acm-g11")]
     devices: Vec<String>,
@@ -81,6 +86,9 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
     }
     if args.spirv_val {
         note(spirv::validate(&chosen, &args.out));
+    }
+    if args.vulkan_pipelines {
+        note(pipelines::compile(&args.only));
     }
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\nerror: ")) }
 }

@@ -80,7 +80,6 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-opencl", &["ragtag-cpu"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
     ("ragtag-vulkan", &["ragtag-cpu"]),
-    ("ragtag-wgpu", &["ragtag-cpu"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use ragtag_hal::{
-    AdapterKind, Backend, BufferId, Command, Device, Error, HostRegion, Limits, Module, ModuleId, ProgramId,
+    AdapterKind, BufferId, Command, Device, Error, HostRegion, Limits, Module, ModuleId, ProgramId,
     QueueKind, RegionId, TextEntry, Timing, Work,
 };
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
