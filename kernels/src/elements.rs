@@ -56,6 +56,12 @@ pub(crate) fn span(sizes: &[u32], strides: &[u32]) -> u64 {
 /// The element that a walk over these sizes meets at `i`, which is below their product.
 #[inline(always)]
 pub(crate) fn place(mut i: usize, sizes: &[u32], strides: &[u32]) -> usize {
+    // Most walks have one dimension, and many steps of others do not leave their last.
+    if let ([.., size], [.., stride]) = (sizes, strides)
+        && i < *size as usize
+    {
+        return i * *stride as usize;
+    }
     let mut at = 0;
     for (size, stride) in sizes.iter().zip(strides).rev() {
         at += i % *size as usize * *stride as usize;

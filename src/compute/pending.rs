@@ -108,3 +108,10 @@ impl Wakers {
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
 }
+
+impl<T> std::fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state = if self.shared.timeline().value() >= self.point { "done" } else { "queued" };
+        write!(f, "Pending({state} on {})", self.shared.adapter().label())
+    }
+}

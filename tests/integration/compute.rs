@@ -72,7 +72,7 @@ fn dimensions_change_places_and_are_cut() {
         let wanted = |i: usize| x[(i / 3 % 2) * 12 + (i % 3) * 4 + i / 6];
         assert_eq!(device.read(&turned).unwrap().wait().unwrap(), (0..24).map(wanted).collect::<Vec<_>>());
         let part = device.slice(([2, 3, 4], &x), 1, 1..3).unwrap();
-        assert_eq!(device.read(&part).unwrap().wait().unwrap()[6..10], [18.0, 19.0, 20.0, 21.0]);
+        assert_eq!(device.read(&part).unwrap().wait().unwrap()[6..10], [10.0, 11.0, 16.0, 17.0]);
         let row = device.gather(([6, 4], &x), &[5_u32, 0, 5]).unwrap();
         assert_eq!(device.read(&row).unwrap().wait().unwrap()[3..9], [23.0, 0.0, 1.0, 2.0, 3.0, 20.0]);
         let beyond = device.upload_indices([2], &[6, 1]).unwrap();
@@ -297,9 +297,9 @@ fn what_does_not_fit_is_refused_by_name() {
     let said = |error: Error| error.to_string();
     let x = [0.0; 6];
     let at = |shape: [usize; 2]| Input::from((shape, &x));
-    let error = said(device.gemm(&Gemm::default(), at([2, 3]), at([2, 3])).map(drop).unwrap_err());
+    let error = said(device.gemm(&Gemm::default(), at([2, 3]), at([2, 3])).unwrap_err());
     assert!(error.contains("[2, 3] and [2, 3]"), "{error}");
-    let error = said(device.binary(BinaryOperation::Add, at([2, 3]), at([3, 2])).map(drop).unwrap_err());
+    let error = said(device.binary(BinaryOperation::Add, at([2, 3]), at([3, 2])).unwrap_err());
     assert!(error.contains("[2, 3] and [3, 2]"), "{error}");
     let (left, right) = (at([2, 3]), ([2], &x[..2]));
     assert!(matches!(device.rms_norm(left, right, 1e-5), Err(Error::Shapes { .. })));
@@ -343,10 +343,10 @@ fn dimensions_of_zero_do_nothing() {
 #[test]
 fn memory_goes_with_the_last_tensor_and_work_outlives_its_inputs() {
     let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
-    let limits = Limits { memory_bytes: Some(64 << 20), ..Limits::default() };
+    let limits = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
     let devices = Devices::probe(&cpu).unwrap().limited_to(limits);
     let device = Compute::on(&devices, &devices.selected()[0]).unwrap();
-    let (n, ones) = (1 << 20, vec![1.0; 1 << 20]);
+    let (n, ones) = (1 << 14, vec![1.0; 1 << 14]);
     let mut sum = device.upload([n], &ones).unwrap();
     // Sixteen of them fit.
     for _ in 0..300 {
