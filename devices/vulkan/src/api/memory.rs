@@ -50,7 +50,7 @@ impl Memory {
         let index = taken.ok_or_else(|| Error::Unsupported { what: "memory for buffers".into() })?;
         let info = vk::MemoryAllocateInfo::default().allocation_size(needs.size).memory_type_index(index);
         buffer.allocate(&info)?;
-        buffer.map(index)?;
+        buffer.map(index);
         Ok(buffer)
     }
 
@@ -139,19 +139,24 @@ impl Memory {
         }
     }
 
-    fn map(&mut self, index: u32) -> Result<()> {
+    /// Lets the host see the memory, if it can. Without that it is good for all else.
+    fn map(&mut self, index: u32) {
         use vk::MemoryPropertyFlags as Flags;
         let flags = self.logical.facts().memory.memory_types[index as usize].property_flags;
         if !flags.contains(Flags::HOST_VISIBLE | Flags::HOST_COHERENT) {
-            return Ok(());
+            return;
         }
         // SAFETY: the memory is visible to the host and not mapped yet.
         let pointer = unsafe {
             self.logical.raw.map_memory(self.memory, 0, vk::WHOLE_SIZE, vk::MemoryMapFlags::empty())
         };
-        let address = said("vkMapMemory", pointer)? as usize;
-        self.mapped = Some(Mapped { address, cached: flags.contains(Flags::HOST_CACHED) });
-        Ok(())
+        match pointer {
+            Ok(pointer) => {
+                let cached = flags.contains(Flags::HOST_CACHED);
+                self.mapped = Some(Mapped { address: pointer as usize, cached });
+            }
+            Err(code) => tracing::debug!(?code, bytes = self.bytes, "memory is not mapped"),
+        }
     }
 
     /// Size in bytes.
