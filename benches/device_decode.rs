@@ -80,6 +80,7 @@ fn main() -> ragtag::Result<()> {
     }
     let report = serde_json::json!({
         "device": arguments.device,
+        "copies_by": copies.copier.label,
         "activations": arguments.activations,
         "copy_bytes_per_s": copies.samples,
         "models": samples,
@@ -254,10 +255,21 @@ struct Copies {
 impl Copies {
     fn measure(arguments: &Arguments) -> ragtag::Result<Self> {
         let label = arguments.device.split(',').next().unwrap_or_default();
-        let mut copies = Self { copier: Copier::open(label)?, samples: Vec::new() };
-        (0..arguments.rounds).try_for_each(|_| copies.again())?;
-        println!("{label}: copies {:.0} GB/s, read and written", median(&copies.samples) / 1e9);
-        Ok(copies)
+        let report = Backends::new(&Config::default()).probe();
+        let own = report.device(label).map(|device| device.adapters.clone()).unwrap_or_default();
+        // The ceiling is the hardware's: of all APIs that show it, the one that copies fastest. (Some drivers copy with
+        // engines that are made for something else.)
+        let mut best: Option<Self> = None;
+        for label in own {
+            let mut copies = Self { copier: Copier::open(&label)?, samples: Vec::new() };
+            (0..arguments.rounds).try_for_each(|_| copies.again())?;
+            let rate = median(&copies.samples);
+            println!("{label}: copies {:.0} GB/s, read and written", rate / 1e9);
+            if best.as_ref().is_none_or(|best| rate > median(&best.samples)) {
+                best = Some(copies);
+            }
+        }
+        best.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))
     }
 
     /// One more sample.

@@ -29,6 +29,7 @@ mod device;
 mod error;
 mod hazards;
 mod memory;
+mod memory_model;
 mod probe;
 mod program;
 mod queue;

@@ -7,6 +7,7 @@
 //!
 //! This module must not know Vulkan's objects.
 
+use crate::memory_model;
 use naga::back::spv::{
     BindingMap, Capability, Options, PipelineOptions, WriterFlags, ZeroInitializeWorkgroupMemoryMode,
 };
@@ -16,7 +17,7 @@ use naga::{AddressSpace, ResourceBinding};
 use ragtag_hal::{Error, Feature, Features, Result};
 
 /// The translator's version, for keys of what is kept: a change here or in naga means other SPIR-V.
-pub(crate) const VERSION: &str = "naga 30, 1";
+pub(crate) const VERSION: &str = "naga 30, 2";
 
 /// What SPIR-V is made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,10 +54,11 @@ impl SpirVTarget {
         accepted | Capabilities::SHADER_FLOAT16_IN_FLOAT32
     }
 
-    /// What the SPIR-V may declare.
-    fn capabilities(&self) -> Vec<Capability> {
+    /// What the SPIR-V of a text may declare. Matrices come with a memory model of their own, which other texts are better
+    /// without.
+    fn capabilities(&self, has_matrices: bool) -> Vec<Capability> {
         let mut all = vec![Capability::Shader];
-        for feature in &self.features {
+        for feature in self.features.iter().filter(|f| has_matrices || **f != Feature::CooperativeMatrix) {
             all.extend_from_slice(match feature {
                 Feature::Fp16 => &[Capability::Float16],
                 Feature::SubGroups => SUB_GROUPS,
@@ -70,6 +72,9 @@ impl SpirVTarget {
         all
     }
 }
+
+/// What a text with matrices says.
+const MATRICES: &str = "enable wgpu_cooperative_matrix;";
 
 const SUB_GROUPS: &[Capability] = &[
     Capability::GroupNonUniform,
@@ -108,7 +113,7 @@ pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV>
         flags: WriterFlags::empty(),
         fake_missing_bindings: false,
         binding_map: bindings(&module),
-        capabilities: Some(target.capabilities().into_iter().collect()),
+        capabilities: Some(target.capabilities(text.contains(MATRICES)).into_iter().collect()),
         bounds_check_policies: BoundsCheckPolicies {
             index: unchecked,
             buffer: unchecked,
@@ -127,6 +132,7 @@ pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV>
         .map_err(|error| refused(format!("{entry}: {error}")))?;
     let work_group = module.entry_points.iter().find(|one| one.name == entry).map(|one| one.workgroup_size);
     let (bindings, constant_bytes) = arguments(&module).map_err(refused)?;
+    let words = memory_model::complete(words);
     Ok(SpirV { words, bindings, constant_bytes, work_group: work_group.unwrap_or_default() })
 }
 

@@ -1,0 +1,181 @@
+//! The Vulkan memory model in SPIR-V of naga's: what a group shares is visible beyond a barrier.
+//!
+//! Cooperative matrices demand this model, in which an access is an invocation's own affair unless it says otherwise, and a
+//! barrier makes nothing available or visible that it does not name. naga declares the model and says neither, so that a
+//! driver may move accesses of local memory across barriers. This says both: `NonPrivatePointer` on each access,
+//! `MakeAvailable` and `MakeVisible` on each barrier. Numbers are those of the SPIR-V specification, version 1.6.
+//!
+//! This module must not know WGSL.
+
+use std::collections::{BTreeSet, HashMap};
+
+/// Words before the first instruction; the fourth is the bound of ids.
+const HEADER: usize = 5;
+const BOUND: usize = 3;
+
+const OP_MEMORY_MODEL: u32 = 14;
+const OP_TYPE_POINTER: u32 = 32;
+const OP_CONSTANT: u32 = 43;
+const OP_LOAD: u32 = 61;
+const OP_STORE: u32 = 62;
+const OP_CONTROL_BARRIER: u32 = 224;
+const OP_MEMORY_BARRIER: u32 = 225;
+const OP_COOPERATIVE_MATRIX_LOAD: u32 = 4457;
+const OP_COOPERATIVE_MATRIX_STORE: u32 = 4458;
+/// Instructions whose result may be a pointer: parameters, variables, access chains, copies, selections, phis.
+const OPS_OF_POINTERS: [u32; 8] = [55, 59, 65, 66, 67, 83, 169, 245];
+
+const VULKAN: u32 = 3;
+const WORKGROUP: u32 = 4;
+const NON_PRIVATE_POINTER: u32 = 0x20;
+const MAKE_AVAILABLE_AND_VISIBLE: u32 = 0x2000 | 0x4000;
+
+/// The instructions of a module, each with its first word.
+fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
+    let mut rest = words.get(HEADER..).unwrap_or_default();
+    std::iter::from_fn(move || {
+        let first = *rest.first()?;
+        let (instruction, after) = rest.split_at_checked((first >> 16).max(1) as usize)?;
+        rest = after;
+        Some((first & 0xffff, instruction))
+    })
+}
+
+/// The same module, if it declares the Vulkan memory model, with accesses of local memory and barriers that keep to it.
+pub(crate) fn complete(words: Vec<u32>) -> Vec<u32> {
+    if !instructions(&words).any(|(op, words)| op == OP_MEMORY_MODEL && words.get(2) == Some(&VULKAN)) {
+        return words;
+    }
+    let facts = Facts::of(&words);
+    let mut out: Vec<u32> = words[..HEADER].to_vec();
+    // The semantics of barriers as constants of their own: others may use the old ones.
+    let mut semantics = HashMap::new();
+    for (op, instruction) in instructions(&words) {
+        let mut instruction = instruction.to_vec();
+        match op {
+            OP_LOAD => facts.share(&mut instruction, 3, 4),
+            OP_STORE => facts.share(&mut instruction, 1, 3),
+            OP_COOPERATIVE_MATRIX_LOAD => facts.share(&mut instruction, 3, 6),
+            OP_COOPERATIVE_MATRIX_STORE => facts.share(&mut instruction, 1, 5),
+            OP_CONTROL_BARRIER | OP_MEMORY_BARRIER => {
+                if let Some(last) = instruction.last_mut() {
+                    *last = semantics.get(last).copied().unwrap_or(*last);
+                }
+            }
+            _ => {}
+        }
+        out.extend(&instruction);
+        if let (OP_CONSTANT, [_, of_type, id, value]) = (op, &instruction[..])
+            && facts.semantics.contains(id)
+        {
+            let new = out[BOUND];
+            out[BOUND] += 1;
+            semantics.insert(*id, new);
+            out.extend([(4 << 16) | OP_CONSTANT, *of_type, new, value | MAKE_AVAILABLE_AND_VISIBLE]);
+        }
+    }
+    out
+}
+
+/// What is said of ids.
+struct Facts {
+    /// Pointers to local memory.
+    local: BTreeSet<u32>,
+    /// Constants that are semantics of barriers.
+    semantics: BTreeSet<u32>,
+}
+
+impl Facts {
+    fn of(words: &[u32]) -> Self {
+        let (mut types, mut local, mut semantics) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        for (op, instruction) in instructions(words) {
+            match (op, instruction) {
+                (OP_TYPE_POINTER, [_, id, WORKGROUP, ..]) => drop(types.insert(*id)),
+                (OP_CONTROL_BARRIER | OP_MEMORY_BARRIER, [.., last]) => drop(semantics.insert(*last)),
+                (op, [_, of_type, id, ..]) if OPS_OF_POINTERS.contains(&op) && types.contains(of_type) => {
+                    local.insert(*id);
+                }
+                _ => {}
+            }
+        }
+        Self { local, semantics }
+    }
+
+    /// Marks an access whose pointer and memory operands are at these places, if it is of local memory.
+    fn share(&self, instruction: &mut Vec<u32>, pointer: usize, operands: usize) {
+        if !instruction.get(pointer).is_some_and(|id| self.local.contains(id)) {
+            return;
+        }
+        match instruction.get_mut(operands) {
+            Some(mask) => *mask |= NON_PRIVATE_POINTER,
+            None => {
+                instruction.resize(operands, 0);
+                instruction.push(NON_PRIVATE_POINTER);
+                instruction[0] = (instruction.len() as u32) << 16 | instruction[0] & 0xffff;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::translate::{SpirVTarget, translate};
+    use ragtag_hal::Feature;
+
+    const TEXT: &str = "
+        enable f16;
+        enable wgpu_cooperative_matrix;
+        var<workgroup> tile: array<f32, 256>;
+        @group(0) @binding(0) var<storage, read_write> y: array<f32>;
+        @compute @workgroup_size(32)
+        fn main(@builtin(local_invocation_index) item: u32) {
+            for (var i = item; i < 256u; i += 32u) { tile[i] = f32(i); }
+            workgroupBarrier();
+            let square = coopLoadT<coop_mat16x16<f32, C>>(&tile[0], 16u);
+            coopStoreT(square, &y[0], 16u);
+            workgroupBarrier();
+            y[256u + item] = tile[item];
+        }
+    ";
+
+    #[test]
+    fn local_memory_is_shared_and_barriers_say_so() {
+        let features = [Feature::CooperativeMatrix, Feature::Fp16].into();
+        let spirv = translate(TEXT, "main", &SpirVTarget { vulkan: (1, 3), features }).unwrap();
+        let facts = Facts::of(&spirv.words);
+        let (mut accesses, mut barriers) = (0, 0);
+        for (op, words) in instructions(&spirv.words) {
+            let (pointer, operands) = match op {
+                OP_LOAD => (3, 4),
+                OP_STORE => (1, 3),
+                OP_COOPERATIVE_MATRIX_LOAD => (3, 6),
+                OP_COOPERATIVE_MATRIX_STORE => (1, 5),
+                OP_CONTROL_BARRIER => {
+                    let id = words[3];
+                    let mut constants = instructions(&spirv.words).filter(|(op, _)| *op == OP_CONSTANT);
+                    let value = constants.find(|(_, words)| words[2] == id).map(|(_, words)| words[3]);
+                    assert_eq!(value.map(|v| v & 0x7fff), Some(0x6108), "of {value:?}");
+                    barriers += 1;
+                    continue;
+                }
+                _ => continue,
+            };
+            let is_local = facts.local.contains(&words[pointer]);
+            let is_shared = words.get(operands).is_some_and(|mask| mask & NON_PRIVATE_POINTER != 0);
+            assert_eq!(is_shared, is_local, "{op} {words:?}");
+            accesses += usize::from(is_local);
+        }
+        assert_eq!((accesses, barriers), (3, 2));
+    }
+
+    #[test]
+    fn other_modules_stay_as_they_are() {
+        let text = "@group(0) @binding(0) var<storage, read_write> y: array<f32>;
+            @compute @workgroup_size(1) fn main() { y[0] = 1.0; }";
+        let features = [Feature::CooperativeMatrix, Feature::Fp16].into();
+        let spirv = translate(text, "main", &SpirVTarget { vulkan: (1, 3), features }).unwrap();
+        let model = instructions(&spirv.words).find(|(op, _)| *op == OP_MEMORY_MODEL).unwrap().1;
+        assert_eq!(model[2], 1, "GLSL's model, where no matrices are");
+    }
+}
