@@ -126,16 +126,20 @@ mod tests {
     const TEXT: &str = "
         enable f16;
         enable wgpu_cooperative_matrix;
-        var<workgroup> tile: array<f32, 256>;
+        var<workgroup> tile: array<f16, 256>;
         @group(0) @binding(0) var<storage, read_write> y: array<f32>;
         @compute @workgroup_size(32)
         fn main(@builtin(local_invocation_index) item: u32) {
-            for (var i = item; i < 256u; i += 32u) { tile[i] = f32(i); }
+            for (var i = item; i < 256u; i += 32u) { tile[i] = f16(i); }
             workgroupBarrier();
-            let square = coopLoadT<coop_mat16x16<f32, C>>(&tile[0], 16u);
-            coopStoreT(square, &y[0], 16u);
+            let left = coopLoadT<coop_mat16x16<f16, A>>(&tile[0], 16u);
+            let right = coopLoad<coop_mat16x16<f16, B>>(&tile[0], 16u);
+            var sum = coopLoadT<coop_mat16x16<f32, C>>(&y[0], 16u);
+            sum = coopMultiplyAdd(left, right, sum);
+            let out = sum;
+            coopStoreT(out, &y[0], 16u);
             workgroupBarrier();
-            y[256u + item] = tile[item];
+            y[256u + item] = f32(tile[item]);
         }
     ";
 
@@ -166,7 +170,7 @@ mod tests {
             assert_eq!(is_shared, is_local, "{op} {words:?}");
             accesses += usize::from(is_local);
         }
-        assert_eq!((accesses, barriers), (3, 2));
+        assert_eq!((accesses, barriers), (4, 2));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::Arc;
-use wgpu::{DeviceDescriptor, ExperimentalFeatures, Features, MemoryHints};
+use wgpu::{DeviceDescriptor, ExperimentalFeatures, MemoryHints};
 
 /// The backend's name.
 const NAME: &str = "wgpu";
@@ -57,17 +57,11 @@ impl WgpuBackend {
 /// Opens an adapter with all features that are of use, and with its own limits.
 fn open(found: &Found) -> Result<Gpu> {
     let features = wanted_features(&found.wgpu);
-    let experimental_features = if features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
-        // SAFETY: what is experimental of wgpu may break its promises; matrices are used as its specification says.
-        unsafe { ExperimentalFeatures::enabled() }
-    } else {
-        ExperimentalFeatures::disabled()
-    };
     let descriptor = DeviceDescriptor {
         label: None,
         required_features: features,
         required_limits: found.wgpu.limits(),
-        experimental_features,
+        experimental_features: ExperimentalFeatures::disabled(),
         memory_hints: MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };

@@ -10,10 +10,7 @@ use ragtag_hal::{
 };
 use std::collections::BTreeSet;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
-use wgpu::{
-    AdapterInfo, Backend, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, Instance,
-    InstanceDescriptor, InstanceFlags,
-};
+use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
 /// The APIs that this build has, in the order of preference where several show one device.
 const APIS: [Backend; 3] = [Backend::Vulkan, Backend::Metal, Backend::Dx12];
@@ -150,27 +147,18 @@ fn pci_address(text: &str) -> Option<PciAddress> {
     Some(PciAddress { domain, bus: byte(bus)?, device: byte(device)?, function: byte(function)? })
 }
 
-/// The features that a device is opened with: of those that are of use, what the adapter has.
+/// The features that a device is opened with: of those that are of use, what the adapter has. Cooperative matrices are not
+/// among them: wgpu 30 does not say in SPIR-V that what a group shares is visible beyond a barrier, as their memory model
+/// wants it said, and products come out wrong on NVIDIA's driver.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
-    let mut wanted = Features::IMMEDIATES
+    let wanted = Features::IMMEDIATES
         | Features::SHADER_F16
         | Features::SUBGROUP
         | Features::PIPELINE_CACHE
         | Features::TIMESTAMP_QUERY
         | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
-    if multiplies_matrices(&adapter.cooperative_matrix_properties()) {
-        wanted |= Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-    }
     adapter.features() & wanted
-}
-
-/// Whether matrices of 16 x 16 f16 values are multiplied with f32 sums.
-fn multiplies_matrices(properties: &[CooperativeMatrixProperties]) -> bool {
-    properties.iter().any(|p| {
-        (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
-            && (p.ab_type, p.cr_type) == (CooperativeScalarType::F16, CooperativeScalarType::F32)
-    })
 }
 
 fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
@@ -178,7 +166,6 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
     let features = [
         (Feature::Fp16, has.contains(wgpu::Features::SHADER_F16)),
         (Feature::SubGroups, has.contains(wgpu::Features::SUBGROUP)),
-        (Feature::CooperativeMatrix, has.contains(wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX)),
         (Feature::IntegerDot, integer_dot),
     ];
     let words = |bytes: u64| bytes - bytes % wgpu::COPY_BUFFER_ALIGNMENT;
@@ -240,21 +227,6 @@ mod tests {
             ("Arc A770", dx12),
         ];
         assert_eq!(kept, wanted);
-    }
-
-    #[test]
-    fn matrices_of_one_form_are_of_use() {
-        let form = |m_size, ab_type, cr_type| CooperativeMatrixProperties {
-            m_size,
-            n_size: 16,
-            k_size: 16,
-            ab_type,
-            cr_type,
-            saturating_accumulation: false,
-        };
-        use CooperativeScalarType::{F16, F32};
-        assert!(multiplies_matrices(&[form(8, F16, F32), form(16, F16, F32)]));
-        assert!(!multiplies_matrices(&[form(8, F16, F32), form(16, F16, F16), form(16, F32, F32)]));
     }
 
     #[test]

@@ -27,7 +27,6 @@ const UNSAFE: &[&str] = &[
     "devices/vulkan/src/region.rs",
     "devices/vulkan/src/script.rs",
     // wgpu's calls that ask for a promise, questions to Vulkan, and the bytes of host regions.
-    "devices/wgpu/src/backend.rs",
     "devices/wgpu/src/program.rs",
     "devices/wgpu/src/script.rs",
     "devices/wgpu/src/vulkan.rs",
