@@ -55,10 +55,18 @@ impl Recording {
         };
         recorder.begin(launches().count() as u32, launches().sum())?;
         let mut hazards = Hazards::default();
+        // Whether there are copies since the last barrier. Launches alone wait for less.
+        let mut copied = false;
         for step in steps {
+            let copies = !matches!(step, Step::Launch { .. });
             if hazards.barrier_before(step.uses()) {
-                recorder.barrier();
+                match copied || copies {
+                    true => recorder.barrier(),
+                    false => recorder.barrier_between_launches(),
+                }
+                copied = false;
             }
+            copied |= copies;
             record(&recorder, step, recorders.max_groups)?;
         }
         if recorders.shows_host || steps.iter().any(|step| matches!(step, Step::Download { .. })) {

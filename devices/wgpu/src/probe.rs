@@ -149,7 +149,7 @@ fn pci_address(text: &str) -> Option<PciAddress> {
 
 /// The features that a device is opened with: of those that are of use, what the adapter has. Cooperative matrices are not
 /// among them: wgpu 30 does not say in SPIR-V that what a group shares is visible beyond a barrier, as their memory model
-/// wants it said, and products come out wrong on NVIDIA's driver.
+/// wants it said.
 pub(crate) fn wanted_features(adapter: &wgpu::Adapter) -> wgpu::Features {
     use wgpu::Features;
     let wanted = Features::IMMEDIATES

@@ -21,7 +21,9 @@ const ROWS: u32 = ITEMS / FOURS;
 var<workgroup> tile_x: array<vec4<f16>, BUFFERS * TILE_X * PITCH>;
 var<workgroup> tile_w: array<vec4<f16>, BUFFERS * TILE_W * PITCH>;
 var<workgroup> squares: array<f32, SLICES * 256u>;
-var<workgroup> facts: vec2<u32>;
+// 16 bytes, as the others have multiples of 16: matrices are loaded from places that are multiples of it, and nobody says in
+// which order a driver lays these out.
+var<workgroup> facts: vec4<u32>;
 
 struct Place {
     @builtin(local_invocation_index) item: u32,
@@ -42,7 +44,7 @@ fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
 
 @compute @workgroup_size(ITEMS)
 fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
-    if place.item == 0u { facts = vec2<u32>(count(constants.word, constants.rows), place.sub_groups); }
+    if place.item == 0u { facts = vec4<u32>(count(constants.word, constants.rows), place.sub_groups, 0u, 0u); }
     let known = workgroupUniformLoad(&facts);
     let used = known.x;
     let first_row = (workgroup.x + constants.first_group.x) * TILE_X;

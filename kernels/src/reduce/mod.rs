@@ -10,7 +10,7 @@
 //! The largest and the smallest are NaN where any value is. Sums are taken in many parts, so that rounding hardly grows
 //! with the axis.
 //!
-//! Groups take some neighbouring columns each: see [`columns`].
+//! Groups take some neighbouring columns each.
 
 use crate::abi::{IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, Random};

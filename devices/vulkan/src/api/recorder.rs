@@ -180,21 +180,33 @@ impl Recorder {
         if self.stages.contains(vk::PipelineStageFlags::COMPUTE_SHADER) {
             reads |= vk::AccessFlags::SHADER_READ;
         }
-        self.wait_for_writes(self.stages, reads | self.writes);
+        self.wait_for_writes([self.stages; 2], self.writes, reads | self.writes);
+    }
+
+    /// The same where launches follow launches. Drivers flush less for it.
+    pub(crate) fn barrier_between_launches(&self) {
+        let (stage, writes) = (vk::PipelineStageFlags::COMPUTE_SHADER, vk::AccessFlags::SHADER_WRITE);
+        self.wait_for_writes([stage; 2], writes, vk::AccessFlags::SHADER_READ | writes);
     }
 
     /// The host sees what came before, once it hears of the end.
     pub(crate) fn show_host(&self) {
-        self.wait_for_writes(vk::PipelineStageFlags::HOST, vk::AccessFlags::HOST_READ);
+        let stages = [self.stages, vk::PipelineStageFlags::HOST];
+        self.wait_for_writes(stages, self.writes, vk::AccessFlags::HOST_READ);
     }
 
-    fn wait_for_writes(&self, stages: vk::PipelineStageFlags, access: vk::AccessFlags) {
-        let barrier = vk::MemoryBarrier::default().src_access_mask(self.writes).dst_access_mask(access);
+    fn wait_for_writes(
+        &self,
+        [before, after]: [vk::PipelineStageFlags; 2],
+        writes: vk::AccessFlags,
+        access: vk::AccessFlags,
+    ) {
+        let barrier = vk::MemoryBarrier::default().src_access_mask(writes).dst_access_mask(access);
         let no_flags = vk::DependencyFlags::empty();
         // SAFETY: the buffer is being recorded.
         unsafe {
             let raw = &self.logical.raw;
-            raw.cmd_pipeline_barrier(self.buffer, self.stages, stages, no_flags, &[barrier], &[], &[]);
+            raw.cmd_pipeline_barrier(self.buffer, before, after, no_flags, &[barrier], &[], &[]);
         }
     }
 
