@@ -530,7 +530,7 @@ fn devices_that_are_not_there() {
         ("cpu:9", "no device cpu:9; there are cpu:0"),
         ("cpu:4294967295", "no device cpu:4294967295"),
         ("cpu:4294967296", "is not a device"),
-        ("quantum:0", "unknown backend \"quantum\"; there are cuda, hip, opencl, cpu"),
+        ("quantum:0", "unknown backend \"quantum\"; there are cuda, hip, vulkan, opencl, wgpu, cpu"),
         ("gpu", "no GPU found; there are cpu:0"),
         ("cpu,gpu", "no GPU found"),
         ("min-memory=1000TiB", "no device fits \"min-memory=1000TiB\"; there are cpu:0"),

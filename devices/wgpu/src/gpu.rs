@@ -13,8 +13,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use wgpu::{ErrorFilter, PollError, PollType, SubmissionIndex};
 
-/// How long one wait lasts before the loss of the device is looked for: some drivers never end the wait.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long one wait lasts before the loss of the device is looked for: some drivers never end the wait. Longer than any
+/// submission takes: where a wait runs out while another thread sees the end of the same submission, wgpu 30 panics.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What went wrong in wgpu.
 #[derive(Clone, Debug, PartialEq, Eq)]

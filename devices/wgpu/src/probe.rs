@@ -9,6 +9,7 @@ use ragtag_hal::{
     PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 use wgpu::{AdapterInfo, Backend, Backends, DeviceType, Instance, InstanceDescriptor, InstanceFlags};
 
@@ -41,6 +42,9 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
         flags: InstanceFlags::empty().with_env(),
         ..InstanceDescriptor::new_without_display_handle()
     });
+    // Drivers stay in memory with the first instance: not every one of them can be loaded any number of times.
+    static KEPT: OnceLock<Instance> = OnceLock::new();
+    KEPT.get_or_init(|| instance.clone());
     let all = ready(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
     let all = once_each(all.into_iter().map(|adapter| (adapter.get_info(), adapter)).collect());
     if all.is_empty() {

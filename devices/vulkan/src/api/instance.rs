@@ -4,7 +4,7 @@ use super::{Facts, Messages};
 use ash::{ext, vk};
 use ragtag_hal::Error;
 use std::ffi::CStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// The version that is asked for; devices may have an older one.
 const VERSION: u32 = vk::API_VERSION_1_3;
@@ -17,6 +17,17 @@ pub(crate) struct Instance {
     raw: ash::Instance,
     entry: ash::Entry,
     messages: Arc<Messages>,
+}
+
+/// Keeps the drivers in memory as long as the process lives. The loader lets go of them with the last instance, and not every
+/// driver can be loaded any number of times: with NVIDIA's, the loader found none after some twenty.
+fn keep_drivers(entry: &ash::Entry) {
+    static KEPT: OnceLock<Option<(ash::Entry, ash::Instance)>> = OnceLock::new();
+    KEPT.get_or_init(|| {
+        // SAFETY: an instance without layers or extensions, which nobody uses and nobody destroys.
+        let instance = unsafe { entry.create_instance(&vk::InstanceCreateInfo::default(), None) };
+        Some((entry.clone(), instance.ok()?))
+    });
 }
 
 impl Instance {
@@ -62,6 +73,7 @@ impl Instance {
             vk::Result::ERROR_LAYER_NOT_PRESENT => format!("{VALIDATION:?} is not installed"),
             code => format!("vkCreateInstance: {code:?}"),
         })?;
+        keep_drivers(&entry);
         let mut instance = Self { messenger: None, raw, entry, messages: Arc::clone(messages) };
         if validation {
             instance.listen(&messages.messenger())?;
