@@ -114,10 +114,11 @@ pub fn run(adapter: &Adapter, open: impl Fn() -> Result<Checked>) -> Report {
     Suite::new().run(adapter, open, |_| {})
 }
 
-/// Runs the whole suite on every adapter of these backends.
-pub fn run_all(backends: &Backends) -> Summary {
+/// Runs a suite on every adapter of these backends.
+pub fn run_all(backends: &Backends, suite: Suite<'_>) -> Summary {
     let found = backends.probe();
-    let reports = found.adapters().map(|adapter| run(adapter, || open(backends, adapter))).collect();
+    let reports =
+        found.adapters().map(|adapter| suite.run(adapter, || open(backends, adapter), |_| {})).collect();
     Summary { reports, absent: found.backends.iter().filter_map(absent).collect() }
 }
 
