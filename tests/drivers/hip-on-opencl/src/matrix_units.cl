@@ -10,7 +10,7 @@
 #define SHOWN 16
 #define FRAGMENT_SPACE() __local float fragment_space[ITEMS * 2 * SHOWN]
 
-INLINED float value_of(uint bits, int is_bf16) {
+INLINED float fragment_value(uint bits, int is_bf16) {
     if (is_bf16) return as_float(bits << 16);
     ushort half_bits = (ushort)bits;
     return vload_half(0, (const __private half *)&half_bits);
@@ -20,8 +20,8 @@ INLINED float value_of(uint bits, int is_bf16) {
 INLINED void show(__local float *space, const __private uint *a, const __private uint *b, uint count, int is_bf16) {
     __local float *own = space + get_local_id(0) * 2 * SHOWN;
     for (uint i = 0; i < count; i++) {
-        own[i] = value_of(a[i / 2] >> i % 2 * 16 & 0xffffu, is_bf16);
-        own[SHOWN + i] = value_of(b[i / 2] >> i % 2 * 16 & 0xffffu, is_bf16);
+        own[i] = fragment_value(a[i / 2] >> i % 2 * 16 & 0xffffu, is_bf16);
+        own[SHOWN + i] = fragment_value(b[i / 2] >> i % 2 * 16 & 0xffffu, is_bf16);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }

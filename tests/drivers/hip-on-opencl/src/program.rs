@@ -17,8 +17,8 @@ const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl"
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
 /// The last line of the prelude of a text.
 const END: &str = "// == end of the prelude ==";
-/// What texts are compiled with.
-const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
+/// What texts are compiled with: C++ has its own name for a logarithm of floats.
+const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info -Dlogf=log";
 
 /// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
 /// halves from private memory wrongly.
