@@ -26,7 +26,7 @@ impl<'a> Builder<'a> {
         Self { weights, graph: OperatorGraph::default(), used: BTreeSet::new(), segment: 0, order: 0 }
     }
 
-    /// Nodes from here on belong to the next segment.
+    /// Nodes from here on belong to the next segment of the finest cut: an attention half, a feed-forward half, the head.
     pub(crate) fn next_segment(&mut self) {
         self.segment += 1;
     }

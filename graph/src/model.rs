@@ -4,9 +4,10 @@ use crate::arch::{Architecture, Hyperparameters};
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
+use crate::granularity::Granularity;
 use crate::op::{Operator, OperatorGraph, Rows};
 use crate::passes;
-use crate::segment::{self, Segment};
+use crate::segment::{self, Segment, SegmentKind};
 use crate::source::Directory;
 use crate::stack::{Stack, StackedMatrix};
 use crate::tokenizer::Tokenizer;
@@ -60,6 +61,12 @@ pub enum ModelError {
         /// Shape in the file.
         found: Vec<u64>,
     },
+    /// A tensor of which the files hold a description alone.
+    #[error("the data of tensor {name} is not there: such a model can be planned for, not run")]
+    NoData {
+        /// Its name.
+        name: String,
+    },
     /// A feature of the model that Ragtag does not have.
     #[error("not supported: {what}")]
     Unsupported {
@@ -106,13 +113,15 @@ enum Description {
     Directory(Arc<Directory>),
 }
 
-/// A model's files, understood.
+/// A model's files, understood. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Model {
     hyperparameters: Hyperparameters,
     description: Description,
     weights: Arc<Weights>,
-    graph: OperatorGraph,
+    /// Its nodes are numbered by the finest cut.
+    graph: Arc<OperatorGraph>,
+    granularity: Granularity,
 }
 
 impl Model {
@@ -141,6 +150,17 @@ impl Model {
             .map_err(checkpoint::with_original_names)
     }
 
+    /// The model of a directory with `config.json` and no weights: what they would be follows from the hyperparameters, and
+    /// from the type that `config.json` names (`torch_dtype` or `dtype`) or that is given for its matrices.
+    ///
+    /// # Errors
+    /// [`ModelError`] names the key or tensor at fault.
+    pub fn described(directory: Directory, matrices: Option<TensorType>) -> Result<Self, ModelError> {
+        let (architecture, hyperparameters, weights) = checkpoint::describe(&directory, matrices)?;
+        let description = Description::Directory(Arc::new(directory));
+        Self::build(architecture, hyperparameters, weights, description)
+    }
+
     fn build(
         architecture: &Architecture,
         hyperparameters: Hyperparameters,
@@ -150,7 +170,19 @@ impl Model {
         let mut graph = architecture.build(&hyperparameters, &weights)?;
         check_columns(&graph, &weights)?;
         passes::fuse_residuals(&mut graph);
-        Ok(Self { hyperparameters, description, weights: Arc::new(weights), graph })
+        let (weights, graph, granularity) = (Arc::new(weights), Arc::new(graph), Granularity::default());
+        Ok(Self { hyperparameters, description, weights, graph, granularity })
+    }
+
+    /// The same model, cut into segments of this granularity. Models are opened with blocks as segments.
+    #[must_use]
+    pub fn with_granularity(&self, granularity: Granularity) -> Self {
+        Self { granularity, ..self.clone() }
+    }
+
+    /// What of a block is a segment.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
     }
 
     /// Builds the tokenizer that the files describe.
@@ -195,7 +227,8 @@ impl Model {
         splits: Option<u32>,
         form: impl Fn(TensorType, Rows) -> Activations,
     ) -> OperatorGraph {
-        let mut graph = self.graph.clone();
+        let mut graph = OperatorGraph::clone(&self.graph);
+        graph.renumber(|half| self.granularity.segment_of(half));
         if let Some(splits) = splits {
             passes::split_attention(&mut graph, self.hyperparameters.head_dimensions, splits);
         }
@@ -211,9 +244,9 @@ impl Model {
         graph
     }
 
-    /// Number of segments: embedding, blocks, head.
+    /// Number of segments: embedding, blocks or their halves, head.
     pub fn segment_count(&self) -> usize {
-        self.hyperparameters.layers as usize + 2
+        self.granularity.segment_count(self.hyperparameters.layers)
     }
 
     /// The segments with their costs.
@@ -233,13 +266,13 @@ impl Model {
         self.weights.tensor(name).ok_or_else(|| ModelError::MissingTensor { name: name.into() })
     }
 
+    pub(crate) fn segment_kind(&self, segment: usize) -> SegmentKind {
+        self.granularity.kind(segment, self.hyperparameters.layers)
+    }
+
     /// Name of a segment.
     pub fn segment_name(&self, segment: usize) -> String {
-        match segment {
-            0 => "embedding".into(),
-            s if s + 1 == self.segment_count() => "head".into(),
-            s => format!("block {}", s - 1),
-        }
+        self.granularity.name(segment, self.hyperparameters.layers)
     }
 
     /// The graph in Graphviz's language.

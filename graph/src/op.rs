@@ -120,6 +120,24 @@ impl Operator {
         }
     }
 
+    /// The same without what tells one block from another: names of tensors, and the number of the layer.
+    pub(crate) fn nameless(&self) -> Self {
+        let mut nameless = self.clone();
+        match &mut nameless {
+            Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => name.clear(),
+            Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => weights.tensors.clear(),
+            Operator::RopeAppend { layer, .. }
+            | Operator::Attention { layer }
+            | Operator::AttentionPartial { layer, .. } => *layer = 0,
+            Operator::Gather
+            | Operator::Quantize { .. }
+            | Operator::AttentionMerge { .. }
+            | Operator::SiluMul { .. }
+            | Operator::Add => {}
+        }
+        nameless
+    }
+
     /// The weight tensors that it reads.
     pub fn tensors(&self) -> &[String] {
         match self {
@@ -191,6 +209,11 @@ impl OperatorGraph {
         self.graph.remove_node(index);
     }
 
+    /// Gives every node the segment that `segment` makes of its own.
+    pub(crate) fn renumber(&mut self, segment: impl Fn(usize) -> usize) {
+        self.graph.node_weights_mut().for_each(|node| node.segment = segment(node.segment));
+    }
+
     /// Makes `source` input number `input` of `target`, in place of what was.
     pub(crate) fn connect(&mut self, source: NodeIndex, target: NodeIndex, input: u8) {
         let old = self
@@ -240,6 +263,15 @@ impl OperatorGraph {
             nodes.iter().all(|&n| self.inputs(n).iter().all(|&i| self.graph[i].order < self.graph[n].order))
         );
         nodes
+    }
+
+    /// The nodes of each of `count` segments, in program order.
+    pub(crate) fn by_segment(&self, count: usize) -> Vec<Vec<NodeIndex>> {
+        let mut segments = vec![Vec::new(); count];
+        for node in self.ordered() {
+            segments[self.graph[node].segment].push(node);
+        }
+        segments
     }
 
     /// The graph in Graphviz's language, one cluster a segment.

@@ -2,19 +2,27 @@
 
 use crate::compile;
 use crate::cost::node_cost;
+use crate::likeness::Likeness;
 use crate::model::{Lowering, Model, ModelError, basic_form};
+use crate::op::OperatorGraph;
 use crate::program::WeightBuffer;
+use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::{Activations, Layout, TensorType};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// What a segment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SegmentKind {
     /// Token ids to rows.
     Embedding,
     /// One transformer block.
     Block,
+    /// The first half of a block: norm, projections, attention over the cache, and what it adds to the residual rows.
+    Attention,
+    /// The second half of a block: norm, gated projections, and what they add to the residual rows.
+    FeedForward,
     /// Final norm and the projection to logits.
     Head,
 }
@@ -24,7 +32,7 @@ pub enum SegmentKind {
 pub struct Segment {
     /// What it is.
     pub kind: SegmentKind,
-    /// `embedding`, `block 0` …, `head`.
+    /// `embedding`, `block 0` …, `head`; of halves, `block 0 attention`, `block 0 ffn`.
     pub name: String,
     /// The weights that it needs, stacks of tensors as one. Two segments may share one (tied embeddings); on one device it is kept once.
     pub tensors: Vec<SegmentTensor>,
@@ -54,53 +62,102 @@ pub struct SegmentTensor {
     pub resident_bytes: u64,
 }
 
-/// The segments of a model, in order.
+/// The segments of a model, in order. Those that are alike are worked out once.
 pub(crate) fn segments(model: &Model, lowering: &Lowering) -> Result<Vec<Segment>, ModelError> {
-    let graph = model.graph(lowering.activations);
-    let count = model.segment_count();
-    let mut segments: Vec<Segment> = (0..count)
-        .map(|s| Segment {
-            kind: match s {
-                0 => SegmentKind::Embedding,
-                s if s + 1 == count => SegmentKind::Head,
-                _ => SegmentKind::Block,
-            },
-            name: model.segment_name(s),
-            tensors: Vec::new(),
+    let measure = Measure::new(model, lowering);
+    let mut known: Vec<(Likeness<'_>, Segment)> = Vec::new();
+    let mut segments = Vec::new();
+    for (index, nodes) in measure.graph.by_segment(model.segment_count()).iter().enumerate() {
+        let likeness = Likeness::new(model, &measure.graph, nodes)?;
+        let alike = known.iter().find(|(other, _)| *other == likeness).map(|(_, segment)| segment);
+        segments.push(match alike {
+            Some(alike) => measure.renamed(alike, index, nodes),
+            None => {
+                let segment = measure.segment(index, nodes)?;
+                known.push((likeness, segment.clone()));
+                segment
+            }
+        });
+    }
+    Ok(segments)
+}
+
+/// What costs are worked out from: the graph, and the programs that may take the most scratch.
+struct Measure<'a> {
+    model: &'a Model,
+    lowering: &'a Lowering,
+    graph: OperatorGraph,
+    basic: compile::Largest,
+    wide: compile::Largest,
+}
+
+impl<'a> Measure<'a> {
+    fn new(model: &'a Model, lowering: &'a Lowering) -> Self {
+        let activations = lowering.activations;
+        Self {
+            model,
+            lowering,
+            graph: model.graph(activations),
+            basic: compile::Largest::new(model, lowering, |t| basic_form(t, activations)),
+            wide: compile::Largest::new(model, lowering, |t| wide_form(t, activations)),
+        }
+    }
+
+    /// A segment with these nodes, in program order.
+    fn segment(&self, index: usize, nodes: &[NodeIndex]) -> Result<Segment, ModelError> {
+        let range = index..index + 1;
+        let scratch_bytes = self.basic.scratch_bytes(range.clone())?;
+        let mut segment = Segment {
+            kind: self.model.segment_kind(index),
+            name: self.model.segment_name(index),
+            tensors: self.tensors(range.clone())?,
             flops_per_row: 0,
             flops_per_row_position: 0,
             read_bytes: 0,
             read_bytes_per_row: 0,
             kv_bytes_per_position: 0,
-            scratch_bytes: 0,
-            wide_scratch_bytes: 0,
-        })
-        .collect();
-    for node in graph.ordered() {
-        let node = graph.node(node);
-        let (segment, cost) = (&mut segments[node.segment], node_cost(model, node, lowering)?);
-        segment.flops_per_row += cost.flops_per_row;
-        segment.flops_per_row_position += cost.flops_per_row_position;
-        segment.read_bytes += cost.read_bytes;
-        segment.read_bytes_per_row += cost.read_bytes_per_row;
-        segment.kv_bytes_per_position += cost.kv_bytes_per_position;
+            scratch_bytes,
+            wide_scratch_bytes: self.wide.scratch_bytes(range)?.max(scratch_bytes),
+        };
+        for &node in nodes {
+            let cost = node_cost(self.model, self.graph.node(node), self.lowering)?;
+            segment.flops_per_row += cost.flops_per_row;
+            segment.flops_per_row_position += cost.flops_per_row_position;
+            segment.read_bytes += cost.read_bytes;
+            segment.read_bytes_per_row += cost.read_bytes_per_row;
+            segment.kv_bytes_per_position += cost.kv_bytes_per_position;
+        }
+        Ok(segment)
     }
-    let basic = compile::Largest::new(model, lowering, |t| basic_form(t, lowering.activations));
-    let wide = compile::Largest::new(model, lowering, |t| wide_form(t, lowering.activations));
-    for (index, segment) in segments.iter_mut().enumerate() {
-        let range = index..index + 1;
-        segment.scratch_bytes = basic.scratch_bytes(range.clone())?;
-        segment.wide_scratch_bytes = wide.scratch_bytes(range.clone())?.max(segment.scratch_bytes);
-        let in_layout =
-            |kept: fn(TensorType) -> Layout| compile::weight_buffers(model, &graph, range.clone(), kept);
+
+    fn tensors(&self, segment: Range<usize>) -> Result<Vec<SegmentTensor>, ModelError> {
+        let in_layout = |kept: fn(TensorType) -> Layout| {
+            compile::weight_buffers(self.model, &self.graph, segment.clone(), kept)
+        };
         let (rows16, row_major) = (in_layout(|_| Layout::Rows16)?, in_layout(row_major_if_plain)?);
         let larger = |(a, b): (&WeightBuffer, &WeightBuffer)| SegmentTensor {
             name: a.name.clone(),
             resident_bytes: a.bytes().max(b.bytes()),
         };
-        segment.tensors = rows16.iter().zip(&row_major).map(larger).collect();
+        Ok(rows16.iter().zip(&row_major).map(larger).collect())
     }
-    Ok(segments)
+
+    /// A segment that is like another, under its own names.
+    fn renamed(&self, alike: &Segment, index: usize, nodes: &[NodeIndex]) -> Segment {
+        let mut names: Vec<String> = Vec::new();
+        for name in nodes.iter().filter_map(|&n| compile::weight_name(&self.graph.node(n).operator)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let tensor = |(name, alike): (String, &SegmentTensor)| SegmentTensor { name, ..alike.clone() };
+        Segment {
+            kind: self.model.segment_kind(index),
+            name: self.model.segment_name(index),
+            tensors: names.into_iter().zip(&alike.tensors).map(tensor).collect(),
+            ..alike.clone()
+        }
+    }
 }
 
 /// The activations of a product on a device with matrix units, for the largest micro-batch.
@@ -114,4 +171,98 @@ fn wide_form(tensor_type: TensorType, wanted: Activations) -> Activations {
 /// The layouts of a device with matrix units.
 fn row_major_if_plain(tensor_type: TensorType) -> Layout {
     if tensor_type.block_values() == 1 { Layout::RowMajor } else { Layout::Rows16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Granularity, test_models};
+    use ragtag_kernels::KvType;
+
+    fn lowering(activations: Activations) -> Lowering {
+        Lowering { activations, kv: KvType::F16, context: 100, sequences: 2, chunk: 48, logit_rows: 3 }
+    }
+
+    /// Every third block has other weights, as files of mixed types have.
+    fn mixed() -> Model {
+        let shape =
+            test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };
+        shape.without_bytes(|layer| if layer % 3 == 0 { TensorType::Q6_K } else { TensorType::Q4_0 })
+    }
+
+    fn models() -> [Model; 3] {
+        [test_models::bitnet(), test_models::llama(), mixed()]
+    }
+
+    #[test]
+    fn segments_that_are_alike_cost_what_each_costs_alone() {
+        for model in models() {
+            for granularity in [Granularity::Block, Granularity::HalfBlock] {
+                let model = model.with_granularity(granularity);
+                for activations in Activations::ALL {
+                    let lowering = lowering(activations);
+                    let measure = Measure::new(&model, &lowering);
+                    let nodes = measure.graph.by_segment(model.segment_count());
+                    let alone = nodes.iter().enumerate().map(|(s, nodes)| measure.segment(s, nodes).unwrap());
+                    assert_eq!(model.segments(&lowering).unwrap(), alone.collect::<Vec<_>>());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn halves_add_up_to_their_block() {
+        for model in models() {
+            for activations in Activations::ALL {
+                let lowering = lowering(activations);
+                let blocks = model.segments(&lowering).unwrap();
+                let halves = model.with_granularity(Granularity::HalfBlock).segments(&lowering).unwrap();
+                assert_eq!(halves.len(), 2 * blocks.len() - 2);
+                assert_eq!((&halves[0], halves.last()), (&blocks[0], blocks.last()));
+                for (block, halves) in blocks[1..].iter().zip(halves[1..].chunks_exact(2)) {
+                    let [attention, ffn] = halves else { panic!("two halves") };
+                    assert_eq!(
+                        (attention.kind, ffn.kind),
+                        (SegmentKind::Attention, SegmentKind::FeedForward)
+                    );
+                    let sum = Segment {
+                        kind: SegmentKind::Block,
+                        name: block.name.clone(),
+                        tensors: [&attention.tensors[..], &ffn.tensors].concat(),
+                        flops_per_row: attention.flops_per_row + ffn.flops_per_row,
+                        flops_per_row_position: attention.flops_per_row_position,
+                        read_bytes: attention.read_bytes + ffn.read_bytes,
+                        read_bytes_per_row: attention.read_bytes_per_row + ffn.read_bytes_per_row,
+                        kv_bytes_per_position: attention.kv_bytes_per_position,
+                        scratch_bytes: attention.scratch_bytes.max(ffn.scratch_bytes),
+                        wide_scratch_bytes: attention.wide_scratch_bytes.max(ffn.wide_scratch_bytes),
+                    };
+                    assert_eq!(*block, sum);
+                    // The cache belongs to the attention alone.
+                    assert_eq!((ffn.kv_bytes_per_position, ffn.flops_per_row_position), (0, 0));
+                    assert!(ffn.flops_per_row > 0 && attention.kv_bytes_per_position > 0);
+                }
+            }
+        }
+    }
+
+    /// One of 405 billion parameters.
+    #[test]
+    fn no_byte_of_a_weight_is_needed_for_the_segments_of_a_large_model() {
+        let shape = test_models::Shape {
+            layers: 126,
+            width: 16384,
+            ffn: 53248,
+            heads: 128,
+            kv_heads: 8,
+            vocabulary: 128_256,
+        };
+        let model = shape.without_bytes(|_| TensorType::Q4_0).with_granularity(Granularity::HalfBlock);
+        let segments = model.segments(&lowering(Activations::Int8)).unwrap();
+        assert_eq!(segments.len(), 254);
+        let resident: u64 = segments.iter().flat_map(|s| &s.tensors).map(|t| t.resident_bytes).sum();
+        // 4.5 bits for each of them.
+        assert!(resident.abs_diff(model.parameters() * 9 / 16) < resident / 100, "{resident}");
+        assert!(model.parameters().abs_diff(405_000_000_000) < 2_000_000_000);
+    }
 }

@@ -1,6 +1,7 @@
-//! The bundled models, for this crate's tests.
+//! Models for this crate's tests: those that are bundled, and shapes without bytes.
 
-use crate::{MemorySource, Model, ModelFile, Source};
+use crate::{MemorySource, Model, ModelFile, Source, TensorInfo, Weights, gguf};
+use ragtag_kernels::TensorType;
 use std::sync::Arc;
 
 fn open(name: &'static str, bytes: &'static [u8]) -> Model {
@@ -14,4 +15,69 @@ pub(crate) fn bitnet() -> Model {
 
 pub(crate) fn llama() -> Model {
     open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
+}
+
+/// The shape of a Llama.
+pub(crate) struct Shape {
+    pub(crate) layers: u32,
+    pub(crate) width: u32,
+    pub(crate) ffn: u32,
+    pub(crate) heads: u32,
+    pub(crate) kv_heads: u32,
+    pub(crate) vocabulary: u32,
+}
+
+impl Shape {
+    /// A model whose tensors have no bytes. What is said of a layer is the type of its value and down projections; all other
+    /// matrices are Q4_0.
+    pub(crate) fn without_bytes(&self, layer_type: impl Fn(u32) -> TensorType) -> Model {
+        let mut tensors = Vec::new();
+        let mut add = |name: &str, tensor_type: TensorType, columns: u32, rows: u32| {
+            let shape: Vec<_> = [columns, rows].into_iter().filter(|&n| n > 0).map(u64::from).collect();
+            let blocks = shape.iter().product::<u64>() / tensor_type.block_values() as u64;
+            let bytes = blocks * tensor_type.block_bytes() as u64;
+            tensors.push(TensorInfo { name: name.into(), tensor_type, shape, shard: 0, offset: 0, bytes });
+        };
+        let (f32, q4, kv) = (TensorType::F32, TensorType::Q4_0, self.width / self.heads * self.kv_heads);
+        add("token_embd.weight", q4, self.width, self.vocabulary);
+        for layer in 0..self.layers {
+            let other = layer_type(layer);
+            for (part, tensor_type, columns, rows) in [
+                ("attn_norm", f32, self.width, 0),
+                ("attn_q", q4, self.width, self.width),
+                ("attn_k", q4, self.width, kv),
+                ("attn_v", other, self.width, kv),
+                ("attn_output", q4, self.width, self.width),
+                ("ffn_norm", f32, self.width, 0),
+                ("ffn_gate", q4, self.width, self.ffn),
+                ("ffn_up", q4, self.width, self.ffn),
+                ("ffn_down", other, self.ffn, self.width),
+            ] {
+                add(&format!("blk.{layer}.{part}.weight"), tensor_type, columns, rows);
+            }
+        }
+        add("output_norm.weight", f32, self.width, 0);
+        add("output.weight", q4, self.width, self.vocabulary);
+        let header: Arc<dyn Source> = Arc::new(MemorySource::new("header", self.header()));
+        let file = ModelFile::open(vec![Arc::clone(&header)]).unwrap();
+        Model::new(ModelFile { weights: Weights::new(vec![header], tensors).unwrap(), ..file }).unwrap()
+    }
+
+    /// A file with these numbers and no tensor.
+    fn header(&self) -> Vec<u8> {
+        let mut writer = gguf::Writer::new();
+        writer.put("general.architecture", "llama");
+        writer.put("llama.attention.layer_norm_rms_epsilon", 1e-5_f32);
+        for (key, value) in [
+            ("block_count", self.layers),
+            ("context_length", 131_072),
+            ("embedding_length", self.width),
+            ("feed_forward_length", self.ffn),
+            ("attention.head_count", self.heads),
+            ("attention.head_count_kv", self.kv_heads),
+        ] {
+            writer.put(&format!("llama.{key}"), value);
+        }
+        writer.header()
+    }
 }

@@ -73,6 +73,18 @@ impl Weights {
         self.index.get(name).and_then(|number| self.tensors.get(*number))
     }
 
+    /// The first tensor of which the files hold a description alone, if there is one: such a model can be planned for, not
+    /// run.
+    pub fn without_data(&self) -> Option<&TensorInfo> {
+        self.tensors.iter().find(|tensor| !self.holds(tensor))
+    }
+
+    /// Whether the data of a tensor lies within its file.
+    pub(crate) fn holds(&self, tensor: &TensorInfo) -> bool {
+        let bytes = self.sources.get(tensor.shard).map_or(0, |source| source.bytes());
+        tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= bytes)
+    }
+
     /// The stored bytes of a tensor, without a copy.
     ///
     /// # Errors

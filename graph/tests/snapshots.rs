@@ -3,7 +3,8 @@
 //! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
 
 use ragtag_graph::{
-    CompiledStage, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent, compile,
+    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent,
+    compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
@@ -128,14 +129,65 @@ fn wide_caps() -> Caps {
     }
 }
 
-/// The kernels of one block, in the bucket of so many rows.
+/// The kernels of one block, in the bucket of so many rows. They are those of its halves, on whatever stages these are.
 fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> Vec<String> {
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
-    let stage = compile(model, 1..2, &lowering, caps).unwrap();
-    let kernel = |step: &ragtag_graph::Step| {
-        stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
+    let of = |model: &Model, segments| {
+        let stage = compile(model, segments, &lowering, caps).unwrap();
+        let kernel = |step: &ragtag_graph::Step| {
+            stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
+        };
+        let program = &stage.programs[stage.program_for(rows).unwrap()];
+        program.steps.iter().map(kernel).collect::<Vec<_>>()
     };
-    stage.programs[stage.program_for(rows).unwrap()].segment_steps(1).map(kernel).collect()
+    let (block, halves) = (of(model, 1..2), model.with_granularity(Granularity::HalfBlock));
+    assert_eq!([of(&halves, 1..2), of(&halves, 2..3)].concat(), block);
+    block
+}
+
+#[test]
+fn stages_of_whole_blocks_are_the_same_at_any_granularity() {
+    // Cut in blocks, and the same in halves of blocks.
+    let stages = [(0..14, 0..26), (0..7, 0..13), (7..14, 13..26), (3..5, 5..9), (13..14, 25..26)];
+    for (model, activations) in
+        [(bitnet(), Activations::Int8), (llama(), Activations::F16), (llama(), Activations::F32)]
+    {
+        let halves = model.with_granularity(Granularity::HalfBlock);
+        for (segments, in_halves) in &stages {
+            for caps in [plain_caps(), wide_caps(), cuda_caps()] {
+                let compiled =
+                    |model, segments| compile(model, segments, &lowering(activations), &caps).unwrap();
+                let stage = compiled(&model, segments.clone());
+                let mut same = compiled(&halves, in_halves.clone());
+                for step in same.programs.iter_mut().flat_map(|program| &mut program.steps) {
+                    step.segment = step.segment.div_ceil(2);
+                }
+                assert_eq!(same.programs, stage.programs);
+                same.weights.iter_mut().for_each(|weight| weight.segment = weight.segment.div_ceil(2));
+                assert_eq!(same.weights, stage.weights);
+                assert_eq!((same.kv_bytes, same.scratch_bytes), (stage.kv_bytes, stage.scratch_bytes));
+                assert_eq!((same.row_bytes, same.logit_row_bytes), (stage.row_bytes, stage.logit_row_bytes));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_half_block_has_its_own_weights_and_the_attention_the_cache() {
+    let halves = llama().with_granularity(Granularity::HalfBlock);
+    let stage = |segments| compile(&halves, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
+    let names = |stage: &CompiledStage| stage.weights.iter().map(|w| w.name.clone()).collect::<Vec<_>>();
+    let (attention, ffn) = (stage(3..4), stage(4..5));
+    let qkv = "blk.1.attn_q.weight + blk.1.attn_k.weight + blk.1.attn_v.weight";
+    let of_attention = ["blk.1.attn_norm.weight", qkv, "rotary frequencies", "blk.1.attn_output.weight"];
+    assert_eq!(names(&attention), of_attention);
+    let gate_up = "blk.1.ffn_gate.weight + blk.1.ffn_up.weight";
+    assert_eq!(names(&ffn), ["blk.1.ffn_norm.weight", gate_up, "blk.1.ffn_down.weight"]);
+    assert_eq!((attention.kv_bytes.len(), ffn.kv_bytes.len()), (2, 0));
+    // The end of one block and the start of the next: the cache is the next one's.
+    assert_eq!(stage(4..6).kv_bytes.len(), 2);
+    assert_eq!(halves.segment_name(3), "block 1 attention");
+    assert_eq!(halves.segment_name(4), "block 1 ffn");
 }
 
 #[test]

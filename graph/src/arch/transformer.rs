@@ -19,6 +19,7 @@ pub(super) fn build(h: &Hyperparameters, b: &mut Builder<'_>, options: &Options)
     for layer in 0..h.layers {
         b.next_segment();
         x = attention_half(h, b, options, x, layer)?;
+        b.next_segment();
         x = feed_forward_half(h, b, options, x, layer)?;
     }
     b.next_segment();

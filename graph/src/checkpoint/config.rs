@@ -10,6 +10,7 @@ use crate::json;
 use crate::model::ModelError;
 use crate::op::RopePairing;
 use crate::source::{Directory, Source};
+use ragtag_kernels::TensorType;
 use serde_json::{Map, Value};
 
 /// An object of a JSON file, read field by field. A field that is `null` is one that is not there.
@@ -177,6 +178,29 @@ pub(super) fn read(
     };
     hyperparameters.check_shape()?;
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
+}
+
+/// The type of the weights: `torch_dtype`, or `dtype` in newer files.
+pub(super) fn tensor_type(directory: &Directory) -> Result<TensorType, ModelError> {
+    let source = directory.file(CONFIG).ok_or_else(|| FormatError::MissingFile {
+        directory: directory.name().to_owned(),
+        file: CONFIG.to_owned(),
+    })?;
+    let config = Fields::read(source.as_ref())?;
+    let (key, name) = match (config.text("torch_dtype")?, config.text("dtype")?) {
+        (Some(name), _) => ("torch_dtype", name),
+        (None, Some(name)) => ("dtype", name),
+        (None, None) => return Err(config.missing("torch_dtype").into()),
+    };
+    match name {
+        "float32" => Ok(TensorType::F32),
+        "float16" => Ok(TensorType::F16),
+        "bfloat16" => Ok(TensorType::BF16),
+        other => {
+            let what = format!("{} = \"{}\"", config.in_file(key), Quoted(other));
+            Err(ModelError::Unsupported { what })
+        }
+    }
 }
 
 /// The one class that the weights are for.

@@ -7,6 +7,7 @@
 //! This module must not know any tokenizer.
 
 mod config;
+mod described;
 mod index;
 mod names;
 
@@ -18,6 +19,7 @@ mod tests;
 pub use index::shard_names;
 
 pub(crate) use config::Fields;
+pub(crate) use described::describe;
 pub(crate) use names::with_original_names;
 
 use crate::arch::{Architecture, Hyperparameters};
@@ -31,6 +33,9 @@ use std::sync::Arc;
 /// The files of a directory to open where they exist. The shards of [`shard_names`] come on top.
 pub const FILES: [&str; 7] =
     [CONFIG, GENERATION_CONFIG, MODEL, INDEX, TOKENIZER, TOKENIZER_CONFIG, SENTENCEPIECE];
+
+/// Those of them that hold weights, or say which do; without any, there is a description alone.
+pub const WEIGHTS: [&str; 2] = [MODEL, INDEX];
 
 /// Hyperparameters.
 pub(crate) const CONFIG: &str = "config.json";

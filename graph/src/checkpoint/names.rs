@@ -25,6 +25,11 @@ const INNER: [(&str, &str); 9] = [
     ("mlp.down_proj.weight", "ffn_down.weight"),
 ];
 
+/// The graph's names of the tensors within a block.
+pub(super) fn inner() -> impl Iterator<Item = &'static str> {
+    INNER.iter().map(|(_, ours)| *ours)
+}
+
 /// The rotary frequencies, which old checkpoints hold beside the hyperparameters that they follow from.
 const DERIVED: &str = "self_attn.rotary_emb.inv_freq";
 

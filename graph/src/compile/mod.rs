@@ -58,6 +58,9 @@ pub fn compile(
     lowering: &Lowering,
     caps: &Caps,
 ) -> Result<CompiledStage, CompileError> {
+    if let Some(tensor) = model.weights().without_data() {
+        return Err(ModelError::NoData { name: tensor.name.clone() }.into());
+    }
     let plain = model.graph(Activations::F32);
     let weights = weight_buffers(model, &plain, segments.clone(), |t| layout_for(t, caps))?;
     let limit = caps.max_allocation_bytes.min(caps.max_binding_bytes);
@@ -179,21 +182,29 @@ pub(crate) fn weight_buffers(
         if !segments.contains(segment) {
             continue;
         }
-        let (name, content) = match operator {
-            Operator::Embed { table } => (table.clone(), matrix(&Stack::of(table))?),
-            Operator::MatMul { weights, .. } => (weights.name(), matrix(weights)?),
+        let Some(name) = weight_name(operator).filter(|name| seen.insert(name.clone())) else { continue };
+        let content = match operator {
+            Operator::Embed { table } => matrix(&Stack::of(table))?,
+            Operator::MatMul { weights, .. } => matrix(weights)?,
             Operator::RmsNorm { weight, .. } => {
-                let values = model.tensor(weight)?.columns();
-                (weight.clone(), WeightContent::Vector { values })
+                WeightContent::Vector { values: model.tensor(weight)?.columns() }
             }
-            Operator::RopeAppend { .. } => (ROPE_FREQUENCIES.to_string(), rope_frequencies(model)?),
+            Operator::RopeAppend { .. } => rope_frequencies(model)?,
             _ => continue,
         };
-        if seen.insert(name.clone()) {
-            buffers.push(WeightBuffer { name, content, segment: *segment });
-        }
+        buffers.push(WeightBuffer { name, content, segment: *segment });
     }
     Ok(buffers)
+}
+
+/// Name of the buffer of the weights that an operator reads, if it reads any.
+pub(crate) fn weight_name(operator: &Operator) -> Option<String> {
+    match operator {
+        Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => Some(name.clone()),
+        Operator::MatMul { weights, .. } => Some(weights.name()),
+        Operator::RopeAppend { .. } => Some(ROPE_FREQUENCIES.into()),
+        _ => None,
+    }
 }
 
 /// Name of the generated buffer of rotary frequencies.
@@ -202,9 +213,12 @@ pub(crate) const ROPE_FREQUENCIES: &str = "rotary frequencies";
 fn rope_frequencies(model: &Model) -> Result<WeightContent, ModelError> {
     let h = model.hyperparameters();
     let factors = match h.has_rope_factors {
-        true => Some(vector_values(model.tensor("rope_freqs.weight")?, model.weights())?),
+        true => Some(model.tensor("rope_freqs.weight")?),
         false => None,
     };
+    // Where there are no data nothing is compiled, and all that counts are sizes.
+    let factors = factors.filter(|tensor| model.weights().holds(tensor));
+    let factors = factors.map(|tensor| vector_values(tensor, model.weights())).transpose()?;
     if let Some(bad) = factors.iter().flatten().find(|f| !(f.is_finite() && **f > 0.0)) {
         let why = format!("{bad} is not finite and positive");
         return Err(ModelError::Hyperparameter { key: "rope_freqs.weight".into(), why });

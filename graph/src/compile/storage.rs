@@ -123,12 +123,12 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_models;
+    use crate::{Granularity, Model, test_models};
     use ragtag_kernels::Activations;
 
     /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
     fn check_owners(
-        model: &crate::Model,
+        model: &Model,
         (activations, splits): (Activations, Option<u32>),
         segments: Range<usize>,
         rows: u32,
@@ -159,15 +159,46 @@ mod tests {
         storage.scratch_bytes
     }
 
+    /// The bundled models, cut at blocks and at halves of blocks.
+    fn models() -> Vec<Model> {
+        let models = [test_models::bitnet(), test_models::llama()].into_iter();
+        models.flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
+    }
+
     #[test]
     fn live_tensors_never_share_bytes() {
-        for model in [test_models::bitnet(), test_models::llama()] {
+        for model in models() {
+            let count = model.segment_count();
             for form in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
                 for rows in [1, 3, 64] {
-                    let all = check_owners(&model, form, 0..14, rows);
-                    let largest = (0..14).map(|s| check_owners(&model, form, s..s + 1, rows)).max().unwrap();
+                    let all = check_owners(&model, form, 0..count, rows);
+                    let largest =
+                        (0..count).map(|s| check_owners(&model, form, s..s + 1, rows)).max().unwrap();
                     assert_eq!(all, largest, "a stage needs the scratch of its largest segment");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn between_segments_only_the_residual_rows_cross() {
+        for model in models() {
+            for (activations, splits) in Activations::ALL.map(|a| [(a, None), (a, Some(7))]).concat() {
+                let graph = model.lowered(splits, |t, _| crate::model::basic_form(t, activations));
+                let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
+                let storage = Storage::plan(&graph, 0..model.segment_count(), &params).unwrap();
+                let segment = |node| graph.node(node).segment;
+                let mut crossed = vec![false; model.segment_count()];
+                for node in graph.ordered() {
+                    for (reader, _) in graph.consumers(node) {
+                        if segment(reader) != segment(node) {
+                            assert_eq!(segment(reader), segment(node) + 1, "{:?}", graph.node(node));
+                            assert_eq!(storage.of(node), (Place::Activation, 0), "{:?}", graph.node(node));
+                            crossed[segment(node)] = true;
+                        }
+                    }
+                }
+                assert_eq!(crossed.iter().filter(|crossed| **crossed).count(), crossed.len() - 1);
             }
         }
     }

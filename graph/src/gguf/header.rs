@@ -23,8 +23,8 @@ pub(super) struct Header {
     pub(super) tensors: Vec<TensorInfo>,
 }
 
-/// Reads and checks the header of one file, which is the `shard`-th of its model.
-pub(super) fn parse(source: &Arc<dyn Source>, shard: usize) -> Result<Header, FormatError> {
+/// Reads and checks the header of one file, which is the `shard`-th of its model; with `whole`, its data must be there.
+pub(super) fn parse(source: &Arc<dyn Source>, shard: usize, whole: bool) -> Result<Header, FormatError> {
     let mut reader = Reader::new(source.name(), 0, source.range(0..source.bytes())?);
     magic_and_version(&mut reader)?;
     let tensor_count = reader.u64(format_args!("the number of tensors"))?;
@@ -37,7 +37,7 @@ pub(super) fn parse(source: &Arc<dyn Source>, shard: usize) -> Result<Header, Fo
     for number in 0..tensor_count {
         tensors.push(tensor_info(&mut reader, number, tensor_count, alignment, shard)?);
     }
-    place(&mut tensors, &reader, alignment, source.bytes())?;
+    place(&mut tensors, &reader, alignment, if whole { source.bytes() } else { u64::MAX })?;
     Ok(Header { metadata, tensors })
 }
 
@@ -179,7 +179,7 @@ fn stored_bytes(tensor_type: TensorType, shape: &[u64]) -> Result<u64, String> {
         .ok_or_else(|| "is larger than any file".to_owned())
 }
 
-/// Turns offsets into those from the start of the file, and checks that all data is there.
+/// Turns offsets into those from the start of the file, and checks that all data lies within `bytes`.
 fn place(
     tensors: &mut [TensorInfo],
     reader: &Reader<'_>,

@@ -45,9 +45,22 @@ impl ModelFile {
     /// # Errors
     /// What is wrong with which file, and where.
     pub fn open(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
+        Self::read(sources, true)
+    }
+
+    /// The same of files that may end after their headers: what there is can be planned for, not run
+    /// ([`Weights::without_data`]).
+    ///
+    /// # Errors
+    /// As [`ModelFile::open`], but for data that is not there.
+    pub fn open_headers(sources: Vec<Arc<dyn Source>>) -> Result<ModelFile, FormatError> {
+        Self::read(sources, false)
+    }
+
+    fn read(sources: Vec<Arc<dyn Source>>, whole: bool) -> Result<ModelFile, FormatError> {
         let mut headers = Vec::new();
         for (shard, source) in sources.iter().enumerate() {
-            headers.push(header::parse(source, shard)?);
+            headers.push(header::parse(source, shard, whole)?);
         }
         split::check(&headers)?;
         let mut metadata = None;

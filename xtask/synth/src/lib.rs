@@ -133,14 +133,28 @@ pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     Ok(out)
 }
 
-/// Writes a whole model; returns its bytes.
-fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> std::io::Result<u64> {
+/// The header of a model: a file that ends before its weights.
+///
+/// # Errors
+/// In words, if there is no such model.
+pub fn header(shape: &Shape) -> Result<Vec<u8>, String> {
+    Ok(describe(shape, &shape.tensors()?).header())
+}
+
+/// What a file says before its weights.
+fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     let mut header = Writer::new();
     shape.describe(&mut header);
     vocabulary::describe(&mut header, shape.vocabulary);
     for tensor in tensors {
         header.tensor(&tensor.name, tensor.tensor_type, &tensor.shape, tensor.bytes);
     }
+    header
+}
+
+/// Writes a whole model; returns its bytes.
+fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> std::io::Result<u64> {
+    let header = describe(shape, tensors);
     let bytes = header.header();
     out.write_all(&bytes)?;
     let mut chunk = Vec::new();

@@ -1,0 +1,90 @@
+//! How finely a model is cut into segments, and what each of them is then.
+//!
+//! Nodes are numbered by the finest cut, at halves of blocks, when a graph is built; a coarser numbering is made of that
+//! when the model is lowered. This module must not know any operator or cost.
+
+use crate::segment::{Segment, SegmentKind};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// What of a transformer block is one segment. Between all segments only the residual rows cross.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Granularity {
+    /// The block.
+    #[default]
+    Block,
+    /// Its attention half, and its feed-forward half.
+    HalfBlock,
+}
+
+impl Granularity {
+    /// The granularity of a model's segments.
+    pub fn of(segments: &[Segment]) -> Self {
+        match segments.iter().any(|s| matches!(s.kind, SegmentKind::Attention | SegmentKind::FeedForward)) {
+            true => Granularity::HalfBlock,
+            false => Granularity::Block,
+        }
+    }
+
+    /// Number of segments of a model with so many blocks: embedding, blocks or their halves, head.
+    pub(crate) fn segment_count(self, blocks: u32) -> usize {
+        self.segment_of(2 * blocks as usize + 1) + 1
+    }
+
+    /// The segment of what is number `half` in the finest cut: embedding, attention and feed-forward half of each block, head.
+    pub(crate) fn segment_of(self, half: usize) -> usize {
+        match self {
+            Granularity::Block => half.div_ceil(2),
+            Granularity::HalfBlock => half,
+        }
+    }
+
+    /// What a segment of a model with so many blocks is.
+    pub(crate) fn kind(self, segment: usize, blocks: u32) -> SegmentKind {
+        match self {
+            _ if segment == 0 => SegmentKind::Embedding,
+            _ if segment + 1 == self.segment_count(blocks) => SegmentKind::Head,
+            Granularity::Block => SegmentKind::Block,
+            Granularity::HalfBlock if segment % 2 == 1 => SegmentKind::Attention,
+            Granularity::HalfBlock => SegmentKind::FeedForward,
+        }
+    }
+
+    /// `embedding`, `block 0` or `block 0 attention` and `block 0 ffn`, …, `head`.
+    pub(crate) fn name(self, segment: usize, blocks: u32) -> String {
+        match self.kind(segment, blocks) {
+            SegmentKind::Embedding => "embedding".into(),
+            SegmentKind::Block => format!("block {}", segment - 1),
+            SegmentKind::Attention => format!("block {} attention", (segment - 1) / 2),
+            SegmentKind::FeedForward => format!("block {} ffn", (segment - 1) / 2),
+            SegmentKind::Head => "head".into(),
+        }
+    }
+}
+
+/// As plans have it: `block`, `half-block`.
+impl fmt::Display for Granularity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Granularity::Block => "block",
+            Granularity::HalfBlock => "half-block",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_of_blocks_are_between_the_embedding_and_the_head() {
+        let names = |granularity: Granularity| -> Vec<String> {
+            (0..granularity.segment_count(2)).map(|s| granularity.name(s, 2)).collect()
+        };
+        assert_eq!(names(Granularity::Block), ["embedding", "block 0", "block 1", "head"]);
+        let halves = ["block 0 attention", "block 0 ffn", "block 1 attention", "block 1 ffn"];
+        assert_eq!(names(Granularity::HalfBlock), [&["embedding"][..], &halves, &["head"]].concat());
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|half| Granularity::Block.segment_of(half)), [0, 1, 1, 2, 2, 3]);
+    }
+}
