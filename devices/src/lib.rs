@@ -5,11 +5,13 @@
 //! print.
 
 mod child;
+mod handicap;
 mod identity;
 mod selection;
 mod table;
 
 pub use child::ProbeChild;
+pub use handicap::{Handicap, HandicapError};
 /// The body of a process that compiles for HIP: see [`Config::hip_compiler`].
 #[cfg(feature = "hip")]
 pub use ragtag_hip::compile_child as compile_for_hip;

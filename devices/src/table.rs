@@ -3,6 +3,7 @@
 //! This module must not know how users name devices.
 
 use crate::child::{self, Asked, ProbeChild};
+use crate::handicap::{self, Handicap};
 use crate::identity;
 use ragtag_hal::{Adapter, Backend, Checked, Device, DeviceId, Error, Features, Limits, Result, Unavailable};
 use serde::{Deserialize, Serialize};
@@ -23,12 +24,21 @@ pub struct Config {
     /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash: one that calls
     /// `compile_for_hip`. Empty: texts are compiled in this process.
     pub hip_compiler: Vec<OsString>,
+    /// How devices are slowed on purpose.
+    pub handicaps: Vec<Handicap>,
 }
 
 impl Default for Config {
     /// One CPU device with all cores and features.
     fn default() -> Self {
-        Self { cpu_devices: 1, cpu_threads: None, cpu_features: None, child: None, hip_compiler: Vec::new() }
+        Self {
+            cpu_devices: 1,
+            cpu_threads: None,
+            cpu_features: None,
+            child: None,
+            hip_compiler: Vec::new(),
+            handicaps: Vec::new(),
+        }
     }
 }
 
@@ -70,7 +80,22 @@ fn rows(config: &Config) -> Vec<Row> {
 
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
+    let mut handicaps: std::collections::BTreeMap<u32, ragtag_cpu::CpuHandicap> = Default::default();
+    for handicap in &config.handicaps {
+        match handicap {
+            Handicap::Threads { device, threads } => {
+                let Some(index) = handicap::cpu_index(device) else { continue };
+                handicaps.entry(index).or_default().threads = Some(*threads);
+            }
+            Handicap::Duty { device, percent } => {
+                let Some(index) = handicap::cpu_index(device) else { continue };
+                handicaps.entry(index).or_default().duty_percent = Some(*percent);
+            }
+            Handicap::LinkRate { .. } => {}
+        }
+    }
     Some(Box::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
+        handicaps,
         devices: config.cpu_devices,
         threads: config.cpu_threads,
         features: config.cpu_features.clone(),

@@ -28,7 +28,7 @@ fn suite_report(
     features: Option<Features>,
     above: impl Fn(Box<dyn Device>) -> Box<dyn Device>,
 ) -> Report {
-    let backend = CpuBackend::new(CpuConfig { devices: 1, threads: Some(threads), features });
+    let backend = CpuBackend::new(CpuConfig { threads: Some(threads), features, ..CpuConfig::default() });
     let adapter = backend.probe().unwrap().swap_remove(0);
     let open = || {
         let mut devices = backend.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;

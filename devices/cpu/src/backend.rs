@@ -9,7 +9,7 @@ use ragtag_hal::{
     Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Error, Features, HeapKind, KernelLanguage, Limits,
     Memory, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
 
@@ -25,12 +25,23 @@ pub struct CpuConfig {
     pub threads: Option<u32>,
     /// The only features that devices may claim, where the processor has them: for tests of lesser code paths.
     pub features: Option<Features>,
+    /// Devices that are slowed on purpose, by their number.
+    pub handicaps: BTreeMap<u32, CpuHandicap>,
+}
+
+/// How a device is slowed on purpose, so that devices of one processor differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuHandicap {
+    /// It has so many threads, whatever the others have.
+    pub threads: Option<u32>,
+    /// It works for so many hundredths of the time, 1 to 100, and rests in between.
+    pub duty_percent: Option<u32>,
 }
 
 impl Default for CpuConfig {
     /// One device with all cores and features.
     fn default() -> Self {
-        Self { devices: 1, threads: None, features: None }
+        Self { devices: 1, threads: None, features: None, handicaps: BTreeMap::new() }
     }
 }
 
@@ -48,13 +59,26 @@ impl CpuBackend {
 
     /// The threads of device `index`: as many as was said, or its part of the cores.
     fn threads(&self, index: u32) -> u32 {
-        if let Some(threads) = self.config.threads {
+        if let Some(threads) = self.handicap(index).threads.or(self.config.threads) {
             return threads.max(1);
         }
         // Counts what the scheduler and a container's limits let this process use.
         let cores = available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(u32::MAX));
         let (each, rest) = (cores / self.config.devices, cores % self.config.devices);
         (each + u32::from(index < rest)).max(1)
+    }
+
+    fn handicap(&self, index: u32) -> CpuHandicap {
+        self.config.handicaps.get(&index).copied().unwrap_or_default()
+    }
+
+    /// The driver as reports show it. A duty is told, for figures of such a device are not those of the processor.
+    fn driver(&self, index: u32, features: &Features) -> String {
+        let driver = format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(features));
+        match self.handicap(index).duty_percent {
+            Some(percent) => format!("{driver}, duty {percent} %"),
+            None => driver,
+        }
     }
 
     fn features(&self) -> Features {
@@ -73,7 +97,7 @@ impl CpuBackend {
             backend: self.name().into(),
             index,
             name: name.clone(),
-            driver: format!("ragtag {}, {}", env!("CARGO_PKG_VERSION"), features::name(&features)),
+            driver: self.driver(index, &features),
             kind: AdapterKind::Cpu,
             identity: PhysicalIdentity::default(),
             memory: vec![Memory {
@@ -118,7 +142,8 @@ impl Backend for CpuBackend {
         let open = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|adapter| adapter.label() == wanted.label());
             let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
-            Ok(Box::new(CpuDevice::open(*id, adapter.clone(), limits)?) as Box<dyn Device>)
+            let duty = self.handicap(adapter.index).duty_percent;
+            Ok(Box::new(CpuDevice::open(*id, adapter.clone(), duty, limits)?) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }

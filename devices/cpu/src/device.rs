@@ -5,6 +5,7 @@
 //!
 //! This module must not know how a queue or a kernel works.
 
+use crate::duty::Duty;
 use crate::memory::{Buffer, DeviceMemory};
 use crate::queue::{Queue, Task, Timings, Wait};
 use crate::script::{Launch, Script, Span, Step};
@@ -37,18 +38,26 @@ pub(crate) struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Opens an adapter and starts its threads.
+    /// Opens an adapter and starts its threads. With a duty it works for so many hundredths of the time.
     ///
     /// # Errors
     /// If the system gives no more threads.
-    pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<Self> {
+    pub(crate) fn open(
+        id: DeviceId,
+        adapter: Adapter,
+        duty_percent: Option<u32>,
+        limits: &Limits,
+    ) -> Result<Self> {
         let share = adapter.memory.first().and_then(|memory| memory.free_bytes).unwrap_or(0);
         let closing = Arc::new(AtomicBool::new(false));
         let timings = Timings::default();
         let queue = |kind: QueueKind| {
             let name = format!("{} {}", adapter.label(), kind.name());
             let team = match kind {
-                QueueKind::Compute => Some(Team::new(&name, adapter.caps.parallel_units)?),
+                QueueKind::Compute => {
+                    let team = Team::new(&name, adapter.caps.parallel_units)?;
+                    Some((team, duty_percent.map(Duty::new)))
+                }
                 QueueKind::Upload | QueueKind::Download => None,
             };
             let timeline = Timeline::new(TimelineId { device: id, queue: kind });

@@ -11,6 +11,7 @@
 //! | `queue.rs` | a queue: waits, order, failures, closing |
 //! | `script.rs` | commands with their names resolved, and how each is executed |
 //! | `team.rs` | the threads that share a script |
+//! | `duty.rs` | a device that is slowed on purpose |
 //! | `memory.rs` | buffers, and what the host has left |
 //! | `features.rs` | what the processor can do |
 //!
@@ -18,6 +19,7 @@
 
 mod backend;
 mod device;
+mod duty;
 mod features;
 mod memory;
 mod queue;
@@ -26,4 +28,4 @@ mod team;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{CpuBackend, CpuConfig};
+pub use backend::{CpuBackend, CpuConfig, CpuHandicap};

@@ -6,6 +6,7 @@
 //!
 //! This module must not know buffers or kernels, only scripts.
 
+use crate::duty::Duty;
 use crate::script::Script;
 use crate::team::{SPINS, Team, run_alone, spawn};
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -122,14 +123,15 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Starts the queue of a timeline. Scripts run on `team`, or on the queue's thread alone; small copies then skip it.
+    /// Starts the queue of a timeline. Scripts run on `team`, or on the queue's thread alone; small copies then skip it. With
+    /// a duty, a team rests after each script, and that counts as the script's time.
     ///
     /// # Errors
     /// If the system gives no more threads.
     pub(crate) fn new(
         name: String,
         timeline: Arc<Timeline>,
-        team: Option<Team>,
+        team: Option<(Team, Option<Duty>)>,
         closing: Arc<AtomicBool>,
         timings: Timings,
     ) -> Result<Self> {
@@ -137,7 +139,7 @@ impl Queue {
         let (inbox, tasks) = unbounded();
         let inline = team.is_none();
         let theirs = Arc::clone(&shared);
-        let thread = spawn(name, move || serve(&theirs, &tasks, team.as_ref()))?;
+        let thread = spawn(name, move || serve(&theirs, &tasks, team))?;
         Ok(Self { shared, inbox: Some(inbox), thread: Some(thread), sent: 0, inline })
     }
 
@@ -179,10 +181,16 @@ impl Drop for Queue {
 }
 
 /// The body of a queue's thread.
-fn serve(shared: &Shared, tasks: &Receiver<Task>, team: Option<&Team>) {
+fn serve(shared: &Shared, tasks: &Receiver<Task>, mut team: Option<(Team, Option<Duty>)>) {
     for task in tasks {
-        match team {
-            Some(team) => shared.execute(task, |script| team.run(script)),
+        match &mut team {
+            Some((team, None)) => shared.execute(task, |script| team.run(script)),
+            Some((team, Some(duty))) => shared.execute(task, |script| {
+                let start_ns = Timing::now_ns();
+                team.run(script)?;
+                duty.rest(Timing::now_ns().saturating_sub(start_ns), &shared.closing);
+                Ok(())
+            }),
             None => shared.execute(task, |script| run_alone(script)),
         }
         shared.finished.fetch_add(1, Ordering::Release);

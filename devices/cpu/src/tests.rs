@@ -1,7 +1,7 @@
 //! What is particular to this backend: threads, panics, closing, the quick path for small copies. What every backend
 //! owes is in the conformance suite.
 
-use crate::{CpuBackend, CpuConfig};
+use crate::{CpuBackend, CpuConfig, CpuHandicap};
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
     EntryAbi, Error, Feature, Features, HostCall, HostFn, HostRegion, Limits, Module, ModuleId, ModuleSource,
@@ -58,6 +58,13 @@ unsafe fn broken(call: &HostCall<'_>, groups: Range<u32>) {
     assert!(!groups.contains(&call.constants[0]), "a kernel's bug");
 }
 
+/// Takes two milliseconds at least.
+static SLOW: EntryAbi = EntryAbi { name: "slow", bindings: &[], constants: 0, extents: |_, _| {} };
+
+unsafe fn slow(_: &HostCall<'_>, _: Range<u32>) {
+    thread::sleep(Duration::from_millis(2));
+}
+
 fn config(threads: u32) -> CpuConfig {
     CpuConfig { threads: Some(threads), ..CpuConfig::default() }
 }
@@ -77,11 +84,15 @@ struct Bench {
 
 impl Bench {
     fn new(threads: u32) -> Self {
-        let mut device = open(config(threads), &Limits::default());
+        Self::with(config(threads))
+    }
+
+    fn with(config: CpuConfig) -> Self {
+        let mut device = open(config, &Limits::default());
         let module = Module {
             name: "test".into(),
-            entries: vec![&STEP, &SUM, &BROKEN],
-            source: ModuleSource::Host(vec![step as HostFn, sum, broken]),
+            entries: vec![&STEP, &SUM, &BROKEN, &SLOW],
+            source: ModuleSource::Host(vec![step as HostFn, sum, broken, slow]),
         };
         device.create_module(ModuleId(0), &module).unwrap();
         let region = Arc::new(HostRegion::new(GROUPS as usize * 4).unwrap());
@@ -294,7 +305,7 @@ fn cores_and_memory_are_divided_among_the_devices() {
     let three = units(probe(CpuConfig { devices: 3, ..CpuConfig::default() }).unwrap());
     assert_eq!(three.iter().sum::<u32>(), cores.max(3));
     assert!(three.iter().max().unwrap() - three.iter().min().unwrap() <= 1);
-    let given = CpuConfig { devices: 2, threads: Some(3), features: None };
+    let given = CpuConfig { devices: 2, threads: Some(3), ..CpuConfig::default() };
     let adapters = probe(given).unwrap();
     assert_eq!(adapters.iter().map(Adapter::label).collect::<Vec<_>>(), ["cpu:0", "cpu:1"]);
     let share = adapters[0].memory[0].total_bytes + adapters[1].memory[0].total_bytes;
@@ -304,6 +315,28 @@ fn cores_and_memory_are_divided_among_the_devices() {
     assert!(
         probe(CpuConfig { devices: 0, ..CpuConfig::default() }).unwrap_err().cause.contains("no CPU devices")
     );
+}
+
+#[test]
+fn handicaps_are_told_and_slow_one_device_alone() {
+    let handicap = CpuHandicap { threads: Some(1), duty_percent: Some(25) };
+    let config = CpuConfig { threads: Some(2), devices: 2, ..CpuConfig::default() };
+    let slowed = CpuConfig { handicaps: [(0, handicap)].into(), ..config };
+    let adapters = CpuBackend::new(slowed.clone()).probe().unwrap();
+    let told: Vec<_> =
+        adapters.iter().map(|a| (a.caps.parallel_units, a.driver.contains("duty 25 %"))).collect();
+    assert_eq!(told, [(1, true), (2, false)]);
+
+    let mut bench = Bench::with(slowed);
+    for _ in 0..4 {
+        let point = bench.compute(vec![launch(3, vec![], vec![], [1, 1, 1])]);
+        assert_eq!(bench.wait(point), Ok(true));
+    }
+    let mut timings = Vec::new();
+    bench.device.take_timings(&mut timings);
+    let busy_ns: u64 = timings.iter().map(|timing| timing.end_ns - timing.start_ns).sum();
+    assert_eq!(timings.len(), 4);
+    assert!(busy_ns >= 4 * 4 * 2_000_000, "four times 2 ms of work at a quarter: {busy_ns} ns");
 }
 
 #[test]

@@ -1,0 +1,259 @@
+//! Devices and links that are slowed on purpose, so that a machine of equal devices becomes a mixed one.
+//!
+//! ```text
+//! handicap = device "=threads:" number | device "=duty:" number "%" | "link:" device "->" device "=" rate
+//! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
+//! ```
+//!
+//! This module must not know how anything is slowed: it reads texts and holds them against the devices at hand.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// One thing that is slowed on purpose.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Handicap {
+    /// A CPU device has so many threads, whatever the others have.
+    Threads {
+        /// Its label.
+        device: String,
+        /// At least 1.
+        threads: u32,
+    },
+    /// A CPU device works for a share of the time, and rests in between.
+    Duty {
+        /// Its label.
+        device: String,
+        /// The share, in hundredths: 1 to 100.
+        percent: u32,
+    },
+    /// Activations cross no faster than this.
+    LinkRate {
+        /// The label of the device that they leave.
+        from: String,
+        /// The label of the device that they enter.
+        to: String,
+        /// Bytes per second, at least 1.
+        bytes_per_s: u64,
+    },
+}
+
+/// What a handicap may be wrong about.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandicapError {
+    /// The text means nothing.
+    #[error(
+        "{text:?} is not a handicap: expected cpu:0=threads:1, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s; {cause}"
+    )]
+    Syntax {
+        /// The text.
+        text: String,
+        /// What is wrong with it.
+        cause: String,
+    },
+    /// It slows something that is not used.
+    #[error("the handicap {handicap}: {device} is not among the selected devices ({})", selected.join(", "))]
+    NotSelected {
+        /// The handicap.
+        handicap: Handicap,
+        /// The device.
+        device: String,
+        /// The labels of the selected ones.
+        selected: Vec<String>,
+    },
+    /// There is no means to slow such a device.
+    #[error("the handicap {handicap}: only CPU devices can be slowed like that")]
+    NotSlowable {
+        /// The handicap.
+        handicap: Handicap,
+    },
+    /// The same thing is slowed twice.
+    #[error("the handicap {handicap}: another one says the same of it")]
+    Twice {
+        /// The second of them.
+        handicap: Handicap,
+    },
+}
+
+impl fmt::Display for Handicap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Handicap::Threads { device, threads } => write!(f, "{device}=threads:{threads}"),
+            Handicap::Duty { device, percent } => write!(f, "{device}=duty:{percent}%"),
+            Handicap::LinkRate { from, to, bytes_per_s } => {
+                write!(f, "link:{from}->{to}={}", rate(*bytes_per_s))
+            }
+        }
+    }
+}
+
+impl FromStr for Handicap {
+    type Err = HandicapError;
+
+    fn from_str(text: &str) -> Result<Self, HandicapError> {
+        let wrong = |cause: &str| HandicapError::Syntax { text: text.into(), cause: cause.into() };
+        let (what, how) = text.trim().split_once('=').ok_or_else(|| wrong("there is no ="))?;
+        if let Some(link) = what.strip_prefix("link:") {
+            let (from, to) = link.split_once("->").ok_or_else(|| wrong("a link leads from -> to"))?;
+            let (from, to) = (label(from), label(to));
+            let (Some(from), Some(to)) = (from, to) else { return Err(wrong("a device is BACKEND:INDEX")) };
+            if from == to {
+                return Err(wrong("a link leads from one device to another"));
+            }
+            let bytes_per_s = bytes_per_s(how)
+                .ok_or_else(|| wrong("a rate is at least 1B/s and has a unit: B/s, kB/s, MB/s or GB/s"))?;
+            return Ok(Handicap::LinkRate { from, to, bytes_per_s });
+        }
+        let device = label(what).ok_or_else(|| wrong("a device is BACKEND:INDEX"))?;
+        match how.split_once(':') {
+            Some(("threads", threads)) => {
+                let threads = number(threads).filter(|threads| (1..=1024).contains(threads));
+                let threads = threads.ok_or_else(|| wrong("threads are 1 to 1024"))?;
+                Ok(Handicap::Threads { device, threads })
+            }
+            Some(("duty", duty)) => {
+                let percent = duty.strip_suffix('%').and_then(number);
+                let percent = percent.filter(|percent| (1..=100).contains(percent));
+                let percent = percent.ok_or_else(|| wrong("a duty is 1% to 100%"))?;
+                Ok(Handicap::Duty { device, percent })
+            }
+            _ => Err(wrong("a device has threads:N or duty:N%")),
+        }
+    }
+}
+
+impl Handicap {
+    /// Holds handicaps against the labels of the devices that are used.
+    ///
+    /// # Errors
+    /// Names the first that slows what is not used, what cannot be slowed, or what is slowed already.
+    pub fn check(handicaps: &[Handicap], selected: &[String]) -> Result<(), HandicapError> {
+        for (at, handicap) in handicaps.iter().enumerate() {
+            if handicaps[..at].iter().any(|other| other.is_about_the_same(handicap)) {
+                return Err(HandicapError::Twice { handicap: handicap.clone() });
+            }
+            if let Handicap::Threads { device, .. } | Handicap::Duty { device, .. } = handicap
+                && cpu_index(device).is_none()
+            {
+                return Err(HandicapError::NotSlowable { handicap: handicap.clone() });
+            }
+            if let Some(device) = handicap.devices().into_iter().find(|device| !selected.contains(device)) {
+                let (handicap, device) = (handicap.clone(), device.clone());
+                return Err(HandicapError::NotSelected { handicap, device, selected: selected.to_vec() });
+            }
+        }
+        Ok(())
+    }
+
+    fn devices(&self) -> Vec<&String> {
+        match self {
+            Handicap::Threads { device, .. } | Handicap::Duty { device, .. } => vec![device],
+            Handicap::LinkRate { from, to, .. } => vec![from, to],
+        }
+    }
+
+    fn is_about_the_same(&self, other: &Handicap) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other) && self.devices() == other.devices()
+    }
+}
+
+/// The number of a CPU device.
+pub(crate) fn cpu_index(label: &str) -> Option<u32> {
+    label.strip_prefix("cpu:").and_then(number)
+}
+
+fn label(text: &str) -> Option<String> {
+    let text = text.trim();
+    let (backend, index) = text.split_once(':')?;
+    let named = !backend.is_empty() && backend.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    (named && number(index).is_some()).then(|| text.into())
+}
+
+/// `parse` alone would take a sign.
+fn number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+const UNITS: [(&str, u64); 4] = [("GB/s", 1_000_000_000), ("MB/s", 1_000_000), ("kB/s", 1_000), ("B/s", 1)];
+
+fn bytes_per_s(text: &str) -> Option<u64> {
+    let (number, unit) = UNITS.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))?;
+    let plain = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let rate = number.parse::<f64>().ok().filter(|_| plain)? * unit as f64;
+    // Beyond this a float holds no single bytes, and no link is that fast.
+    (1.0..=1e15).contains(&rate).then_some(rate as u64)
+}
+
+fn rate(bytes_per_s: u64) -> String {
+    let whole = UNITS.iter().find(|(_, unit)| bytes_per_s.is_multiple_of(*unit));
+    whole.map_or_else(|| format!("{bytes_per_s}B/s"), |(name, unit)| format!("{}{name}", bytes_per_s / unit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handicaps_are_read_and_written() {
+        for text in [
+            "cpu:0=threads:1",
+            "cpu:12=duty:50%",
+            "link:cpu:0->cpu:1=1GB/s",
+            "link:cuda:0->level-zero:1=250MB/s",
+            "link:cpu:1->cpu:0=1234B/s",
+        ] {
+            assert_eq!(text.parse::<Handicap>().unwrap().to_string(), text);
+        }
+        let half: Handicap = " link:cpu:0->cpu:1=0.5GB/s".parse().unwrap();
+        assert_eq!(half.to_string(), "link:cpu:0->cpu:1=500MB/s");
+    }
+
+    #[test]
+    fn what_means_nothing_is_named() {
+        let expected = [
+            ("", "no ="),
+            ("cpu:0", "no ="),
+            ("cpu=duty:50%", "BACKEND:INDEX"),
+            ("cpu:0=duty:50", "1% to 100%"),
+            ("cpu:0=duty:0%", "1% to 100%"),
+            ("cpu:0=duty:101%", "1% to 100%"),
+            ("cpu:0=duty:-5%", "1% to 100%"),
+            ("cpu:0=threads:0", "1 to 1024"),
+            ("cpu:0=threads:+2", "1 to 1024"),
+            ("cpu:0=speed:2", "threads:N or duty:N%"),
+            ("cpu:0=", "threads:N or duty:N%"),
+            ("link:cpu:0=1GB/s", "from -> to"),
+            ("link:cpu:0->cpu=1GB/s", "BACKEND:INDEX"),
+            ("link:cpu:0->cpu:0=1GB/s", "from one device to another"),
+            ("link:cpu:0->cpu:1=1", "a unit"),
+            ("link:cpu:0->cpu:1=GB/s", "a unit"),
+            ("link:cpu:0->cpu:1=0GB/s", "at least 1B/s"),
+            ("link:cpu:0->cpu:1=nanGB/s", "at least 1B/s"),
+            ("link:cpu:0->cpu:1=1e3GB/s", "at least 1B/s"),
+            ("link:cpu:0->cpu:1=-1GB/s", "at least 1B/s"),
+        ];
+        for (text, cause) in expected {
+            let error = text.parse::<Handicap>().unwrap_err().to_string();
+            assert!(error.contains(cause) && error.contains(&format!("{text:?}")), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn handicaps_are_about_devices_that_are_used() {
+        let selected = ["cpu:0".to_string(), "cpu:1".into(), "cuda:0".into()];
+        let check = |texts: &[&str]| {
+            let handicaps: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            Handicap::check(&handicaps, &selected).map_err(|error| error.to_string())
+        };
+        let all = ["cpu:0=threads:1", "cpu:0=duty:50%", "cpu:1=duty:50%", "link:cuda:0->cpu:1=1GB/s"];
+        assert_eq!(check(&all), Ok(()));
+        let wrong =
+            |texts: &[&str], cause: &str| assert!(check(texts).unwrap_err().contains(cause), "{texts:?}");
+        wrong(&["cpu:2=duty:50%"], "cpu:2 is not among the selected devices (cpu:0, cpu:1, cuda:0)");
+        wrong(&["link:cpu:0->cuda:1=1GB/s"], "cuda:1 is not among");
+        wrong(&["cuda:0=duty:50%"], "only CPU devices");
+        wrong(&["cpu:0=duty:50%", "cpu:0=duty:20%"], "the handicap cpu:0=duty:20%: another one");
+    }
+}
