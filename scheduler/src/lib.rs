@@ -7,28 +7,40 @@
 
 mod actor;
 pub mod capacity;
+pub mod compare;
 pub mod core;
 pub mod cost;
+mod crossing;
 mod error;
+pub mod fleet;
+mod json;
 mod mailbox;
 mod message;
+pub mod objective;
 pub mod plan;
 pub mod planner;
 mod runtime;
 pub mod sampling;
+pub mod schemas;
 pub mod sim;
 pub mod split;
 mod trace;
 
-pub use actor::{StageReport, WEIGHT_STAGING_BYTES, WeightSource};
-pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+pub use actor::{
+    Crossing, SoloBatch, SoloDevice, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
+};
+pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
+pub use crossing::{Crossed, EdgeReport};
 pub use error::{Error, Refusal, Result};
+pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
+pub use objective::{Mix, Objective, Workload};
 pub use plan::{
-    InvalidPlan, PLAN_VERSION, Plan, PlanModel, PlanStage, PredictedRun, PredictedStage, StageMemory,
+    Alternative, Binding, Bottleneck, Explanation, FigureCount, InvalidPlan, LeftOut, PLAN_VERSION, Place,
+    Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 pub use planner::{
-    DoesNotFit, ModelFacts, Objective, PlanError, PlanLimits, PlannerInput, Shortage, Workload,
-    largest_context, plan,
+    Baseline, Constraints, DoesNotFit, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput, Shortage,
+    baseline, largest_context, plan,
 };
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,
@@ -36,4 +48,4 @@ pub use runtime::{
 };
 pub use sampling::{Sampler, Sampling, SamplingError, token_log_probability};
 pub use split::{PartitionError, Split, SplitError, SplitPart};
-pub use trace::{Computed, Span, SpanKind, Trace, Turn};
+pub use trace::{Computed, SizeReport, Span, SpanKind, Trace, Turn};

@@ -2,26 +2,36 @@
 //!
 //! This module must not know how a plan is found or carried out.
 
+use crate::cost::FigureSource;
+use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
+use ragtag_graph::Granularity;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// Version of the format that this build reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Which device runs which segments of which model.
 ///
 /// A plan that was read from a file is held against the model and the devices by [`Plan::validate`]; its memory is
 /// proved again by planning with [`Plan::split`], for the devices may have less free than when it was made.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(title = "A plan of Ragtag")]
 pub struct Plan {
-    /// [`PLAN_VERSION`].
+    /// Version of the format: [`PLAN_VERSION`].
+    #[schemars(extend("const" = PLAN_VERSION))]
     pub ragtag_plan: u32,
     /// The model that it was made for.
     pub model: PlanModel,
+    /// What it was made for.
+    pub objective: Objective,
+    /// The request that it was made for.
+    pub workload: Workload,
     /// Longest sequence, in positions.
     pub context: u32,
     /// Sequences that may be alive at once.
@@ -30,24 +40,153 @@ pub struct Plan {
     pub chunk: u32,
     /// Rows of a decode micro-batch: sequences that decode together, so that every stage has work.
     pub decode_rows: u32,
+    /// Decode micro-batches that go round at once.
+    pub decode_groups: u32,
+    /// Micro-batches in flight at most.
+    pub credits: u32,
     /// Slots of each stage: micro-batches that it may hold at once.
     pub slots: u32,
     /// How keys and values are kept.
+    #[schemars(schema_with = "crate::schemas::kv_type")]
     pub kv: KvType,
     /// How activations enter matrix products.
+    #[schemars(schema_with = "crate::schemas::activations")]
     pub activations: Activations,
     /// The stages, in the order of the segments.
     pub stages: Vec<PlanStage>,
     /// How activations cross from each stage to the next: one less than there are stages.
-    pub routes: Vec<Route>,
+    pub edges: Vec<PlanEdge>,
+    /// The edge on which tokens return: logits to the host, and the next tokens to the first stage.
+    pub token_return: PredictedTimes,
     /// What the cost model expects of the whole.
     pub predicted: PredictedRun,
+    /// Why it is this plan, as data.
+    pub explanation: Explanation,
     /// Why it is this plan, in words.
     pub reasons: Vec<String>,
 }
 
+impl Plan {
+    /// How activations cross from each stage to the next.
+    pub fn routes(&self) -> Vec<Route> {
+        self.edges.iter().map(|edge| edge.route).collect()
+    }
+}
+
+/// The way from one stage to the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanEdge {
+    /// How activations cross.
+    #[schemars(schema_with = "crate::schemas::route")]
+    pub route: Route,
+    /// What the cost model expects of it.
+    pub predicted: PredictedTimes,
+}
+
+/// Why a plan is as it is. Times are those of the objective: microseconds a request.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Explanation {
+    /// What the objective makes of the plan.
+    pub score_us: f64,
+    /// No plan over these devices can be better than this, as far as the cost model goes.
+    pub bound_us: f64,
+    /// What is busy for longest in a request.
+    pub bottleneck: Bottleneck,
+    /// The least share of time that a stage stands idle while a burst of prompts fills and drains the pipeline.
+    pub prefill_bubble: f64,
+    /// Share of a decode round in which the busiest stage stands idle.
+    pub decode_idle: f64,
+    /// Each device that the plan leaves out, with the best plan that has it.
+    pub left_out: Vec<LeftOut>,
+    /// Other plans, the best first.
+    pub alternatives: Vec<Alternative>,
+    /// What holds the plan back, and what would come of having more of it; the largest gain first.
+    pub bindings: Vec<Binding>,
+    /// How many figures that the plan rests on come from where.
+    pub figures: Vec<FigureCount>,
+}
+
+/// What is busy for longest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Bottleneck {
+    /// Whether it is a stage or an edge.
+    pub place: Place,
+    /// Which, counted from 0: edge `n` leaves stage `n`.
+    pub index: usize,
+    /// How long it is busy for one request, in microseconds.
+    pub busy_us: f64,
+    /// Its share of the work of all stages and edges.
+    pub share: f64,
+}
+
+/// A part of a pipeline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Place {
+    /// A stage.
+    #[default]
+    Stage,
+    /// The way from one stage to the next.
+    Edge,
+    /// Something that several edges share.
+    SharedLink,
+    /// The edge on which tokens return.
+    TokenReturn,
+}
+
+/// A device that a plan leaves out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LeftOut {
+    /// Its label.
+    pub device: String,
+    /// The best plan with it; none fits if there is none.
+    pub best_with: Option<Alternative>,
+}
+
+/// A plan that was not chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Alternative {
+    /// Its placement, as users write it: `0-5=cpu:0,6-13=cpu:1`.
+    pub split: String,
+    /// What the objective makes of it.
+    pub score_us: f64,
+    /// Tokens per second in decode, of all sequences together.
+    pub decode_tokens_per_s: f64,
+    /// Tokens per second in prefill.
+    pub prefill_tokens_per_s: f64,
+    /// Why it is shown: `best single device`, `even layers` …
+    pub why: String,
+}
+
+/// A limit, and what having more would give.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Binding {
+    /// The device, or the two ends of a link as `cpu:0 -> cuda:0`.
+    pub of: String,
+    /// What there would be more of, as in `8 GiB more memory`.
+    pub more: String,
+    /// The share by which the score would get better.
+    pub gain: f64,
+}
+
+/// How many figures come from a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FigureCount {
+    /// Where they come from.
+    pub source: FigureSource,
+    /// How many.
+    pub figures: usize,
+}
+
 /// What tells one model from another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanModel {
     /// Name, for people.
@@ -56,24 +195,29 @@ pub struct PlanModel {
     pub digest: String,
     /// Number of segments.
     pub segments: u32,
+    /// What of a transformer block is one segment; the block where a plan does not say.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::schemas::granularity")]
+    pub granularity: Granularity,
 }
 
 /// The segments that one device runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanStage {
     /// The device's label, as in `cpu:0`.
     pub device: String,
     /// Its segments, first and last.
+    #[schemars(with = "[u32; 2]")]
     pub segments: Span,
     /// What it takes of the device's memory.
     pub memory_bytes: StageMemory,
     /// What the cost model expects of it.
-    pub predicted: PredictedStage,
+    pub predicted: PredictedTimes,
 }
 
 /// What a stage takes of its device's memory, in bytes. Each buffer counts as its size class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StageMemory {
     /// Weights in their resident layout; a tensor that two segments share counts once.
@@ -92,10 +236,10 @@ pub struct StageMemory {
     pub available: u64,
 }
 
-/// What the cost model expects of a stage, in microseconds, rounded to tenths.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// What the cost model expects of a stage or an edge, in microseconds, rounded to tenths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct PredictedStage {
+pub struct PredictedTimes {
     /// One decode micro-batch.
     pub decode_us: f64,
     /// One prefill chunk.
@@ -103,13 +247,17 @@ pub struct PredictedStage {
 }
 
 /// What the cost model expects of a run, rounded to tenths.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedRun {
     /// Tokens per second in decode, of all sequences together.
     pub decode_tokens_per_s: f64,
     /// Tokens per second in prefill, with the pipeline full.
     pub prefill_tokens_per_s: f64,
+    /// From the arrival of a request at an empty pipeline to its first token, in microseconds.
+    pub first_token_us: f64,
+    /// From one token of a sequence to its next, with all sequences going on, in microseconds.
+    pub token_us: f64,
 }
 
 /// Why a plan cannot be used.
@@ -118,7 +266,7 @@ pub enum InvalidPlan {
     /// Not JSON, or not a plan.
     #[error("not a plan: {cause}")]
     NotAPlan {
-        /// What the reader says, with line and column.
+        /// The path in the file, what the reader says, line and column.
         cause: String,
     },
     /// Written by a later version.
@@ -144,6 +292,21 @@ pub enum InvalidPlan {
         /// Its digest.
         digest: String,
         /// Its segments.
+        segments: u32,
+    },
+    /// Made for segments of another granularity.
+    #[error(
+        "the plan's segments are of granularity {plan} ({plan_segments} of them), those wanted of granularity {wanted} \
+         ({segments} of them)"
+    )]
+    OtherGranularity {
+        /// Granularity of the plan.
+        plan: Granularity,
+        /// Its segments.
+        plan_segments: u32,
+        /// What is wanted.
+        wanted: Granularity,
+        /// The model's segments, then.
         segments: u32,
     },
     /// The stages do not cover the segments, or name devices that are not there.
@@ -173,20 +336,20 @@ impl Plan {
     /// Reads a plan.
     ///
     /// # Errors
-    /// [`InvalidPlan::Version`] for a later format, else [`InvalidPlan::NotAPlan`] with line and column, also for a
-    /// field that the format does not have. Whether it suits a model and devices is [`Plan::validate`]'s question.
+    /// [`InvalidPlan::Version`] for a later format, else [`InvalidPlan::NotAPlan`] with the path in the file, line and column,
+    /// also for a field that the format does not have. Whether it suits a model and devices is [`Plan::validate`]'s question.
     pub fn from_json(json: &str) -> Result<Self, InvalidPlan> {
         // The version comes first: a later format may well have fields that this build would call unknown.
         #[derive(Deserialize)]
         struct Head {
             ragtag_plan: u32,
         }
-        let not_a_plan = |e: serde_json::Error| InvalidPlan::NotAPlan { cause: shown(&e) };
-        let head: Head = serde_json::from_str(json).map_err(not_a_plan)?;
-        if head.ragtag_plan != PLAN_VERSION {
-            return Err(InvalidPlan::Version { found: head.ragtag_plan });
+        if let Ok(Head { ragtag_plan: found }) = crate::json::parse(json)
+            && found != PLAN_VERSION
+        {
+            return Err(InvalidPlan::Version { found });
         }
-        serde_json::from_str(json).map_err(not_a_plan)
+        crate::json::parse(json).map_err(|cause| InvalidPlan::NotAPlan { cause })
     }
 
     /// Writes the plan, indented, with a newline at its end.
@@ -204,10 +367,18 @@ impl Plan {
     /// Holds the plan against the model and the labels of the devices at hand.
     ///
     /// # Errors
-    /// Names the first thing that is wrong: version, model, a hole, an overlap, an unknown device, a device used twice.
+    /// Names the first thing that is wrong: version, model, granularity, a hole, an overlap, an unknown device, a device used twice.
     pub fn validate(&self, model: &PlanModel, devices: &[&str]) -> Result<(), InvalidPlan> {
         if self.ragtag_plan != PLAN_VERSION {
             return Err(InvalidPlan::Version { found: self.ragtag_plan });
+        }
+        if self.model.digest == model.digest && self.model.granularity != model.granularity {
+            return Err(InvalidPlan::OtherGranularity {
+                plan: self.model.granularity,
+                plan_segments: self.model.segments,
+                wanted: model.granularity,
+                segments: model.segments,
+            });
         }
         if self.model.digest != model.digest || self.model.segments != model.segments {
             return Err(InvalidPlan::OtherModel {
@@ -221,8 +392,8 @@ impl Plan {
         }
         let parts: Vec<_> = self.stages.iter().map(|s| (s.segments, s.device.as_str())).collect();
         check_partition(&parts, model.segments, devices)?;
-        if self.routes.len() + 1 != self.stages.len() {
-            return Err(InvalidPlan::Routes { routes: self.routes.len(), stages: self.stages.len() });
+        if self.edges.len() + 1 != self.stages.len() {
+            return Err(InvalidPlan::Routes { routes: self.edges.len(), stages: self.stages.len() });
         }
         self.validate_figures()
     }
@@ -233,6 +404,8 @@ impl Plan {
             ("sequences", self.sequences),
             ("chunk", self.chunk),
             ("decode_rows", self.decode_rows),
+            ("decode_groups", self.decode_groups),
+            ("credits", self.credits),
             ("slots", self.slots),
         ];
         for (field, value) in positive {
@@ -248,34 +421,17 @@ impl Plan {
                 wanted: "it must be at most the chunk",
             });
         }
-        if self.routes.iter().any(|route| {
-            matches!(route, Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. })
+        if self.edges.iter().any(|edge| {
+            matches!(
+                edge.route,
+                Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. }
+            )
         }) {
             let wanted = "a ring needs chunks of at least a byte, and at least one of them";
-            return Err(InvalidPlan::Figure { field: "routes", value: 0, wanted });
+            return Err(InvalidPlan::Figure { field: "edges", value: 0, wanted });
         }
         Ok(())
     }
-}
-
-/// What the reader says, with line and column. It may quote the file, at any length and with what a terminal obeys.
-fn shown(error: &serde_json::Error) -> String {
-    const MOST: usize = 300;
-    let text = error.to_string();
-    let position = format!(" at line {} column {}", error.line(), error.column());
-    let what = text.strip_suffix(&position).unwrap_or(&text);
-    let mut shown = String::new();
-    for (number, character) in what.chars().enumerate() {
-        match character {
-            _ if number == MOST => {
-                shown.push('…');
-                break;
-            }
-            control if control.is_control() => shown.extend(control.escape_default()),
-            other => shown.push(other),
-        }
-    }
-    shown + &position
 }
 
 #[cfg(test)]
@@ -283,7 +439,8 @@ mod tests {
     use super::*;
 
     fn model() -> PlanModel {
-        PlanModel { name: "tales".into(), digest: "ab12".into(), segments: 14 }
+        let granularity = Granularity::Block;
+        PlanModel { name: "tales".into(), digest: "ab12".into(), segments: 14, granularity }
     }
 
     fn stage(device: &str, first: u32, last: u32) -> PlanStage {
@@ -299,7 +456,7 @@ mod tests {
                 total: 15,
                 available: 1 << 40,
             },
-            predicted: PredictedStage { decode_us: 1234.5, prefill_us: 0.1 },
+            predicted: PredictedTimes { decode_us: 1234.5, prefill_us: 0.1 },
         }
     }
 
@@ -307,16 +464,30 @@ mod tests {
         Plan {
             ragtag_plan: PLAN_VERSION,
             model: model(),
+            objective: Objective::Throughput,
+            workload: Workload::default(),
             context: 512,
             sequences: 2,
             chunk: 128,
             decode_rows: 1,
+            decode_groups: 2,
+            credits: 3,
             slots: 2,
             kv: KvType::F16,
             activations: Activations::Int8,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
-            routes: vec![Route::HostStaged { chunk_bytes: 65536, depth: 4 }],
-            predicted: PredictedRun { decode_tokens_per_s: 123.4, prefill_tokens_per_s: 4567.8 },
+            edges: vec![PlanEdge {
+                route: Route::HostStaged { chunk_bytes: 65536, depth: 4 },
+                predicted: PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },
+            }],
+            token_return: PredictedTimes { decode_us: 20.0, prefill_us: 20.0 },
+            predicted: PredictedRun {
+                decode_tokens_per_s: 123.4,
+                prefill_tokens_per_s: 4567.8,
+                first_token_us: 98765.4,
+                token_us: 8103.7,
+            },
+            explanation: Explanation::default(),
             reasons: vec!["because".into()],
         }
     }
@@ -326,7 +497,7 @@ mod tests {
     #[test]
     fn json_round_trips() {
         let json = plan().to_json();
-        assert!(json.contains("\"ragtag_plan\": 1"), "{json}");
+        assert!(json.contains("\"ragtag_plan\": 2"), "{json}");
         assert_eq!(Plan::from_json(&json), Ok(plan()));
     }
 
@@ -353,16 +524,16 @@ mod tests {
 
     #[test]
     fn a_newer_version_is_named_even_with_new_fields() {
-        let json = plan().to_json().replacen("\"ragtag_plan\": 1", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
+        let json = plan().to_json().replacen("\"ragtag_plan\": 2", "\"ragtag_plan\": 7, \"novelty\": {}", 1);
         assert_eq!(Plan::from_json(&json), Err(InvalidPlan::Version { found: 7 }));
         let mut newer = plan();
-        newer.ragtag_plan = 2;
-        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 2 }));
+        newer.ragtag_plan = 3;
+        assert_eq!(newer.validate(&model(), &DEVICES), Err(InvalidPlan::Version { found: 3 }));
     }
 
     #[test]
     fn what_is_no_plan_is_refused() {
-        for json in ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 1}"] {
+        for json in ["", "{}", "[]", "GGUF", "{\"ragtag_plan\": -1}", "{\"ragtag_plan\": 2}"] {
             assert!(matches!(Plan::from_json(json), Err(InvalidPlan::NotAPlan { .. })), "{json}");
         }
         let pretty = plan().to_json();
@@ -388,7 +559,7 @@ mod tests {
             format!("\"{long}\""),
         ] {
             let message = Plan::from_json(&changed).expect_err("not a plan").to_string();
-            assert!(message.len() < 800 && !message.contains(char::is_control), "{message}");
+            assert!(message.len() < 1600 && !message.contains(char::is_control), "{message}");
             assert!(message.contains(" at line "), "{message}");
         }
     }
@@ -402,6 +573,9 @@ mod tests {
             changed.validate(&model(), &DEVICES).expect_err("invalid").to_string()
         };
         assert!(with(&|p| p.model.digest = "cd".into()).contains("digest cd"));
+        assert!(
+            with(&|p| p.model.granularity = Granularity::HalfBlock).contains("granularity half-block (14")
+        );
         assert!(with(&|p| p.model.segments = 15).contains("15 segments"));
         assert!(with(&|p| p.stages[1] = stage("cpu:1", 8, 13)).contains("segments 6-7 are on no device"));
         assert!(
@@ -412,11 +586,23 @@ mod tests {
         assert!(with(&|p| p.stages[1].device = "cpu:0".into()).contains("cpu:0 is named twice"));
         assert!(with(&|p| p.stages.swap(0, 1)).contains("in the order of the segments"));
         assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
-        assert!(with(&|p| p.routes.clear()).contains("0 routes for 2 stages"));
+        assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));
         assert!(with(&|p| p.context = 0).contains("context is 0"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
-        assert!(with(&|p| p.routes[0] = ring).contains("a ring needs"));
+        assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
+    }
+
+    #[test]
+    fn a_plan_that_names_no_granularity_is_one_of_blocks() {
+        let mut halves = plan();
+        halves.model.granularity = Granularity::HalfBlock;
+        let json = halves.to_json();
+        let field = ",\n    \"granularity\": \"half-block\"";
+        assert!(json.contains(field), "{json}");
+        assert_eq!(Plan::from_json(&json), Ok(halves));
+        assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
+        assert!(Plan::from_json(&json.replacen("half-block", "third", 1)).is_err());
     }
 
     #[test]

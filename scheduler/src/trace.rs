@@ -1,9 +1,10 @@
 //! What devices really did and when, for traces and for comparing with what was predicted.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds};
+use crate::crossing::Crossings;
 use ragtag_hal::{Point, QueueKind, Timing};
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -100,15 +101,64 @@ impl TraceSink {
     }
 }
 
-/// Micro-batches of one kind, as a stage computed them.
+/// Micro-batches of one kind, as a stage computed them: what a cost model needs to say how long they should have taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Computed {
     /// How many.
     pub micro_batches: u64,
     /// Their rows.
     pub rows: u64,
+    /// Their sequences: one that is in several micro-batches counts in each.
+    pub sequences: u64,
+    /// Positions that their rows attend to, over all rows.
+    pub positions: u64,
+    /// Rows of which logits are wanted.
+    pub logit_rows: u64,
+    /// Those micro-batches that have such rows.
+    pub with_logits: u64,
     /// How long the compute queue worked on them.
     pub busy_ns: Nanoseconds,
+}
+
+impl Computed {
+    /// One micro-batch before it is computed.
+    fn of(batch: &MicroBatch) -> Self {
+        let positions = batch.items.iter().map(|item| {
+            let tokens = item.tokens.len() as u64;
+            tokens * u64::from(item.first_position) + tokens * (tokens + 1) / 2
+        });
+        let logit_rows = u64::from(batch.logit_rows());
+        Self {
+            micro_batches: 1,
+            rows: batch.rows().into(),
+            sequences: batch.items.len() as u64,
+            positions: positions.sum(),
+            logit_rows,
+            with_logits: u64::from(logit_rows > 0),
+            busy_ns: 0,
+        }
+    }
+
+    fn add(&mut self, other: &Computed, busy_ns: Nanoseconds) {
+        self.micro_batches += other.micro_batches;
+        self.rows += other.rows;
+        self.sequences += other.sequences;
+        self.positions += other.positions;
+        self.logit_rows += other.logit_rows;
+        self.with_logits += other.with_logits;
+        self.busy_ns += busy_ns;
+    }
+}
+
+/// Micro-batches of like size, as a stage computed them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SizeReport {
+    /// Whether they are of decode steps alone.
+    pub decode: bool,
+    /// They have at most so many rows, and more than half as many: a power of two.
+    pub rows: u32,
+    /// What they were.
+    pub computed: Computed,
 }
 
 /// What a submission was, until its timing comes.
@@ -116,23 +166,45 @@ pub struct Computed {
 pub(crate) struct Label {
     pub(crate) kind: SpanKind,
     pub(crate) micro_batch: Option<MicroBatchId>,
-    pub(crate) rows: u32,
+    /// The micro-batch that is computed.
+    pub(crate) work: Computed,
     /// Whether every row is a decode step.
     pub(crate) decode: bool,
+    /// Bytes that are copied.
+    pub(crate) bytes: u64,
 }
 
 impl Label {
-    pub(crate) fn of(kind: SpanKind, batch: &MicroBatch) -> Self {
-        let decode = batch.items.iter().all(|i| i.tokens.len() == 1 && i.first_position > 0);
-        Self { kind, micro_batch: Some(batch.id), rows: batch.rows(), decode }
-    }
-
-    pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId) -> Self {
-        Self { kind, micro_batch: Some(micro_batch), rows: 0, decode: false }
-    }
+    const NONE: Computed = Computed {
+        micro_batches: 0,
+        rows: 0,
+        sequences: 0,
+        positions: 0,
+        logit_rows: 0,
+        with_logits: 0,
+        busy_ns: 0,
+    };
 
     pub(crate) const WEIGHTS: Label =
-        Label { kind: SpanKind::Weights, micro_batch: None, rows: 0, decode: false };
+        Label { kind: SpanKind::Weights, micro_batch: None, work: Self::NONE, decode: false, bytes: 0 };
+
+    pub(crate) fn of(kind: SpanKind, batch: &MicroBatch, bytes: u64) -> Self {
+        let (micro_batch, decode) = (Some(batch.id), batch.decodes_only());
+        Self { kind, micro_batch, work: Computed::of(batch), decode, bytes }
+    }
+
+    pub(crate) fn copy(kind: SpanKind, micro_batch: MicroBatchId, bytes: u64) -> Self {
+        Self { kind, micro_batch: Some(micro_batch), bytes, ..Self::WEIGHTS }
+    }
+}
+
+/// The ends of the edges at a stage.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ends {
+    /// The edge on which activations come.
+    pub(crate) incoming: Option<Crossings>,
+    /// The edge on which activations leave; from the last stage, the one on which tokens return.
+    pub(crate) outgoing: Option<Crossings>,
 }
 
 /// Matches the timings of one stage with what was submitted.
@@ -142,16 +214,40 @@ pub(crate) struct Recorder {
     segments: Range<usize>,
     labels: [VecDeque<(u64, Label)>; 3],
     sink: TraceSink,
+    ends: Ends,
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
+    /// By whether they are decode steps alone, and by the power of two that their rows fill.
+    sizes: BTreeMap<(bool, u32), Computed>,
     /// The actor's longest turn.
     pub(crate) longest_turn_ns: Nanoseconds,
 }
 
 impl Recorder {
-    pub(crate) fn new(stage: u32, segments: Range<usize>, sink: TraceSink) -> Self {
+    pub(crate) fn new(stage: u32, segments: Range<usize>, sink: TraceSink, ends: Ends) -> Self {
         let (prefill, decode) = (Computed::default(), Computed::default());
-        Self { stage, segments, labels: Default::default(), sink, prefill, decode, longest_turn_ns: 0 }
+        let (labels, sizes) = (Default::default(), BTreeMap::new());
+        Self { stage, segments, labels, sink, ends, prefill, decode, sizes, longest_turn_ns: 0 }
+    }
+
+    /// What was computed, by size.
+    pub(crate) fn sizes(&self) -> Vec<SizeReport> {
+        let report = |(&(decode, rows), &computed)| SizeReport { decode, rows, computed };
+        self.sizes.iter().map(report).collect()
+    }
+
+    /// Bytes of a micro-batch are about to leave: activations, or logits.
+    pub(crate) fn leaves(&self, batch: &MicroBatch, bytes: u64) {
+        if let Some(edge) = self.ends.outgoing.as_ref().filter(|_| bytes > 0) {
+            edge.begin(batch.id, batch.decodes_only(), bytes);
+        }
+    }
+
+    /// A micro-batch that comes has got its slot.
+    pub(crate) fn admitted(&self, micro_batch: MicroBatchId, now_ns: Nanoseconds) {
+        if let Some(edge) = &self.ends.incoming {
+            edge.admitted(micro_batch, now_ns);
+        }
     }
 
     /// The actor has handled a message.
@@ -176,33 +272,53 @@ impl Recorder {
         }
         let Some((_, label)) = labels.pop_front_if(|(value, _)| *value == timing.point.value) else { return };
         let Timing { start_ns, end_ns, .. } = *timing;
-        if label.kind == SpanKind::Compute {
-            let computed = if label.decode { &mut self.decode } else { &mut self.prefill };
-            computed.micro_batches += 1;
-            computed.rows += u64::from(label.rows);
-            computed.busy_ns += end_ns.saturating_sub(start_ns);
+        match label.kind {
+            SpanKind::Compute => self.computed(&label, end_ns.saturating_sub(start_ns)),
+            SpanKind::Upload | SpanKind::Download | SpanKind::Logits => {
+                self.crossed(&label, start_ns, end_ns);
+            }
+            SpanKind::Weights => {}
         }
-        let Label { kind, micro_batch, rows, .. } = label;
+        let Label { kind, micro_batch, work, .. } = label;
+        let rows = u32::try_from(work.rows).unwrap_or(u32::MAX);
         let (stage, segments) = (self.stage, self.segments.clone());
         let span = Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns };
         self.sink.add(|trace| &mut trace.spans, span);
+    }
+
+    fn computed(&mut self, label: &Label, busy_ns: Nanoseconds) {
+        let computed = if label.decode { &mut self.decode } else { &mut self.prefill };
+        computed.add(&label.work, busy_ns);
+        let size = u32::try_from(label.work.rows).unwrap_or(u32::MAX).checked_next_power_of_two();
+        self.sizes.entry((label.decode, size.unwrap_or(u32::MAX))).or_default().add(&label.work, busy_ns);
+    }
+
+    fn crossed(&self, label: &Label, start_ns: Nanoseconds, end_ns: Nanoseconds) {
+        let Some(id) = label.micro_batch else { return };
+        match (&self.ends.incoming, &self.ends.outgoing) {
+            (Some(edge), _) if label.kind == SpanKind::Upload => edge.arrived(id, label.bytes, end_ns),
+            (_, Some(edge)) if label.kind != SpanKind::Upload => edge.left(id, label.bytes, start_ns, end_ns),
+            _ => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::{Item, LogitRows, SequenceId};
+    use crate::crossing::Crossed;
     use ragtag_hal::{DeviceId, TimelineId};
 
     #[test]
     fn timings_find_their_labels_and_traces_are_bounded() {
         let sink = TraceSink::new(2);
-        let mut recorder = Recorder::new(3, 4..6, sink.clone());
+        let mut recorder = Recorder::new(3, 4..6, sink.clone(), Ends::default());
         let timeline = TimelineId { device: DeviceId(0), queue: QueueKind::Compute };
-        let label =
-            |id, decode| Label { micro_batch: Some(MicroBatchId(id)), rows: 2, decode, ..Label::WEIGHTS };
+        let work = Computed { micro_batches: 1, rows: 2, sequences: 1, positions: 9, ..Computed::default() };
         for value in 1..=4 {
-            let label = Label { kind: SpanKind::Compute, ..label(value * 10, value == 4) };
+            let (micro_batch, decode) = (Some(MicroBatchId(value * 10)), value == 4);
+            let label = Label { kind: SpanKind::Compute, micro_batch, decode, work, bytes: 0 };
             recorder.submitted(timeline.at(value), label);
         }
         // The device did not time the second one.
@@ -220,7 +336,58 @@ mod tests {
         let trace = sink.snapshot();
         assert_eq!((trace.turns, trace.dropped), (vec![turn(5, 9), turn(20, 27)], 2));
         assert_eq!(recorder.longest_turn_ns, 7);
-        assert_eq!(recorder.prefill, Computed { micro_batches: 2, rows: 4, busy_ns: 4 });
-        assert_eq!(recorder.decode, Computed { micro_batches: 1, rows: 2, busy_ns: 4 });
+        let prefill = Computed { micro_batches: 2, rows: 4, sequences: 2, positions: 18, busy_ns: 4, ..work };
+        let decode = Computed { busy_ns: 4, ..work };
+        assert_eq!((recorder.prefill, recorder.decode), (prefill, decode));
+        let size = |decode, computed| SizeReport { decode, rows: 2, computed };
+        assert_eq!(recorder.sizes(), [size(false, prefill), size(true, decode)]);
+    }
+
+    #[test]
+    fn a_micro_batch_is_summed_up() {
+        let item = |first_position: u32, tokens: &[u32], logits| Item {
+            sequence: SequenceId(first_position.into()),
+            first_position,
+            tokens: tokens.into(),
+            blocks: [].into(),
+            logits,
+        };
+        let batch = |items| MicroBatch { id: MicroBatchId(1), credit: 0, items };
+        let chunk = batch(vec![item(4, &[1, 2, 3], LogitRows::None), item(9, &[5], LogitRows::Last)]);
+        let label = Label::of(SpanKind::Compute, &chunk, 0);
+        // The rows of the first attend to 5, 6 and 7 positions, that of the second to 10.
+        let expected = Computed { micro_batches: 1, rows: 4, sequences: 2, positions: 28, ..label.work };
+        assert_eq!(
+            (label.work, label.decode),
+            (Computed { logit_rows: 1, with_logits: 1, ..expected }, false)
+        );
+        let step = Label::of(SpanKind::Compute, &batch(vec![item(9, &[5], LogitRows::Last)]), 0);
+        assert!(step.decode);
+        let first = Label::of(SpanKind::Compute, &batch(vec![item(0, &[5], LogitRows::Last)]), 0);
+        assert!(!first.decode, "a prompt of one token");
+    }
+
+    #[test]
+    fn the_ends_of_edges_hear_of_copies() {
+        let edge = Crossings::default();
+        let (outgoing, incoming) = (Some(edge.clone()), Some(edge.clone()));
+        let from = Ends { outgoing, ..Ends::default() };
+        let to = Ends { incoming, ..Ends::default() };
+        let mut sender = Recorder::new(0, 0..1, TraceSink::new(0), from);
+        let mut receiver = Recorder::new(1, 1..2, TraceSink::new(0), to);
+        let batch = MicroBatch { id: MicroBatchId(5), credit: 0, items: vec![] };
+        sender.leaves(&batch, 64);
+        receiver.admitted(batch.id, 10);
+        let ends = [
+            (QueueKind::Download, SpanKind::Download, &mut sender),
+            (QueueKind::Upload, SpanKind::Upload, &mut receiver),
+        ];
+        for (at, (queue, kind, recorder)) in (1..).zip(ends) {
+            let point = TimelineId { device: DeviceId(0), queue }.at(1);
+            recorder.submitted(point, Label::copy(kind, batch.id, 64));
+            recorder.timed(&Timing { point, start_ns: at * 100, end_ns: at * 100 + 50 });
+        }
+        let crossed = Crossed { crossings: 1, bytes: 64, busy_ns: 150 };
+        assert_eq!(edge.report().decode, crossed, "a micro-batch of no rows has decode steps alone");
     }
 }

@@ -1,12 +1,12 @@
 //! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
 //! to the byte, scratch no less than what is taken. Buffers count as devices take them, in whole size classes.
 
-use ragtag_graph::{Lowering, MemorySource, Model, ModelFile};
+use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::planner::{self, ModelFacts, Objective, PlanLimits, PlannerInput, Workload};
-use ragtag_scheduler::{DeviceFacts, FigureSource, Links, Plan, Split};
+use ragtag_scheduler::planner::{self, ModelFacts, PlanLimits, PlannerInput};
+use ragtag_scheduler::{DeviceFacts, FigureSource, Links, Objective, Plan, Split, Workload};
 use std::sync::Arc;
 
 const SLOTS: u32 = 3;
@@ -54,6 +54,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
     planner::plan(&PlannerInput {
         model: &facts,
         segments: &model.segments(lowering).expect("segments"),
+        other_chunks: &[],
         devices: &[device(0), device(1)],
         links: &Links::default(),
         objective: Objective::Throughput,
@@ -67,6 +68,8 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
             kv: lowering.kv,
             activations: lowering.activations,
         },
+        constraints: planner::Constraints::NONE,
+        trials: false,
         split: Some(&split),
     })
     .expect("fits")
@@ -101,10 +104,15 @@ fn scratch_is_proved_whatever_kernels_a_device_has() {
             let (kv, activations) = (KvType::F16, Activations::Int8);
             let lowering = Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows };
             for caps in [caps(), gpu_caps(), cuda_caps()] {
-                let plan = plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
-                for stage in &plan.stages {
+                let halves = model.with_granularity(Granularity::HalfBlock);
+                let splits = [(&model, "0-6=cpu:0,7-13=cpu:1"), (&halves, "0-13=cpu:0,14-25=cpu:1")];
+                let stages = splits.into_iter().flat_map(|(model, split)| {
+                    let plan = plan(model, &lowering, split, &caps);
+                    plan.stages.into_iter().map(move |stage| (model, stage))
+                });
+                for (model, stage) in stages {
                     let promised = stage.memory_bytes.scratch;
-                    let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps);
+                    let compiled = ragtag_graph::compile(model, stage.segments.range(), &lowering, &caps);
                     let taken = class_bytes(compiled.expect("compiles").scratch_bytes);
                     assert!(promised >= taken, "{name}, {chunk} rows: {taken} of {promised}");
                 }
@@ -125,8 +133,15 @@ fn the_proof_is_what_compiled_stages_take() {
         for (kv, activations) in forms {
             let lowering =
                 Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
-            for split in ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"] {
+            let blocks = ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"];
+            let halves =
+                ["0-25=cpu:0", "0-1=cpu:0,2-25=cpu:1", "0-13=cpu:0,14-25=cpu:1", "0-23=cpu:0,24-25=cpu:1"];
+            let blocks = blocks.map(|split| (Granularity::Block, split));
+            let halves = halves.map(|split| (Granularity::HalfBlock, split));
+            for (granularity, split) in blocks.into_iter().chain(halves) {
+                let model = model.with_granularity(granularity);
                 let plan = plan(&model, &lowering, split, &caps());
+                assert_eq!(plan.model.granularity, granularity);
                 for stage in &plan.stages {
                     let compiled = ragtag_graph::compile(&model, stage.segments.range(), &lowering, &caps())
                         .expect("compiles");

@@ -590,7 +590,7 @@ fn a_trace_names_what_ran_where() {
         assert_eq!(spans(SpanKind::Upload).count() > 0, stage == 1);
         assert_eq!(spans(SpanKind::Download).count() > 0, stage == 0);
         assert_eq!(spans(SpanKind::Logits).count() > 0, stage == 1);
-        let report = stats.stages[stage as usize];
+        let report = &stats.stages[stage as usize];
         assert_eq!(report.prefill.micro_batches + report.decode.micro_batches, stats.micro_batches);
         assert!(report.prefill.busy_ns > 0 && report.decode.rows > 0);
         assert_eq!(report.counts.rows, report.prefill.rows + report.decode.rows);

@@ -131,6 +131,11 @@ impl StageMemory {
         self.weights[index]
     }
 
+    /// The key and value buffers, of the sizes that the compiled stage says.
+    pub(crate) fn kv(&self) -> &[BufferId] {
+        &self.kv
+    }
+
     /// Bytes of a slot's activations.
     pub(crate) fn activation(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
         BufferRange { buffer: self.slots[slot as usize].activation, offset, bytes }

@@ -7,22 +7,24 @@
 mod gate;
 pub(crate) mod memory;
 mod owned;
+mod solo;
 mod weights;
 
+pub use solo::{Crossing, SoloBatch, SoloDevice, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
-use crate::core::{MicroBatch, StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
+use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
 use crate::mailbox::{Letter, Mailbox, Notice, linger};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
-use crate::trace::{Computed, Label, Recorder, SpanKind, TraceSink};
+use crate::runtime::SlowLinkSender;
+use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
 use gate::Gate;
 use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    BufferRange, Command, Device, DeviceId, HostRegion, PoolStats, QueueKind, RegionId, Submission, Timeline,
-    Timing, Work,
+    Command, Device, DeviceId, HostRegion, PoolStats, QueueKind, RegionId, Submission, Timeline, Timing, Work,
 };
 use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
@@ -35,7 +37,7 @@ use weights::Loading;
 const TIMINGS_PERIOD: u32 = 16;
 
 /// What a stage has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageReport {
     /// As its core counts.
     pub counts: StageStats,
@@ -43,6 +45,8 @@ pub struct StageReport {
     pub prefill: Computed,
     /// Micro-batches of decode steps alone, as the device timed them.
     pub decode: Computed,
+    /// The same by size.
+    pub sizes: Vec<SizeReport>,
     /// The longest that its actor took to handle one message: it blocks on no device, so this is short whatever devices do.
     pub longest_turn_us: u64,
     /// The pool that its buffers come from.
@@ -59,6 +63,8 @@ pub(crate) struct Edge {
     pub(crate) timeline: Arc<Timeline>,
     /// Armed while the ring's sender waits for a slot of it.
     pub(crate) ring_notice: Notice,
+    /// Where chunks go first that leave on a link that is slowed on purpose.
+    pub(crate) slow_link: Option<SlowLinkSender>,
 }
 
 impl Edge {
@@ -86,6 +92,7 @@ pub(crate) struct ActorSpec {
     /// Last stage: host memory for logits, and the bytes of each credit's part.
     pub(crate) logits: Option<(Arc<HostRegion>, u64)>,
     pub(crate) sink: TraceSink,
+    pub(crate) ends: Ends,
     pub(crate) report: Arc<Mutex<StageReport>>,
 }
 
@@ -101,6 +108,7 @@ pub(crate) struct Actor {
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
+    row_bytes: u64,
     own: [Arc<Timeline>; 3],
     /// How far the core knows the download timeline to be.
     downloaded: u64,
@@ -160,7 +168,7 @@ impl Actor {
         }
 
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
-        let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink);
+        let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
         let row_bytes = compiled.row_bytes;
         let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
         let memory = StageMemory::new(&mut device, compiled, slots);
@@ -212,6 +220,7 @@ impl Actor {
             previous,
             next,
             logits_part_bytes: logits.map_or(0, |(_, part_bytes)| part_bytes),
+            row_bytes,
             own,
             downloaded: 0,
             download_notice,
@@ -329,7 +338,8 @@ impl Actor {
                 let (region, offset) = self.staged(INCOMING, &chunk);
                 let work = Work::Commands(vec![Command::Upload { region, offset, to }]);
                 let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
-                self.submit(submission, Label::copy(SpanKind::Upload, micro_batch))
+                self.recorder.admitted(micro_batch, Timing::now_ns());
+                self.submit(submission, Label::copy(SpanKind::Upload, micro_batch, chunk.bytes))
             }
             StageAction::Compute { slot, micro_batch, waits, signal } => {
                 let (stage, label) = (self.stage, &self.label);
@@ -344,25 +354,35 @@ impl Actor {
                     slot,
                     "compute"
                 );
-                self.submit(submission, Label::of(SpanKind::Compute, &micro_batch))
+                self.submit(submission, Label::of(SpanKind::Compute, &micro_batch, 0))
             }
             StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
                 let from = self.memory.activation(slot, chunk.offset, chunk.bytes);
                 let (region, offset) = self.staged(OUTGOING, &chunk);
                 let work = Work::Commands(vec![Command::Download { from, region, offset }]);
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };
-                self.submit(submission, Label::copy(SpanKind::Download, micro_batch))
+                self.submit(submission, Label::copy(SpanKind::Download, micro_batch, chunk.bytes))
             }
             StageAction::Logits { slot, micro_batch, waits, signal } => {
                 let offset = u64::from(micro_batch.credit) * self.logits_part_bytes;
-                let work = Work::Commands(self.logits_commands(slot, &micro_batch, offset));
+                let from = self.memory.logits(slot, micro_batch.logit_rows());
+                let bytes = from.map_or(0, |from| from.bytes);
+                let commands = from.map(|from| Command::Download { from, region: LOGITS, offset });
+                let work = Work::Commands(commands.into_iter().collect());
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };
-                self.submit(submission, Label::of(SpanKind::Logits, &micro_batch))
+                self.recorder.leaves(&micro_batch, bytes);
+                self.submit(submission, Label::of(SpanKind::Logits, &micro_batch, bytes))
             }
             StageAction::HandOff { micro_batch } => {
+                self.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * self.row_bytes);
                 send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
             }
-            StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
+            StageAction::Chunk(mut ready) => {
+                if let Some(link) = self.next.as_ref().and_then(|next| next.slow_link.as_ref()) {
+                    ready.ready.timeline = link.send(ready.chunk.bytes, ready.ready.value);
+                }
+                send(&self.next, StageMessage::Event(StageEvent::Chunk(ready)))
+            }
             StageAction::Free(free) => self.free(free),
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }
@@ -387,11 +407,6 @@ impl Actor {
         (region, u64::from(chunk.slot) * chunk_bytes)
     }
 
-    fn logits_commands(&self, slot: u32, batch: &MicroBatch, offset: u64) -> Vec<Command> {
-        let from: Option<BufferRange> = self.memory.logits(slot, batch.logit_rows());
-        from.into_iter().map(|from| Command::Download { from, region: LOGITS, offset }).collect()
-    }
-
     fn submit(&mut self, submission: Submission, label: Label) -> Result<()> {
         self.recorder.submitted(submission.signal, label);
         let submitted = self.gate.submit(&mut self.device, submission);
@@ -406,7 +421,8 @@ impl Actor {
         let Recorder { prefill, decode, longest_turn_ns, .. } = self.recorder;
         let (counts, pool) = (self.core.stats(), self.device.pool_stats());
         let longest_turn_us = longest_turn_ns.div_ceil(1000);
-        let report = StageReport { counts, prefill, decode, longest_turn_us, pool };
+        let sizes = self.recorder.sizes();
+        let report = StageReport { counts, prefill, decode, sizes, longest_turn_us, pool };
         *self.report.lock().unwrap_or_else(PoisonError::into_inner) = report;
     }
 

@@ -42,6 +42,12 @@ impl OwnedDevice {
         self.own.iter().for_each(|timeline| timeline.fail(closed.clone()));
     }
 
+    /// Destroys what was made on the device, which is as good as new then.
+    pub(crate) fn clear(&mut self) {
+        self.settle();
+        self.destroy_all();
+    }
+
     /// Waits a while until what was submitted is done.
     fn settle(&self) {
         let deadline = Instant::now() + PATIENCE;

@@ -92,6 +92,11 @@ impl MicroBatch {
     pub fn logit_rows(&self) -> u32 {
         self.items.iter().map(Item::logit_rows).sum()
     }
+
+    /// Whether every row is a decode step.
+    pub fn decodes_only(&self) -> bool {
+        self.items.iter().all(|i| i.tokens.len() == 1 && i.first_position > 0)
+    }
 }
 
 /// A micro-batch is larger than a parameter block.

@@ -1,7 +1,7 @@
 //! Forming micro-batches: what enters the pipeline next.
 //!
 //! Decode rows go first, then prompt rows fill the chunk. To keep every stage at work, the generating sequences are
-//! spread over as many micro-batches as there are stages: no more rows than that share in one, and no more of such
+//! spread over a number of micro-batches that the plan says: no more rows than that share in one, and no more of such
 //! micro-batches in flight (with more, they would crumble into smaller ones, each of which reads all the weights).
 
 use crate::core::batch::{Item, LogitRows};
@@ -56,12 +56,12 @@ impl RunCore {
 
     fn add_decode_rows(&mut self, draft: &mut Draft) {
         let decoding = self.in_flight.iter().filter(|f| f.decodes).count();
-        if self.ready.is_empty() || decoding >= self.shape.stages as usize {
+        if self.ready.is_empty() || decoding >= self.shape.decode_groups as usize {
             return;
         }
         let generating =
             self.sequences.values().filter(|s| s.generation.is_some() && !s.blocks.is_empty()).count();
-        let share = (generating as u32).div_ceil(self.shape.stages);
+        let share = (generating as u32).div_ceil(self.shape.decode_groups);
         let rows = share.min(draft.rows_left).min(draft.logit_rows_left).min(draft.items_left);
         for _ in 0..rows {
             let Some(id) = self.ready.pop_front() else { return };

@@ -14,6 +14,8 @@ use std::sync::Arc;
 pub struct RunShape {
     /// Stages of the pipeline.
     pub stages: u32,
+    /// Micro-batches with decode rows that are in flight at once.
+    pub decode_groups: u32,
     /// Most micro-batches in flight.
     pub credits: u32,
     /// Longest sequence, in tokens.
@@ -174,10 +176,11 @@ impl RunCore {
     /// # Errors
     /// [`Error::Spec`] if a number of the shape is 0.
     pub fn new(shape: RunShape) -> Result<Self> {
-        let RunShape { stages, credits, context, vocabulary, chunk_rows, .. } = shape;
+        let RunShape { stages, decode_groups, credits, context, vocabulary, chunk_rows, .. } = shape;
         let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
         let all = [
             stages,
+            decode_groups,
             credits,
             context,
             vocabulary,

@@ -13,6 +13,7 @@ fn timeline(device: u16, queue: QueueKind) -> TimelineId {
 fn shape(stages: u32) -> RunShape {
     RunShape {
         stages,
+        decode_groups: stages,
         credits: stages + 1,
         context: 64,
         vocabulary: 100,

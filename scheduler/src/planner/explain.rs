@@ -1,242 +1,273 @@
-//! The planner's words: why this plan, what was left out, what is missing.
+//! Why a plan is as it is, as data: its bottleneck, its bound, the devices that it leaves out, other plans, and what holds it
+//! back.
 //!
-//! This module must not decide anything: it tells what the search and the evaluation found.
+//! This module must not know words for people.
 
-use super::evaluate::{Costs, Pace};
-use super::search::{MARGIN, Run, Search};
-use super::{Choice, DoesNotFit, Objective, PlannerInput, Shortage};
-use crate::cost::{DeviceFacts, FigureSource};
-use ragtag_kernels::KvType;
+use super::baselines::Baseline;
+use super::grid::{Choice, FEWER_DEVICES, Found, Grid};
+use super::problem::Run;
+use super::{PlannerInput, tenths};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+use crate::plan::{Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use rayon::prelude::*;
 
-/// Bytes as people read them, with the exact figure where they are few.
-fn bytes(bytes: u64) -> String {
-    const UNITS: [(&str, f64); 3] =
-        [("GiB", (1u64 << 30) as f64), ("MiB", (1u64 << 20) as f64), ("KiB", 1024.0)];
-    match UNITS.iter().find(|(_, size)| bytes as f64 >= *size) {
-        Some((unit, size)) => format!("{:.1} {unit}", bytes as f64 / size),
-        None => format!("{bytes} bytes"),
+/// Most devices among which other plans are searched for.
+const SEARCHED_DEVICES: usize = 12;
+/// With more devices than these, a device that is left out is tried with those of the plan alone.
+const TRIED_WITH_ALL: usize = 8;
+/// Most devices that are left out of which the plan tells what they would have cost.
+const LEFT_OUT: usize = 16;
+/// Most other plans that are told.
+const ALTERNATIVES: usize = 6;
+/// Most limits of which is asked what more of them would give.
+const BINDINGS: usize = 6;
+/// More of something counts if the plan gets better by this share.
+const GAIN: f64 = 0.005;
+
+pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
+    let best = &found.best;
+    let (left_out, (alternatives, bindings)) = rayon::join(
+        || left_out(grid, best),
+        || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
+    );
+    Explanation {
+        score_us: tenths(best.score_us()),
+        bound_us: tenths(found.bound_us.min(best.score_us())),
+        bottleneck: bottleneck(best),
+        prefill_bubble: share(best.pace.bubble(best.runs.len())),
+        decode_idle: share(best.evaluation.decode_idle.max(0.0)),
+        left_out,
+        alternatives,
+        bindings,
+        figures: figures(grid, best),
     }
 }
 
-fn time(us: f64) -> String {
-    match us {
-        us if us < 1e3 => format!("{us:.0} µs"),
-        us if us < 1e6 => format!("{:.1} ms", us / 1e3),
-        us => format!("{:.1} s", us / 1e6),
+/// A share, as plans tell it.
+fn share(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
+}
+
+fn bottleneck(choice: &Choice) -> Bottleneck {
+    let evaluation = &choice.evaluation;
+    let places = [
+        (Place::Stage, &evaluation.stages),
+        (Place::Edge, &evaluation.crossings),
+        (Place::SharedLink, &evaluation.shared),
+    ];
+    let mut largest = Bottleneck::default();
+    let mut total_us = 0.0;
+    for (place, times) in places {
+        for (index, times) in times.iter().enumerate() {
+            let busy_us = choice.pace.busy_us(times);
+            if place != Place::SharedLink {
+                total_us += busy_us;
+            }
+            if busy_us > largest.busy_us {
+                largest = Bottleneck { place, index, busy_us, share: 0.0 };
+            }
+        }
+    }
+    largest.share = if total_us > 0.0 { share(largest.busy_us / total_us) } else { 0.0 };
+    largest.busy_us = tenths(largest.busy_us);
+    largest
+}
+
+fn alternative(grid: &Grid<'_>, choice: &Choice, why: impl Into<String>) -> Alternative {
+    Alternative {
+        split: placement(grid.input, &choice.runs),
+        score_us: tenths(choice.score_us()),
+        decode_tokens_per_s: tenths(choice.evaluation.decode_tokens_per_s),
+        prefill_tokens_per_s: tenths(choice.evaluation.prefill_tokens_per_s),
+        why: why.into(),
     }
 }
 
-fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
-}
-
-/// Slower by how much, for "… is predicted 12.0 % slower".
-fn slower(than: f64, us: f64) -> String {
-    match (us / than - 1.0) * 100.0 {
-        percent if percent < 0.05 => "no faster".into(),
-        percent => format!("{percent:.1} % slower"),
-    }
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
-}
-
-fn placement(search: &Search<'_>, runs: &[Run]) -> String {
-    let part = |run: &Run| format!("{}={}", run.span(), search.input.devices[run.device].label);
+/// A placement as users write it.
+pub(super) fn placement(input: &PlannerInput<'_>, runs: &[Run]) -> String {
+    let part = |run: &Run| format!("{}={}", run.span(), input.devices[run.device].label);
     runs.iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Why this plan.
-pub(super) fn reasons(search: &Search<'_>, chosen: &Choice) -> Vec<String> {
-    let mut reasons = vec![objective(search.input, &chosen.pace), context(search)];
-    reasons.push(bottleneck(search, chosen));
-    reasons.push(speed(chosen));
-    if chosen.runs.len() > 1 {
-        reasons.push(idle(chosen));
-    }
-    match search.input.split {
-        Some(_) => reasons.push(against_own(search, chosen)),
-        None => reasons.extend(left_out(search, chosen)),
-    }
-    reasons.push(sources(search, chosen));
-    reasons
+fn is_used(choice: &Choice, device: usize) -> bool {
+    choice.runs.iter().any(|run| run.device == device)
 }
 
-fn objective(input: &PlannerInput<'_>, pace: &Pace) -> String {
-    let request = format!(
-        "requests of {} prompt and {} generated tokens",
-        input.workload.prompt_tokens, input.workload.generated_tokens
-    );
-    if input.split.is_some() {
-        return format!("placement: the user's; predicted for {request}");
+/// Each device that the plan leaves out, with the best plan that has it.
+fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
+    let input = grid.input;
+    if input.split.is_some() || best.runs.len() >= SEARCHED_DEVICES {
+        return Vec::new();
     }
-    match input.objective {
-        Objective::Latency => format!("objective: latency of one sequence, for {request}"),
-        Objective::Throughput => {
-            let sequences = count(pace.sequences as usize, "sequence");
-            format!("objective: throughput of {sequences}, for {request}")
+    let is_left_out = |device: &usize| {
+        !is_used(best, *device) && !input.constraints.excluded.contains(&input.devices[*device].label)
+    };
+    let devices: Vec<usize> = (0..input.devices.len()).filter(is_left_out).take(LEFT_OUT).collect();
+    let with = |&device: &usize| {
+        let found = grid.solve_with(best.point, |instance| {
+            instance.required = vec![device];
+            if input.devices.len() > TRIED_WITH_ALL {
+                let others = |other: usize| other != device && !is_used(best, other);
+                instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
+            }
+        });
+        let best_with = found.map(|found| alternative(grid, &found.best, "with this device"));
+        LeftOut { device: input.devices[device].label.clone(), best_with }
+    };
+    devices.par_iter().map(with).collect()
+}
+
+/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first.
+fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
+    let own = placement(grid.input, &found.best.runs);
+    let mut all = Vec::new();
+    if grid.input.split.is_some() {
+        if let Some(found) = grid.search(&[]) {
+            all.push(alternative(grid, &found.best, "the planner's own"));
+        }
+    } else {
+        for other in &found.others {
+            let stages = other.runs.len();
+            let plural = if stages == 1 { "" } else { "s" };
+            all.push(alternative(grid, other, format!("best with {stages} stage{plural}")));
         }
     }
-}
-
-fn context(search: &Search<'_>) -> String {
-    let (context, own) = (search.shape.context, search.input.model.context);
-    match search.input.limits.context {
-        Some(_) if context > own => {
-            format!("context {context}: as asked, beyond the {own} that the model was trained for")
+    for rule in Baseline::ALL {
+        all.extend(grid.baseline(rule).map(|choice| alternative(grid, &choice, rule.to_string())));
+    }
+    all.sort_by(|a, b| a.score_us.total_cmp(&b.score_us));
+    let mut kept: Vec<Alternative> = Vec::new();
+    for other in all {
+        if other.split != own && kept.iter().all(|kept| kept.split != other.split) {
+            kept.push(other);
         }
-        Some(_) => format!("context {context}: as asked"),
-        None if context == own => format!("context {context}: the model's own, it fits"),
-        None => format!("context {context}: the longest that fits; the model's own is {own}"),
     }
+    kept.truncate(ALTERNATIVES);
+    kept
 }
 
-fn bottleneck(search: &Search<'_>, chosen: &Choice) -> String {
-    let evaluation = &chosen.evaluation;
-    let total: f64 = evaluation.stages.iter().chain(&evaluation.crossings).map(|c| c.request_us).sum();
-    let largest = |costs: &[Costs]| {
-        costs
-            .iter()
-            .enumerate()
-            .fold((0, 0.0), |best, (at, c)| if c.request_us > best.1 { (at, c.request_us) } else { best })
+/// Something that there might be more of.
+struct WhatIf {
+    of: String,
+    more: String,
+    devices: Vec<DeviceFacts>,
+    links: Links,
+}
+
+/// What more memory, a faster crossing or fewer constraints would give.
+fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
+    let input = grid.input;
+    if input.split.is_some() || input.devices.len() > SEARCHED_DEVICES {
+        return Vec::new();
+    }
+    let mut asked = more_memory(grid, best);
+    asked.extend(faster_crossing(grid, best));
+    asked.truncate(BINDINGS);
+    let gain = |what: WhatIf| {
+        let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
+        let found = Grid::new(&with, grid.context).solve(best.point, &[])?;
+        let gain = best.score_us() / found.best.score_us() - 1.0;
+        // The choice of fewer devices may have cost so much.
+        (gain > FEWER_DEVICES + GAIN).then_some(Binding { of: what.of, more: what.more, gain: share(gain) })
     };
-    let (stage, stage_us) = largest(&evaluation.stages);
-    let (crossing, crossing_us) = largest(&evaluation.crossings);
-    let label = |at: usize| &search.input.devices[chosen.runs[at].device].label;
-    if crossing_us > stage_us {
-        let (from, to) = (label(crossing), label(crossing + 1));
-        return format!(
-            "bottleneck: the crossing from {from} to {to}, {} a request, {} of all work",
-            time(crossing_us),
-            percent(crossing_us / total)
-        );
+    let mut bindings: Vec<Binding> = asked.into_par_iter().filter_map(gain).collect();
+    bindings.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+    bindings
+}
+
+/// Memory that a device may get: half as much again, in whole GiB where it has several.
+fn increment(memory_bytes: u64) -> (u64, String) {
+    const GIB: u64 = 1 << 30;
+    match memory_bytes / 2 / GIB {
+        0 => (memory_bytes / 2, format!("{} MiB more memory", (memory_bytes / 2) >> 20)),
+        gib => (gib * GIB, format!("{gib} GiB more memory")),
     }
-    format!(
-        "bottleneck: {} with segments {}, {} a request, {} of all work",
-        label(stage),
-        chosen.runs[stage].span(),
-        time(stage_us),
-        percent(stage_us / total)
-    )
 }
 
-fn speed(chosen: &Choice) -> String {
-    let (evaluation, pace) = (&chosen.evaluation, &chosen.pace);
-    format!(
-        "predicted: decode {:.1} tokens/s with {} in micro-batches of {}, prefill {:.1} tokens/s",
-        evaluation.decode_tokens_per_s,
-        count(pace.sequences as usize, "sequence"),
-        pace.decode_rows,
-        evaluation.prefill_tokens_per_s
-    )
-}
-
-fn idle(chosen: &Choice) -> String {
-    let stages = chosen.runs.len();
-    format!(
-        "bubbles: filling and draining {stages} stages idles each for {} of a prefill burst; in decode the slowest is \
-         idle for {}, with {} of sequences going round",
-        percent(chosen.pace.bubble(stages)),
-        percent(chosen.evaluation.decode_idle),
-        count(chosen.pace.decode_batches as usize, "group"),
-    )
-}
-
-/// Each device that the plan leaves out, and why.
-fn left_out(search: &Search<'_>, chosen: &Choice) -> Vec<String> {
-    let used = |device: usize| chosen.runs.iter().any(|run| run.device == device);
-    let devices = search.input.devices.iter().enumerate().filter(|(device, _)| !used(*device));
-    let why = |(device, facts): (usize, &DeviceFacts)| match search.choose(Some(device)) {
-        Some(with) => format!(
-            "{} is left out: the best plan with it, {}, is predicted {}",
-            facts.label,
-            placement(search, &with.runs),
-            slower(chosen.evaluation.score_us, with.evaluation.score_us)
-        ),
-        None => format!(
-            "{} is left out: no plan with it fits (it has {})",
-            facts.label,
-            bytes(facts.memory_bytes)
-        ),
+/// Devices that could not take a segment more.
+fn more_memory(grid: &Grid<'_>, best: &Choice) -> Vec<WhatIf> {
+    let (input, problem) = (grid.input, grid.problem(best.point));
+    let segments = input.segments.len();
+    let is_full = |device: usize| match best.runs.iter().position(|run| run.device == device) {
+        None => {
+            problem.memory(&Run { device, segments: 0..segments }, None).total
+                > input.devices[device].memory_bytes
+        }
+        Some(at) => {
+            let run = &best.runs[at].segments;
+            let before = at.checked_sub(1).map(|before| best.runs[before].device);
+            let wider = [run.start.saturating_sub(1)..run.end, run.start..(run.end + 1).min(segments)];
+            wider.into_iter().filter(|wider| wider != run).any(|segments| {
+                let memory = problem.memory(&Run { device, segments }, before);
+                memory.total > memory.available
+            })
+        }
     };
-    devices.map(why).collect()
+    let what_if = |device: usize| {
+        let mut devices = input.devices.to_vec();
+        let (bytes, more) = increment(devices[device].memory_bytes);
+        devices[device].memory_bytes = devices[device].memory_bytes.saturating_add(bytes);
+        WhatIf { of: devices[device].label.clone(), more, devices, links: input.links.clone() }
+    };
+    (0..input.devices.len()).filter(|&device| is_full(device)).map(what_if).collect()
 }
 
-/// The user's split against the planner's own.
-fn against_own(search: &Search<'_>, chosen: &Choice) -> String {
-    match search.choose(None) {
-        Some(own) if own.evaluation.score_us < chosen.evaluation.score_us * (1.0 - MARGIN) => format!(
-            "the planner's own split, {}, is predicted faster; this one is {}",
-            placement(search, &own.runs),
-            slower(own.evaluation.score_us, chosen.evaluation.score_us)
-        ),
-        _ => "the planner knows no faster split".into(),
-    }
+/// The crossing that takes longest, twice as fast in both directions.
+fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
+    let (input, problem) = (grid.input, grid.problem(best.point));
+    let crossings = best.evaluation.crossings.iter().enumerate();
+    let busy = |at: &usize| best.pace.busy_us(&best.evaluation.crossings[*at]);
+    let at = crossings.map(|(at, _)| at).max_by(|a, b| busy(a).total_cmp(&busy(b)))?;
+    let (from, to) = (best.runs[at].device, best.runs[at + 1].device);
+    let label = |device: usize| input.devices[device].label.clone();
+    let faster = |from: usize, to: usize| {
+        let link = problem.link(from, to).clone();
+        let rate = link.bandwidth_bytes_per_s;
+        let latency = link.latency_us;
+        let facts = LinkFacts {
+            bandwidth_bytes_per_s: Figure { value: rate.value * 2.0, ..rate },
+            latency_us: Figure { value: latency.value / 2.0, ..latency },
+            ..link
+        };
+        (label(from), label(to), facts)
+    };
+    let mut links = input.links.clone();
+    links.known.splice(0..0, [faster(from, to), faster(to, from)]);
+    Some(WhatIf {
+        of: format!("{} -> {}", label(from), label(to)),
+        more: "twice the rate and half the latency".into(),
+        devices: input.devices.to_vec(),
+        links,
+    })
 }
 
-fn sources(search: &Search<'_>, chosen: &Choice) -> String {
-    let devices = chosen.runs.iter().map(|run| &search.input.devices[run.device]);
-    let rates = devices
-        .clone()
-        .flat_map(|d| [d.bandwidth_bytes_per_s, d.exact_flops_per_s, d.fast_flops_per_s, d.launch_us]);
-    let assumed = rates.clone().filter(|figure| figure.source == FigureSource::Assumed).count();
-    let memory: Vec<_> =
-        devices.map(|d| format!("{} {} ({})", d.label, bytes(d.memory_bytes), d.memory_source)).collect();
-    format!("figures: {assumed} of {} device rates are assumed; memory {}", rates.count(), memory.join(", "))
-}
-
-/// What is missing, where.
-pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
-    const TOLD: usize = 3;
-    let mut stages: Vec<_> = error.shortages.iter().take(TOLD).map(shortage).collect();
-    if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
-        let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
-        stages.push(format!("{} more lack {missing} bytes together", count(rest.len(), "device")));
-    }
-    format!("the model does not fit at a context of {}: {}. {}", error.context, stages.join("; "), error.hint)
-}
-
-fn shortage(shortage: &Shortage) -> String {
-    let memory = &shortage.memory;
-    let parts = [
-        ("weights", memory.weights),
-        ("keys and values", memory.kv),
-        ("scratch", memory.scratch),
-        ("slots", memory.slots),
-        ("staging", memory.staging),
+/// How many figures that the plan rests on come from where.
+fn figures(grid: &Grid<'_>, best: &Choice) -> Vec<FigureCount> {
+    let input = grid.input;
+    let of_device = |run: &Run| {
+        let d = &input.devices[run.device];
+        let memory = Figure { value: d.memory_bytes as f64, source: d.memory_source };
+        let rates = [d.bandwidth_bytes_per_s, d.exact_flops_per_s, d.fast_flops_per_s, d.launch_us];
+        let host = [d.stage_us, d.host_latency_us, d.host_bandwidth_bytes_per_s];
+        rates.into_iter().chain(host).chain([memory])
+    };
+    let of_link = |pair: &[Run]| {
+        let link = grid.problem(best.point).link(pair[0].device, pair[1].device);
+        [link.latency_us, link.bandwidth_bytes_per_s]
+    };
+    let figures: Vec<Figure> =
+        best.runs.iter().flat_map(of_device).chain(best.runs.windows(2).flat_map(of_link)).collect();
+    let sources = [
+        FigureSource::Measured,
+        FigureSource::Fitted,
+        FigureSource::Reported,
+        FigureSource::Datasheet,
+        FigureSource::User,
+        FigureSource::Assumed,
     ];
-    let parts: Vec<_> = parts
-        .iter()
-        .filter(|(_, size)| *size > 0)
-        .map(|(name, size)| format!("{name} {}", bytes(*size)))
-        .collect();
-    format!(
-        "{} lacks {} bytes for segments {} (it has {} bytes of the {} needed: {})",
-        shortage.device,
-        shortage.missing_bytes(),
-        shortage.segments,
-        memory.available,
-        memory.total,
-        parts.join(", ")
-    )
-}
-
-/// What might help; `shorter` is a context that is known to fit.
-pub(super) fn hint(input: &PlannerInput<'_>, shorter: Option<u32>) -> String {
-    let mut hints = Vec::new();
-    if let Some(context) = shorter {
-        hints.push(format!("--ctx {context} fits"));
-    }
-    if input.limits.kv == KvType::F32 {
-        hints.push("--kv f16 halves keys and values".into());
-    }
-    if input.limits.sequences > 1 {
-        hints.push("fewer sequences at once need less".into());
-    }
-    hints.push(match input.split {
-        Some(_) => "another split may fit".into(),
-        None => "another device adds memory".into(),
-    });
-    format!("What may help: {}", hints.join("; "))
+    let count = |source| FigureCount {
+        source,
+        figures: figures.iter().filter(|figure| figure.source == source).count(),
+    };
+    sources.map(count).into_iter().filter(|count| count.figures > 0).collect()
 }

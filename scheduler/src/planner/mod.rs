@@ -1,53 +1,41 @@
 //! The planner: which device runs which segments. Pure and deterministic: the same facts give the same plan.
 //!
-//! Every candidate is a contiguous split over an ordered subsequence of the devices, one device alone included, and its
-//! memory is proved before its speed counts. The stages of a request overlap with those of others, so throughput is
-//! bounded by the busiest stage; one request alone takes the sum of its stages.
+//! Every candidate is a contiguous split over some of the devices, in any order, one device alone included, and its memory is
+//! proved before its speed counts. The stages of a request overlap with those of others, so throughput is bounded by the
+//! busiest stage; one request alone takes the sum of its stages. `solver` finds the best placement for fixed micro-batches,
+//! `grid` tries micro-batches.
 //!
 //! This module must not know backends, files or the runtime: devices and links are figures, segments are costs.
 
-mod evaluate;
+mod baselines;
 mod explain;
-mod search;
+mod grid;
+mod pace;
+mod problem;
+mod reasons;
+mod room;
+mod solver;
 #[cfg(test)]
 mod tests;
+mod trial;
 
-use crate::cost::{DeviceFacts, Links, RunSizes, StageShape};
-use crate::plan::{PLAN_VERSION, Plan, PlanModel, PlanStage, PredictedRun, PredictedStage, StageMemory};
+use crate::cost::{DeviceFacts, Links, is_rate};
+use crate::objective::{Objective, Workload};
+use crate::plan::{
+    Explanation, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
+    StageMemory,
+};
 use crate::split::{PartitionError, Span, Split};
-use evaluate::{Evaluation, Pace, Times};
-use ragtag_graph::Segment;
+pub use baselines::Baseline;
+use grid::{Choice, Found, Grid};
+use pace::{Point, Times};
+use problem::{Lowered, Problem, Run};
+use ragtag_graph::{Granularity, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType};
-use search::{Run, Search};
-use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use thiserror::Error;
-
-/// What the planner minimises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Objective {
-    /// The time of one sequence alone: the sum over the stages and crossings.
-    Latency,
-    /// The time per request with the pipeline full: the busiest stage or crossing.
-    Throughput,
-}
-
-/// The request that is planned for: it weighs prefill against decode. A request longer than the context is scaled down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Workload {
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Tokens generated.
-    pub generated_tokens: u32,
-}
-
-impl Default for Workload {
-    /// 512 tokens in, 128 out: what benchmarks of engines commonly take.
-    fn default() -> Self {
-        Self { prompt_tokens: 512, generated_tokens: 128 }
-    }
-}
+use trial::Trial;
 
 /// What the planner knows of the model besides its segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,14 +71,41 @@ pub struct PlanLimits {
     pub activations: Activations,
 }
 
+/// A segment that must be on a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// The segment.
+    pub segment: u32,
+    /// The device's label.
+    pub device: String,
+}
+
+/// What a placement must keep to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Constraints {
+    /// Segments that must be on given devices; the embedding is segment 0, the head the last.
+    pub pins: Vec<Pin>,
+    /// Labels of devices that must not be used.
+    pub excluded: Vec<String>,
+    /// Most stages.
+    pub max_stages: Option<u32>,
+}
+
+impl Constraints {
+    /// No constraints.
+    pub const NONE: &'static Self = &Self { pins: Vec::new(), excluded: Vec::new(), max_stages: None };
+}
+
 /// All that a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannerInput<'a> {
     /// The model.
     pub model: &'a ModelFacts,
-    /// Its segments, in order.
+    /// Its segments, in order, as they are for the chunk of the limits.
     pub segments: &'a [Segment],
-    /// The devices, in the order in which a pipeline may run through them.
+    /// Other chunks that may be chosen, with the segments as they are for each.
+    pub other_chunks: &'a [(u32, &'a [Segment])],
+    /// The devices. Of plans that are equally good the one that takes them in this order is chosen.
     pub devices: &'a [DeviceFacts],
     /// The links between them.
     pub links: &'a Links,
@@ -100,6 +115,10 @@ pub struct PlannerInput<'a> {
     pub workload: Workload,
     /// What must fit.
     pub limits: PlanLimits,
+    /// What a placement must keep to; a split of the user's need not.
+    pub constraints: &'a Constraints,
+    /// Whether the best few placements for many sequences are tried in simulation, and the best of them there is chosen.
+    pub trials: bool,
     /// The user's placement, if there is one: checked and proved, not improved.
     pub split: Option<&'a Split>,
 }
@@ -127,11 +146,17 @@ pub enum PlanError {
         /// Which.
         what: &'static str,
     },
+    /// A constraint that names what is not there, or contradicts another.
+    #[error("the constraints: {what}")]
+    BadConstraint {
+        /// What is wrong.
+        what: String,
+    },
     /// The user's split does not suit the model or the devices.
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
     /// It fits nowhere.
-    #[error("{}", explain::does_not_fit(.0))]
+    #[error("{}", reasons::does_not_fit(.0))]
     DoesNotFit(Box<DoesNotFit>),
 }
 
@@ -171,21 +196,48 @@ impl Shortage {
 /// is wrong.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     check(input)?;
-    let sizes = RunSizes::new(input.segments);
     let context = match input.limits.context {
         Some(context) => context,
-        None => fitting_context(input, &sizes)?,
+        None => fitting_context(input)?,
     };
-    let search = Search::new(input, &sizes, context);
-    let chosen = match given_runs(input) {
+    let grid = Grid::new(input, context);
+    let found = match given_runs(input) {
         Some(runs) => {
-            search.prove(&runs).map_err(|shortages| no_fit(input, &sizes, context, shortages))?;
-            Choice::of(&search, runs)
+            let proved = grid.start().prove(&runs);
+            proved.map_err(|shortages| no_fit(input, context, shortages))?;
+            let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
+            Found { bound_us: best.score_us(), best, others: Vec::new() }
         }
-        None => search.choose(None).ok_or_else(|| no_fit(input, &sizes, context, search.closest()))?,
+        None => grid.search(&[]).ok_or_else(|| nothing_fits(&grid))?,
     };
-    let reasons = explain::reasons(&search, &chosen);
-    Ok(assemble(&search, &chosen, reasons))
+    let is_tried = input.trials
+        && input.split.is_none()
+        && input.devices.len() > 1
+        && input.objective == Objective::Throughput
+        && input.limits.sequences > 1;
+    let Some((best, trial)) = is_tried.then(|| trial::best(&grid, &found)).flatten() else {
+        return Ok(assemble(&grid, &found, None));
+    };
+    let Found { best: predicted, mut others, bound_us } = found;
+    if best.runs != predicted.runs {
+        others.push(predicted);
+    }
+    Ok(assemble(&grid, &Found { best, others, bound_us }, Some(trial)))
+}
+
+/// The plan that a rule without a search makes, for comparison: with the micro-batches that suit it best, and without an
+/// explanation. None if it does not fit.
+///
+/// # Errors
+/// As [`plan`], except that what does not fit is no error.
+pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
+    check(input)?;
+    let context = match input.limits.context {
+        Some(context) => context,
+        None => fitting_context(input)?,
+    };
+    let grid = Grid::new(input, context);
+    Ok(grid.baseline(rule).map(|choice| assemble_choice(&grid, &choice, Explanation::default(), Vec::new())))
 }
 
 /// The longest context that fits, up to the model's own: a multiple of the cache's block, or the model's context itself.
@@ -195,22 +247,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
 /// As [`plan`]; [`PlanError::DoesNotFit`] if not even one block of positions fits.
 pub fn largest_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     check(input)?;
-    fitting_context(input, &RunSizes::new(input.segments))
-}
-
-/// A placement with what the cost model expects of it.
-struct Choice {
-    runs: Vec<Run>,
-    pace: Pace,
-    evaluation: Evaluation,
-}
-
-impl Choice {
-    fn of(search: &Search<'_>, runs: Vec<Run>) -> Self {
-        let pace = Pace::new(search.input, search.shape.context, runs.len());
-        let evaluation = Times::new(search.input, &pace).evaluate(&runs);
-        Self { runs, pace, evaluation }
-    }
+    fitting_context(input)
 }
 
 fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
@@ -224,6 +261,11 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         let twice = input.devices[..at].iter().any(|other| other.label == device.label);
         if let Some(field) = device.nonsense().or(twice.then_some("label (used twice)")) {
             return Err(PlanError::BadFacts { of: device.label.clone(), field });
+        }
+    }
+    for shared in &input.links.shared {
+        if !is_rate(shared.bandwidth_bytes_per_s.value) {
+            return Err(PlanError::BadFacts { of: shared.name.clone(), field: "bandwidth_bytes_per_s" });
         }
     }
     for (from, to, link) in &input.links.known {
@@ -249,9 +291,66 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
     if let Some((what, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
         return Err(PlanError::BadLimit { what });
     }
+    for (chunk, segments) in input.other_chunks {
+        if *chunk == 0 || segments.len() != input.segments.len() {
+            return Err(PlanError::BadLimit { what: "every chunk" });
+        }
+    }
+    check_objective(input.objective)?;
+    check_constraints(input)?;
     if let Some(split) = input.split {
         let labels: Vec<_> = input.devices.iter().map(|d| d.label.as_str()).collect();
         split.check(u32::try_from(input.segments.len()).unwrap_or(u32::MAX), &labels)?;
+    }
+    Ok(())
+}
+
+fn check_objective(objective: Objective) -> Result<(), PlanError> {
+    let Objective::Mix(mix) = objective else { return Ok(()) };
+    let weights = [mix.latency, mix.throughput, mix.first_token];
+    let is_weight = |weight: &f64| (0.0..=1e9).contains(weight);
+    if weights.iter().all(is_weight) && weights.iter().any(|weight| *weight > 0.0) {
+        return Ok(());
+    }
+    Err(PlanError::BadConstraint {
+        what:
+            "the weights of a mixed objective must be at least 0 and finite, and one of them more than that"
+                .into(),
+    })
+}
+
+fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
+    let wrong = |what: String| Err(PlanError::BadConstraint { what });
+    let Constraints { pins, excluded, max_stages } = input.constraints;
+    let known = |label: &str| input.devices.iter().any(|device| device.label == label);
+    let names = || input.devices.iter().map(|device| device.label.as_str()).collect::<Vec<_>>().join(", ");
+    for label in pins.iter().map(|pin| &pin.device).chain(excluded) {
+        if !known(label) {
+            return wrong(format!("there is no device {label} (devices: {})", names()));
+        }
+    }
+    for (at, pin) in pins.iter().enumerate() {
+        let last = input.segments.len() - 1;
+        if pin.segment as usize > last {
+            return wrong(format!("segment {} is pinned, and the last one is {last}", pin.segment));
+        }
+        if excluded.contains(&pin.device) {
+            return wrong(format!("segment {} is pinned to {}, which is excluded", pin.segment, pin.device));
+        }
+        let other =
+            pins[..at].iter().find(|other| other.segment == pin.segment && other.device != pin.device);
+        if let Some(other) = other {
+            return wrong(format!(
+                "segment {} is pinned to {} and to {}",
+                pin.segment, other.device, pin.device
+            ));
+        }
+    }
+    if input.devices.iter().all(|device| excluded.contains(&device.label)) {
+        return wrong("every device is excluded".into());
+    }
+    if *max_stages == Some(0) {
+        return wrong("at most 0 stages".into());
     }
     Ok(())
 }
@@ -267,31 +366,37 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
         .collect()
 }
 
-/// Whether some placement (the user's, if there is one) fits at this context; if not, what it lacks.
-fn fits(input: &PlannerInput<'_>, sizes: &RunSizes, context: u32) -> Result<(), Vec<Shortage>> {
-    let search = Search::new(input, sizes, context);
+/// Whether some placement (the user's, if there is one) fits at this context.
+fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
+    let point = Point { chunk: input.limits.chunk, groups: 1 };
+    let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
-        Some(runs) => search.prove(&runs),
-        None => match search.closest() {
-            shortages if shortages.is_empty() => Ok(()),
-            shortages => Err(shortages),
-        },
+        Some(runs) => problem.prove(&runs).is_ok(),
+        None => room::fits(&problem.instance()),
     }
 }
 
-fn fitting_context(input: &PlannerInput<'_>, sizes: &RunSizes) -> Result<u32, PlanError> {
+fn fitting_context(input: &PlannerInput<'_>) -> Result<u32, PlanError> {
     let whole = input.model.context;
-    if fits(input, sizes, whole).is_ok() {
+    let lowered = Arc::new(Lowered::new(input.limits.chunk, input.segments));
+    if fits(input, &lowered, whole) {
         return Ok(whole);
     }
     let block = BLOCK_TOKENS as u32;
     let smallest = block.min(whole);
-    fits(input, sizes, smallest).map_err(|shortages| no_fit(input, sizes, smallest, shortages))?;
+    if !fits(input, &lowered, smallest) {
+        let grid = Grid::new(input, smallest);
+        let shortages = given_runs(input).map(|runs| grid.start().prove(&runs).err().unwrap_or_default());
+        return Err(match shortages {
+            Some(shortages) => no_fit(input, smallest, shortages),
+            None => nothing_fits(&grid),
+        });
+    }
     // Memory grows with the context, so what fits is found by halving: `low` blocks fit, `high` do not.
     let (mut low, mut high) = (1, whole.div_ceil(block));
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        if fits(input, sizes, middle * block).is_ok() {
+        if fits(input, &lowered, middle * block) {
             low = middle;
         } else {
             high = middle;
@@ -300,53 +405,83 @@ fn fitting_context(input: &PlannerInput<'_>, sizes: &RunSizes) -> Result<u32, Pl
     Ok((low * block).min(whole))
 }
 
-fn no_fit(input: &PlannerInput<'_>, sizes: &RunSizes, context: u32, shortages: Vec<Shortage>) -> PlanError {
+/// Why no placement was found: for want of memory, or else for the constraints.
+fn nothing_fits(grid: &Grid<'_>) -> PlanError {
+    match room::closest(grid.start()) {
+        shortages if shortages.is_empty() => {
+            PlanError::BadConstraint { what: "no placement that fits keeps to them all".into() }
+        }
+        shortages => no_fit(grid.input, grid.context, shortages),
+    }
+}
+
+fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> PlanError {
     let block = BLOCK_TOKENS as u32;
-    let shorter = (context > block).then(|| fitting_context(input, sizes).ok()).flatten();
-    let hint = explain::hint(input, shorter.filter(|c| *c < context));
+    let shorter = (context > block).then(|| fitting_context(input).ok()).flatten();
+    let hint = reasons::hint(input, shorter.filter(|c| *c < context));
     PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
 }
 
-fn assemble(search: &Search<'_>, chosen: &Choice, reasons: Vec<String>) -> Plan {
-    let Search { input, shape, .. } = search;
-    let tenths = |value: f64| (value * 10.0).round() / 10.0;
-    let stage = |(at, run): (usize, &Run)| {
-        let costs = &chosen.evaluation.stages[at];
-        PlanStage {
-            device: input.devices[run.device].label.clone(),
-            segments: run.span(),
-            memory_bytes: search.memory(run, at.checked_sub(1).map(|before| chosen.runs[before].device)),
-            predicted: PredictedStage {
-                decode_us: tenths(costs.decode_us),
-                prefill_us: tenths(costs.prefill_us),
-            },
-        }
+fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
+    let explanation = explain::explanation(grid, found);
+    let mut reasons = reasons::reasons(grid, &found.best, &explanation);
+    // Behind what was predicted.
+    reasons.splice(4..4, trial.map(reasons::trial));
+    assemble_choice(grid, &found.best, explanation, reasons)
+}
+
+fn tenths(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+fn predicted(times: &Times) -> PredictedTimes {
+    PredictedTimes { decode_us: tenths(times.decode_us), prefill_us: tenths(times.full_chunk_us) }
+}
+
+fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, reasons: Vec<String>) -> Plan {
+    let (input, problem) = (grid.input, grid.problem(chosen.point));
+    let evaluation = &chosen.evaluation;
+    let stage = |(at, run): (usize, &Run)| PlanStage {
+        device: input.devices[run.device].label.clone(),
+        segments: run.span(),
+        memory_bytes: problem.memory(run, at.checked_sub(1).map(|before| chosen.runs[before].device)),
+        predicted: predicted(&evaluation.stages[at]),
     };
-    let StageShape { context, sequences, rows, slots, .. } = *shape;
+    let edge = |(pair, times): (&[Run], &Times)| PlanEdge {
+        route: problem.link(pair[0].device, pair[1].device).route,
+        predicted: predicted(times),
+    };
+    let stages = u32::try_from(chosen.runs.len()).unwrap_or(u32::MAX);
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
             name: input.model.name.clone(),
             digest: input.model.digest.clone(),
             segments: u32::try_from(input.segments.len()).unwrap_or(u32::MAX),
+            granularity: Granularity::of(input.segments),
         },
-        context,
-        sequences,
-        chunk: rows,
+        objective: input.objective,
+        workload: input.workload,
+        context: grid.context,
+        sequences: input.limits.sequences,
+        chunk: chosen.point.chunk,
         decode_rows: chosen.pace.decode_rows,
-        slots,
+        decode_groups: chosen.point.groups,
+        // As many as keep every stage at work, with one more on its way.
+        credits: chosen.point.groups.max(stages).saturating_add(1),
+        slots: input.limits.slots,
         kv: input.limits.kv,
         activations: input.limits.activations,
         stages: chosen.runs.iter().enumerate().map(stage).collect(),
-        routes: chosen
-            .runs
-            .windows(2)
-            .map(|pair| search.link(pair[0].device, pair[1].device).route)
-            .collect(),
+        edges: chosen.runs.windows(2).zip(&evaluation.crossings).map(edge).collect(),
+        token_return: predicted(&evaluation.token_return),
         predicted: PredictedRun {
-            decode_tokens_per_s: tenths(chosen.evaluation.decode_tokens_per_s),
-            prefill_tokens_per_s: tenths(chosen.evaluation.prefill_tokens_per_s),
+            decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),
+            prefill_tokens_per_s: tenths(evaluation.prefill_tokens_per_s),
+            first_token_us: tenths(evaluation.first_token_us),
+            token_us: tenths(evaluation.token_us),
         },
+        explanation,
         reasons,
     }
 }

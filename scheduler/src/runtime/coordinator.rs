@@ -1,7 +1,10 @@
 //! The coordinator's thread: drives the core, reads logits, samples, and calls reply sinks.
 
 use crate::actor::culprit;
-use crate::core::{LogitRows, MicroBatch, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent};
+use crate::core::{
+    LogitRows, MicroBatch, MicroBatchId, RunAction, RunCore, RunEvent, Sampled, SequenceId, StageEvent,
+};
+use crate::crossing::Crossings;
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Mailbox, Notice, linger};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
@@ -60,6 +63,10 @@ pub(super) struct Coordinator {
     pub(super) stats: Arc<Mutex<PipelineStats>>,
     /// How far the core knows the last timeline to be.
     pub(super) progress: u64,
+    /// The edge on which tokens return.
+    pub(super) token_return: Crossings,
+    /// Micro-batches of which the logits have been read, until what follows from them is done.
+    pub(super) collected: Vec<MicroBatchId>,
 }
 
 /// What woke the coordinator.
@@ -166,6 +173,8 @@ impl Coordinator {
                 events.push_back(RunEvent::Failed { error });
             }
         }
+        let now_ns = Timing::now_ns();
+        self.collected.drain(..).for_each(|id| self.token_return.arrived_whole(id, now_ns));
     }
 
     fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>) -> Result<()> {
@@ -176,6 +185,7 @@ impl Coordinator {
             }
             RunAction::Collect { micro_batch } => {
                 let sampled = self.collect(&micro_batch)?;
+                self.collected.push(micro_batch.id);
                 events.push_back(RunEvent::Collected { micro_batch: micro_batch.id, sampled });
             }
             RunAction::Emit { sequence, token } => {
@@ -269,6 +279,7 @@ mod tests {
     fn a_return_is_not_overslept() {
         let run = RunShape {
             stages: 1,
+            decode_groups: 1,
             credits: 1,
             context: 16,
             vocabulary: 4,
@@ -296,6 +307,8 @@ mod tests {
             clients: HashMap::new(),
             stats: Arc::default(),
             progress: 0,
+            token_return: Crossings::default(),
+            collected: Vec::new(),
         };
         let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
         let prompt = Prompt { tokens: [1, 2].into(), want };

@@ -5,26 +5,30 @@
 
 mod coordinator;
 mod request;
+mod slow_link;
 mod spec;
 
 pub(crate) use request::Client;
 pub use request::{Job, Reply, ReplySink, Request};
+pub(crate) use slow_link::SlowLinkSender;
 pub use spec::{LoadProgress, PipelineOptions, StageSpec};
 
 use crate::actor::{Actor, ActorSpec, Edge, StageReport};
 use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
+use crate::crossing::{Crossings, EdgeReport};
 use crate::error::{Error, Result};
 use crate::mailbox::{Notice, mailbox};
 use crate::message::{
     RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
 };
-use crate::trace::{Trace, TraceSink};
+use crate::trace::{Ends, Trace, TraceSink};
 use coordinator::{Coordinator, Logits};
 use crossbeam_channel::{Sender, bounded};
-use ragtag_hal::{HostRegion, QueueKind, Timeline};
+use ragtag_hal::{DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
+use slow_link::SlowLink;
 use spec::Layout;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,6 +52,11 @@ pub struct PipelineStats {
     pub new_tokens: u64,
     /// Each stage, as of some micro-batches ago.
     pub stages: Vec<StageReport>,
+    /// The ways between them, each from one stage to the next.
+    pub edges: Vec<EdgeReport>,
+    /// The edge on which tokens return: from when logits leave the last stage until the coordinator has sampled from them
+    /// and sent on what follows.
+    pub token_return: EdgeReport,
 }
 
 /// What remains of a pipeline that was shut down.
@@ -68,6 +77,10 @@ pub struct Pipeline {
     next_sequence: AtomicU64,
     stats: Arc<Mutex<PipelineStats>>,
     reports: Vec<Arc<Mutex<StageReport>>>,
+    /// The ways between stages, then the one on which tokens return.
+    crossings: Vec<Crossings>,
+    /// After the actors have gone.
+    slow_links: Vec<SlowLink>,
     sink: TraceSink,
 }
 
@@ -97,7 +110,7 @@ impl Pipeline {
         let last = last.ok_or_else(|| Error::Spec { what: "a pipeline of no stages".into() })?;
         let logits = Logits::new(&layout)?;
         let connected = connect(stages, options, &layout, &run, &logits, &sink)?;
-        let Connected { actors: specs, addresses, reports, devices } = connected;
+        let Connected { actors: specs, addresses, reports, devices, crossings, slow_links } = connected;
 
         let loader = Loader { abort: Arc::default(), total: layout.weight_bytes, done: Arc::default() };
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
@@ -119,6 +132,8 @@ impl Pipeline {
             clients: HashMap::new(),
             stats: Arc::clone(&stats),
             progress: 0,
+            token_return: crossings.last().cloned().unwrap_or_default(),
+            collected: Vec::new(),
         };
         let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
         Ok(Self {
@@ -129,6 +144,8 @@ impl Pipeline {
             next_sequence: AtomicU64::new(0),
             stats,
             reports,
+            crossings,
+            slow_links,
             sink,
         })
     }
@@ -165,8 +182,10 @@ impl Pipeline {
     /// What the pipeline has done and holds.
     pub fn stats(&self) -> PipelineStats {
         let mut stats = self.stats.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let report = |r: &Arc<Mutex<StageReport>>| *r.lock().unwrap_or_else(PoisonError::into_inner);
+        let report = |r: &Arc<Mutex<StageReport>>| r.lock().unwrap_or_else(PoisonError::into_inner).clone();
         stats.stages = self.reports.iter().map(report).collect();
+        stats.edges = self.crossings.iter().map(Crossings::report).collect();
+        stats.token_return = stats.edges.pop().unwrap_or_default();
         stats
     }
 
@@ -187,6 +206,7 @@ impl Pipeline {
             // A thread that panicked has told the coordinator, and that the sequences.
             let _ = thread.join();
         }
+        self.slow_links.clear();
     }
 }
 
@@ -202,7 +222,10 @@ struct Connected {
     addresses: Vec<StageAddress>,
     reports: Vec<Arc<Mutex<StageReport>>>,
     /// The stages' devices and their labels.
-    devices: Vec<(ragtag_hal::DeviceId, String)>,
+    devices: Vec<(DeviceId, String)>,
+    /// The ways between stages, then the one on which tokens return.
+    crossings: Vec<Crossings>,
+    slow_links: Vec<SlowLink>,
 }
 
 /// Gives neighbours their rings and each other's mailboxes and timelines.
@@ -237,16 +260,25 @@ fn connect(
     let reports: Vec<Arc<Mutex<StageReport>>> = stages.iter().map(|_| Arc::default()).collect();
     // The ring number `ring`, as the stage on its other side than `neighbour` sees it.
     let notices: Vec<_> = rings.iter().map(|_| Notice::default()).collect();
+    let mut slow_links = slow_links(options, &timelines)?;
+    let mut senders: Vec<_> =
+        slow_links.iter_mut().map(|link| link.as_mut().and_then(SlowLink::take_sender)).collect();
+    let crossings: Vec<Crossings> = stages.iter().map(|_| Crossings::default()).collect();
     let edge = |ring: usize, neighbour: usize, queue: QueueKind| Edge {
         ring_notice: notices[ring].clone(),
         route: options.routes[ring],
         ring: Arc::clone(&rings[ring]),
         address: addresses[neighbour].clone(),
-        timeline: Arc::clone(&timelines[neighbour][queue.index()]),
+        timeline: match &slow_links[ring] {
+            Some(link) if queue == QueueKind::Download => Arc::clone(link.timeline()),
+            _ => Arc::clone(&timelines[neighbour][queue.index()]),
+        },
+        slow_link: None,
     };
     let count = stages.len();
     let actors = stages.into_iter().zip(mailboxes).enumerate().map(|(index, (stage, (address, mailbox)))| {
         let last = index + 1 == count;
+        let slow_link = senders.get_mut(index).and_then(Option::take);
         ActorSpec {
             stage: index as u32,
             label: devices[index].1.clone(),
@@ -258,18 +290,36 @@ fn connect(
             address,
             run: run.clone(),
             previous: (index > 0).then(|| edge(index - 1, index - 1, QueueKind::Download)),
-            next: (!last).then(|| edge(index, index + 1, QueueKind::Upload)),
+            next: (!last).then(|| Edge { slow_link, ..edge(index, index + 1, QueueKind::Upload) }),
             logits: last.then(|| (Arc::clone(&logits.region), layout.logits_part_bytes)),
             sink: sink.clone(),
+            ends: Ends {
+                incoming: index.checked_sub(1).map(|before| crossings[before].clone()),
+                outgoing: Some(crossings[index].clone()),
+            },
             report: Arc::clone(&reports[index]),
         }
     });
+    let actors = actors.collect();
     Ok(Connected {
-        actors: actors.collect(),
+        actors,
         addresses: addresses.clone(),
         reports: reports.clone(),
         devices: devices.clone(),
+        crossings: crossings.clone(),
+        slow_links: slow_links.into_iter().flatten().collect(),
     })
+}
+
+/// The links that are slowed on purpose, at the places of their routes.
+fn slow_links(options: &PipelineOptions, timelines: &[[Arc<Timeline>; 3]]) -> Result<Vec<Option<SlowLink>>> {
+    let start = |(at, rate): (usize, &Option<f64>)| {
+        // Devices are numbered from 0 on, and there are not that many.
+        let id = TimelineId { device: DeviceId(u16::MAX - at as u16), queue: QueueKind::Download };
+        let source = Arc::clone(&timelines[at][QueueKind::Download.index()]);
+        rate.map(|bytes_per_s| SlowLink::start(id, source, bytes_per_s)).transpose()
+    };
+    options.link_limits_bytes_per_s.iter().enumerate().map(start).collect()
 }
 
 /// Starts actors and waits until all of them have loaded.

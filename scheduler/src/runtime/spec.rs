@@ -23,12 +23,16 @@ pub struct StageSpec {
 pub struct PipelineOptions {
     /// How activations cross from each stage to the next: one fewer than stages.
     pub routes: Vec<Route>,
+    /// The rates to which links are slowed on purpose, for tests; one for each route.
+    pub link_limits_bytes_per_s: Vec<Option<f64>>,
     /// Longest sequence, in tokens.
     pub context: u32,
     /// Blocks of the key-value cache on every stage, of [`BLOCK_TOKENS`] positions each.
     pub kv_blocks: u32,
     /// Most rows of a micro-batch that has prompt rows.
     pub chunk_rows: u32,
+    /// Micro-batches over which the generating sequences are spread.
+    pub decode_groups: u32,
     /// Most micro-batches in flight.
     pub credits: u32,
     /// Micro-batches that each stage has room for.
@@ -43,9 +47,11 @@ impl PipelineOptions {
         let credits = stages as u32 + 1;
         Self {
             routes: vec![Route::HOST_STAGED; stages.saturating_sub(1)],
+            link_limits_bytes_per_s: vec![None; stages.saturating_sub(1)],
             context,
             kv_blocks,
             chunk_rows,
+            decode_groups: stages.max(1) as u32,
             credits,
             slots: Self::slots(credits),
             trace_spans: 0,
@@ -88,6 +94,10 @@ impl Layout {
         if options.routes.len() != stages.len() - 1 {
             return Err(spec(format!("{} routes between {} stages", options.routes.len(), stages.len())));
         }
+        let limits = options.link_limits_bytes_per_s.len();
+        if limits != stages.len() - 1 {
+            return Err(spec(format!("{limits} limits of links between {} stages", stages.len())));
+        }
         if options.slots == 0 {
             return Err(spec("stages of no slots".into()));
         }
@@ -126,6 +136,7 @@ impl Layout {
         let logits_part_bytes = u64::from(last.max_logit_rows()) * last.logit_row_bytes;
         let run = RunShape {
             stages: stages.len() as u32,
+            decode_groups: options.decode_groups,
             credits: options.credits,
             context: options.context,
             vocabulary: u32::try_from(last.logit_row_bytes / 4).unwrap_or(u32::MAX),

@@ -1,7 +1,8 @@
 //! Made-up devices: three queues each, in order, that honour points and know what their memory holds.
 
 use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, SequenceId};
-use crate::sim::spec::{SimStage, token_at};
+use crate::sim::SimSpanKind;
+use crate::sim::spec::{SimSpec, SimStage, token_at};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::Chunk;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 /// The work of a submission.
 #[derive(Clone, Debug)]
 pub(super) enum Job {
-    Upload { slot: u32, micro_batch: MicroBatchId, chunk: Chunk },
+    Upload { slot: u32, micro_batch: MicroBatchId, chunk: Chunk, last: bool },
     Compute { slot: u32, micro_batch: Arc<MicroBatch> },
     Download { slot: u32, micro_batch: MicroBatchId, chunk: Chunk },
     Logits { slot: u32, micro_batch: Arc<MicroBatch> },
@@ -22,6 +23,24 @@ impl Job {
         match self {
             Job::Upload { micro_batch, .. } | Job::Download { micro_batch, .. } => *micro_batch,
             Job::Compute { micro_batch, .. } | Job::Logits { micro_batch, .. } => micro_batch.id,
+        }
+    }
+
+    pub(super) fn kind(&self) -> SimSpanKind {
+        match self {
+            Job::Upload { .. } => SimSpanKind::Upload,
+            Job::Download { .. } => SimSpanKind::Download,
+            Job::Logits { .. } => SimSpanKind::Logits,
+            Job::Compute { micro_batch, .. } if micro_batch.decodes_only() => SimSpanKind::Decode,
+            Job::Compute { .. } => SimSpanKind::Prefill,
+        }
+    }
+
+    /// Rows that it computes.
+    pub(super) fn rows(&self) -> u32 {
+        match self {
+            Job::Compute { micro_batch, .. } => micro_batch.rows(),
+            Job::Upload { .. } | Job::Download { .. } | Job::Logits { .. } => 0,
         }
     }
 }
@@ -80,7 +99,9 @@ pub(super) struct SimDevice {
     /// For each cache position, whose token at which position was written last.
     cache: Vec<Option<(SequenceId, u32)>>,
     row_bytes: u64,
+    logit_row_bytes: u64,
     vocabulary: u32,
+    checks_cache: bool,
 }
 
 pub(super) fn timeline(stage: usize, queue: QueueKind) -> TimelineId {
@@ -88,7 +109,9 @@ pub(super) fn timeline(stage: usize, queue: QueueKind) -> TimelineId {
 }
 
 impl SimDevice {
-    pub(super) fn new(spec: SimStage, row_bytes: u64, kv_blocks: u32, vocabulary: u32) -> Self {
+    pub(super) fn new(stage: usize, spec: &SimSpec) -> Self {
+        let blocks = if spec.checked { spec.run.kv_blocks as usize } else { 0 };
+        let stage = spec.stages[stage].clone();
         Self {
             queues: Default::default(),
             running: [false; 3],
@@ -99,11 +122,13 @@ impl SimDevice {
             slow_ns: [0; 3],
             unsteady_ns: 0,
             ignores_waits: false,
-            slots: vec![SlotMemory::default(); spec.slots as usize],
-            cache: vec![None; kv_blocks as usize * BLOCK_TOKENS],
-            row_bytes,
-            vocabulary,
-            spec,
+            slots: vec![SlotMemory::default(); stage.slots as usize],
+            cache: vec![None; blocks * BLOCK_TOKENS],
+            row_bytes: spec.row_bytes,
+            logit_row_bytes: spec.logit_row_bytes,
+            vocabulary: spec.run.vocabulary,
+            checks_cache: spec.checked,
+            spec: stage,
         }
     }
 
@@ -127,20 +152,23 @@ impl SimDevice {
         (self.ignores_waits || next.waits.iter().all(|&p| passed(p))).then_some(next)
     }
 
+    /// The submission that a hardware queue works on.
+    pub(super) fn running(&self, hardware: usize) -> Option<&Submitted> {
+        self.queues[hardware].front().filter(|_| self.running[hardware])
+    }
+
     /// How long a submission takes, at least.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
         self.slow_ns[submitted.queue.index()] + self.job_duration(&submitted.job)
     }
 
     fn job_duration(&self, job: &Job) -> Nanoseconds {
-        let copy = |bytes: u64| self.spec.copy_ns + bytes * self.spec.kilobyte_ns / 1000;
         match job {
-            Job::Upload { chunk, .. } | Job::Download { chunk, .. } => copy(chunk.bytes),
-            Job::Compute { micro_batch, .. } => {
-                self.spec.batch_ns + u64::from(micro_batch.rows()) * self.spec.row_ns
-            }
+            Job::Upload { chunk, last, .. } => self.spec.upload.of(*last, chunk.bytes),
+            Job::Download { chunk, .. } => self.spec.download.of(chunk.offset == 0, chunk.bytes),
+            Job::Compute { micro_batch, .. } => self.spec.compute.of(micro_batch),
             Job::Logits { micro_batch, .. } => {
-                copy(u64::from(micro_batch.logit_rows()) * u64::from(self.vocabulary))
+                self.spec.logits.of(true, u64::from(micro_batch.logit_rows()) * self.logit_row_bytes)
             }
         }
     }
@@ -178,7 +206,9 @@ impl SimDevice {
                     return Err(format!("{who} computes in slot {slot}, which holds {memory:?}"));
                 }
                 memory.total = total;
-                append_and_attend(&mut self.cache, micro_batch, self.vocabulary)?;
+                if self.checks_cache {
+                    append_and_attend(&mut self.cache, micro_batch, self.vocabulary)?;
+                }
             }
             Job::Download { slot, chunk, .. } => {
                 let memory = &self.slots[*slot as usize];

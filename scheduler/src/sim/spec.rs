@@ -1,6 +1,7 @@
 //! What is simulated: stages, requests and faults, given or drawn from a seed.
 
 use crate::core::{Nanoseconds, RunShape, Want};
+use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_transfer::Route;
@@ -9,22 +10,36 @@ use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 /// A made-up device with its stage.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SimStage {
+    /// Label of the device.
+    pub device: String,
     /// Slots of the stage.
     pub slots: u32,
-    /// Computing time for any micro-batch, besides its rows.
-    pub batch_ns: Nanoseconds,
-    /// Computing time for each row.
-    pub row_ns: Nanoseconds,
-    /// Time of a copy in either direction, besides its bytes.
-    pub copy_ns: Nanoseconds,
-    /// Copying time for each thousand bytes.
-    pub kilobyte_ns: Nanoseconds,
+    /// Computing time.
+    pub compute: ComputeTime,
+    /// Time of copies of activations to the device.
+    pub upload: CopyTime,
+    /// Time of copies of activations from the device.
+    pub download: CopyTime,
+    /// Time of copies of logits from the device; ignored but on the last stage.
+    pub logits: CopyTime,
     /// Whether all three queues are one hardware queue.
     pub single_queue: bool,
     /// The route to the next stage; ignored on the last.
     pub route: Route,
+}
+
+/// Something that several edges have in common, such as a bus. It serves one copy after another, in the order in which
+/// they begin.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimSharedLink {
+    /// Name, for people.
+    pub name: String,
+    /// The edges that use it: edge `n` leaves stage `n`.
+    pub edges: Vec<usize>,
+    /// How long each byte occupies it.
+    pub byte_ns: f64,
 }
 
 /// A made-up request.
@@ -104,7 +119,7 @@ pub enum Fault {
 }
 
 /// A whole simulation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SimSpec {
     /// Seeds every delay.
     pub seed: u64,
@@ -114,6 +129,10 @@ pub struct SimSpec {
     pub run: RunShape,
     /// Bytes of one row of activations.
     pub row_bytes: u64,
+    /// Bytes of one row of logits.
+    pub logit_row_bytes: u64,
+    /// What edges have in common.
+    pub shared_links: Vec<SimSharedLink>,
     /// Longest time that a message takes.
     pub message_ns: Nanoseconds,
     /// Time that an actor takes to handle a message.
@@ -122,8 +141,15 @@ pub struct SimSpec {
     pub jitter_percent: u64,
     /// The requests.
     pub requests: Vec<SimRequest>,
+    /// With a number, so many requests are there at once: another comes when one has ended, and not at its time.
+    pub at_once: Option<u32>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
+    /// Whether every look-up in the caches is checked, and all events of the coordinator kept: much work. What slots and
+    /// rings hold, and how sequences end, is checked in any case.
+    pub checked: bool,
+    /// Most spans kept.
+    pub max_spans: usize,
 }
 
 /// The token that a simulated sequence has at a position, in its prompt and after it.
@@ -141,6 +167,7 @@ impl SimSpec {
         let max_rows = rng.random_range(1..=24);
         let run = RunShape {
             stages,
+            decode_groups: rng.random_range(1..=stages + 1),
             credits: rng.random_range(1..=2 * stages + 1),
             context: rng.random_range(1..=96),
             vocabulary: rng.random_range(1..=500),
@@ -151,7 +178,7 @@ impl SimSpec {
             kv_blocks: rng.random_range(1..=24),
         };
         let row_bytes = rng.random_range(1..=64);
-        let stages: Vec<_> = (0..stages).map(|_| random_stage(&mut rng, row_bytes)).collect();
+        let stages: Vec<_> = (0..stages).map(|at| random_stage(&mut rng, at, row_bytes)).collect();
         let requests = (0..rng.random_range(1..=12)).map(|_| random_request(&mut rng, &run)).collect();
         let mut faults = Vec::new();
         for stage in 0..stages.len() as u32 {
@@ -163,13 +190,18 @@ impl SimSpec {
         Self {
             seed,
             stages,
-            run,
             row_bytes,
+            logit_row_bytes: u64::from(run.vocabulary),
+            shared_links: Vec::new(),
+            run,
             message_ns: 10u64.pow(rng.random_range(0..6)),
             handling_ns: 10u64.pow(rng.random_range(0..5)),
             jitter_percent: rng.random_range(0..=100),
             requests,
+            at_once: None,
             faults,
+            checked: true,
+            max_spans: usize::MAX,
         }
     }
 }
@@ -200,13 +232,22 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
     faults
 }
 
-fn random_stage(rng: &mut SmallRng, row_bytes: u64) -> SimStage {
-    SimStage {
-        slots: rng.random_range(1..=4),
-        batch_ns: rng.random_range(0..50_000),
-        row_ns: rng.random_range(0..20_000),
+fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
+    let slots = rng.random_range(1..=4);
+    let compute =
+        ComputeTime::Linear { batch_ns: rng.random_range(0..50_000), row_ns: rng.random_range(0..20_000) };
+    let copy = CopyTime {
         copy_ns: rng.random_range(0..10_000),
-        kilobyte_ns: rng.random_range(0..50_000),
+        once_ns: 0,
+        byte_ns: f64::from(rng.random_range(0..50_000)) / 1e3,
+    };
+    SimStage {
+        device: format!("made-up:{at}"),
+        slots,
+        compute,
+        upload: copy,
+        download: copy,
+        logits: copy,
         single_queue: rng.random_ratio(1, 4),
         route: Route::HostStaged {
             chunk_bytes: rng.random_range(1..=row_bytes * 8),

@@ -49,17 +49,20 @@ fn a_seed_is_one_run() {
 
 /// A pipeline in which nothing goes wrong by itself.
 fn steady(stages: usize, sequences: usize) -> SimSpec {
-    let stage = SimStage {
+    let copy = CopyTime { copy_ns: 1_000, once_ns: 0, byte_ns: 1.0 };
+    let stage = |at| SimStage {
+        device: format!("made-up:{at}"),
         slots: 4,
-        batch_ns: 100_000,
-        row_ns: 1_000,
-        copy_ns: 1_000,
-        kilobyte_ns: 1_000,
+        compute: ComputeTime::Linear { batch_ns: 100_000, row_ns: 1_000 },
+        upload: copy,
+        download: copy,
+        logits: copy,
         single_queue: false,
         route: Route::HostStaged { chunk_bytes: 128, depth: 4 },
     };
     let run = RunShape {
         stages: stages as u32,
+        decode_groups: stages as u32,
         credits: stages as u32 + 1,
         context: 256,
         vocabulary: 1000,
@@ -73,14 +76,19 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
     let request = SimRequest { at_ns: 0, prompt_tokens: 32, want, cancel_ns: None };
     SimSpec {
         seed: 1,
-        stages: vec![stage; stages],
-        run,
+        stages: (0..stages).map(stage).collect(),
         row_bytes: 64,
+        logit_row_bytes: u64::from(run.vocabulary),
+        shared_links: Vec::new(),
+        run,
         message_ns: 1_000,
         handling_ns: 500,
         jitter_percent: 5,
         requests: vec![request; sequences],
+        at_once: None,
         faults: Vec::new(),
+        checked: true,
+        max_spans: usize::MAX,
     }
 }
 
@@ -186,8 +194,9 @@ fn an_activation_crosses_while_the_neighbours_compute() {
     // Copies take nearly as long as computing: in line after each other the stages would idle half of the time.
     let mut spec = steady(3, 24);
     for stage in &mut spec.stages {
-        (stage.copy_ns, stage.kilobyte_ns, stage.route) =
-            (80_000, 0, Route::HostStaged { chunk_bytes: 4096, depth: 4 });
+        let copy = CopyTime { copy_ns: 80_000, ..CopyTime::default() };
+        (stage.upload, stage.download, stage.logits) = (copy, copy, copy);
+        stage.route = Route::HostStaged { chunk_bytes: 4096, depth: 4 };
     }
     spec.run.credits = 6;
     for request in &mut spec.requests {

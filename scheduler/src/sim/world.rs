@@ -2,11 +2,12 @@
 
 use crate::capacity::Lanes;
 use crate::core::{
-    FinishReason, LogitRows, MicroBatch, Nanoseconds, Prompt, RunAction, RunCore, RunEvent, Sampled,
-    SequenceId, StageAction, StageCore, StageEvent, StagePoints, StageShape, Want,
+    FinishReason, LogitRows, MicroBatch, MicroBatchId, Nanoseconds, Prompt, RunAction, RunCore, RunEvent,
+    Sampled, SequenceId, StageAction, StageCore, StageEvent, StagePoints, StageShape, Want,
 };
 use crate::error::{Error, Refusal};
 use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
+use crate::sim::observe::Observations;
 use crate::sim::spec::{Fault, SimRequest, SimSpec, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
@@ -26,6 +27,7 @@ enum Message {
 
 #[derive(Clone, Debug)]
 enum Happening {
+    Request { index: usize },
     Arrive { to: usize, message: Message },
     Handle { actor: usize },
     Done { stage: usize, hardware: usize, start_ns: Nanoseconds },
@@ -58,6 +60,12 @@ pub(super) struct World<'a> {
     mailboxes: Vec<Mailbox>,
     /// When the last message from one actor to another arrives: messages of a pair keep their order.
     last_arrival: BTreeMap<(usize, usize), Nanoseconds>,
+    /// Bytes of the activations of each micro-batch in flight.
+    bytes: BTreeMap<MicroBatchId, u64>,
+    /// When each shared link is free again.
+    shared_free: Vec<Nanoseconds>,
+    /// The request that comes when another has ended, with [`SimSpec::at_once`].
+    next_request: usize,
     messages: u64,
     stopped: bool,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
@@ -68,7 +76,9 @@ impl<'a> World<'a> {
     pub(super) fn new(spec: &'a SimSpec) -> Result<Self, SimFailure> {
         let impossible = |error: Error| SimFailure::Violation { at_ns: 0, what: error.to_string() };
         let run = RunCore::new(spec.run.clone()).map_err(impossible)?;
-        let last = spec.stages.len() - 1;
+        let Some(last) = spec.stages.len().checked_sub(1) else {
+            return Err(impossible(Error::Spec { what: "a pipeline of no stages".into() }));
+        };
         let depth = |route: Option<Route>| match route {
             Some(Route::HostStaged { depth, .. }) => depth,
             _ => 0,
@@ -83,12 +93,7 @@ impl<'a> World<'a> {
             };
             let points = StagePoints::new(|queue| timeline(index, queue));
             stages.push(StageCore::new(&shape, points).map_err(impossible)?);
-            devices.push(SimDevice::new(
-                stage.clone(),
-                spec.row_bytes,
-                spec.run.kv_blocks,
-                spec.run.vocabulary,
-            ));
+            devices.push(SimDevice::new(index, spec));
             let lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
             // Made-up devices hold nothing back: of the three notices there is one.
             let capacity = lanes.total() - 2;
@@ -98,7 +103,9 @@ impl<'a> World<'a> {
         let report = SimReport {
             outcomes: BTreeMap::new(),
             spans: Vec::new(),
+            dropped_spans: 0,
             makespan_ns: 0,
+            observations: Observations::new(spec.stages.len(), spec.shared_links.len()),
             run_events: Vec::new(),
             run_actions: Vec::new(),
         };
@@ -115,6 +122,9 @@ impl<'a> World<'a> {
             run,
             mailboxes,
             last_arrival: BTreeMap::new(),
+            bytes: BTreeMap::new(),
+            shared_free: vec![0; spec.shared_links.len()],
+            next_request: spec.requests.len(),
             messages: 0,
             stopped: false,
             tokens: BTreeMap::new(),
@@ -127,15 +137,13 @@ impl<'a> World<'a> {
     /// What the specification says will happen.
     fn schedule(&mut self) {
         let run = self.stages.len();
-        for (index, request) in self.spec.requests.iter().enumerate() {
-            let sequence = SequenceId(index as u64);
-            let tokens =
-                (0..request.prompt_tokens).map(|p| token_at(sequence.0, p, self.spec.run.vocabulary));
-            let prompt = Prompt { tokens: tokens.collect(), want: request.want.clone() };
-            let submit = Message::Run(RunEvent::Submit { sequence, prompt });
-            self.at(request.at_ns, Happening::Arrive { to: run, message: submit });
+        if let Some(at_once) = self.spec.at_once {
+            self.next_request = self.next_request.min(at_once as usize);
+        }
+        for (index, request) in self.spec.requests.iter().enumerate().take(self.next_request) {
+            self.at(request.at_ns, Happening::Request { index });
             if let Some(cancel_ns) = request.cancel_ns {
-                let message = Message::Run(RunEvent::Cancel { sequence });
+                let message = Message::Run(RunEvent::Cancel { sequence: SequenceId(index as u64) });
                 self.at(cancel_ns, Happening::Arrive { to: run, message });
             }
         }
@@ -168,6 +176,7 @@ impl<'a> World<'a> {
             self.happen(happening).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
         }
         self.report.makespan_ns = self.now;
+        self.report.observations.close(self.now);
         self.finish()
     }
 
@@ -179,9 +188,12 @@ impl<'a> World<'a> {
 
     fn happen(&mut self, happening: Happening) -> Result<(), String> {
         match happening {
+            Happening::Request { index } => {
+                self.request(index);
+                Ok(())
+            }
             Happening::Arrive { to, message } => {
-                self.mailboxes[to].messages.push_back(message);
-                self.wake(to);
+                self.arrive(to, message);
                 Ok(())
             }
             Happening::Handle { actor } => {
@@ -200,13 +212,29 @@ impl<'a> World<'a> {
         }
     }
 
+    fn arrive(&mut self, to: usize, message: Message) {
+        self.mailboxes[to].messages.push_back(message);
+        self.wake(to);
+    }
+
+    /// A request comes.
+    fn request(&mut self, index: usize) {
+        let (request, sequence) = (&self.spec.requests[index], SequenceId(index as u64));
+        let token = |position| token_at(sequence.0, position, self.spec.run.vocabulary);
+        let tokens = (0..request.prompt_tokens).map(token).collect();
+        let prompt = Prompt { tokens, want: request.want.clone() };
+        self.report.observations.arrived(self.now, sequence);
+        self.arrive(self.stages.len(), Message::Run(RunEvent::Submit { sequence, prompt }));
+    }
+
     /// A device ends, and its actor with it; the coordinator is told.
     fn fail(&mut self, stage: usize, cause: ragtag_hal::Error) {
         if self.devices[stage].failure.is_some() {
             return;
         }
         self.devices[stage].failure = Some(cause.clone());
-        let error = Error::Stage { stage: stage as u32, device: device_name(stage), cause };
+        let error =
+            Error::Stage { stage: stage as u32, device: self.spec.stages[stage].device.clone(), cause };
         let (to, at) = (self.stages.len(), self.now + self.delay());
         self.at(at, Happening::Arrive { to, message: Message::Run(RunEvent::Failed { error }) });
     }
@@ -232,7 +260,7 @@ impl<'a> World<'a> {
         let copies =
             if lost { 0 } else { 1 + usize::from(self.spec.faults.contains(&Fault::MessageTwice { nth })) };
         for _ in 0..copies {
-            let at = self.now + self.delay();
+            let at = self.now.saturating_add(self.delay());
             let last = self.last_arrival.entry((from, to)).or_default();
             let at = at.max(*last);
             *last = at;
@@ -290,10 +318,15 @@ impl<'a> World<'a> {
             }
             match action {
                 StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
-                    let job = Job::Upload { slot, micro_batch, chunk };
+                    let bytes = self.bytes.get(&micro_batch).copied().unwrap_or(0);
+                    let last = chunk.offset + chunk.bytes == bytes;
+                    let job = Job::Upload { slot, micro_batch, chunk, last };
                     self.submit(stage, Submitted { queue: QueueKind::Upload, job, waits, signal });
                 }
                 StageAction::Compute { slot, micro_batch, waits, signal } => {
+                    if stage == 0 {
+                        self.report.observations.stages[0].waiting.add(self.now);
+                    }
                     let job = Job::Compute { slot, micro_batch };
                     self.submit(stage, Submitted { queue: QueueKind::Compute, job, waits, signal });
                 }
@@ -354,11 +387,79 @@ impl<'a> World<'a> {
                 let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
                 let outgoing = self.rings.get(stage);
                 self.devices[stage].start(hardware, stage == 0, incoming, outgoing)?;
-                let start_ns = self.now;
-                self.at(self.now + duration + more, Happening::Done { stage, hardware, start_ns });
+                self.started(stage, hardware, duration.saturating_add(more));
             }
         }
         Ok(())
+    }
+
+    /// Notes what has started on a hardware queue, and when it will be done. A copy waits in its queue until the shared
+    /// links that it uses have served those that began before.
+    fn started(&mut self, stage: usize, hardware: usize, duration: Nanoseconds) {
+        let Some(submitted) = self.devices[stage].running(hardware) else { return };
+        let (queue, start_ns) = (submitted.queue, self.now);
+        let mut end_ns = start_ns.saturating_add(duration);
+        let observations = &mut self.report.observations;
+        observations.stages[stage].queues[queue.index()].start(start_ns);
+        match &submitted.job {
+            Job::Upload { .. } => observations.edges[stage - 1].work.start(start_ns),
+            Job::Download { chunk, .. } => {
+                let edge = &mut observations.edges[stage];
+                edge.work.start(start_ns);
+                edge.crossings += u64::from(chunk.offset == 0);
+                edge.bytes += chunk.bytes;
+                for (link, shared) in self.spec.shared_links.iter().enumerate() {
+                    if shared.edges.contains(&stage) {
+                        let busy_ns = (chunk.bytes as f64 * shared.byte_ns).round() as Nanoseconds;
+                        let free_ns = self.shared_free[link].max(start_ns).saturating_add(busy_ns);
+                        self.shared_free[link] = free_ns;
+                        let all_ns = &mut observations.shared_busy_ns[link];
+                        *all_ns = all_ns.saturating_add(busy_ns);
+                        end_ns = end_ns.max(free_ns);
+                    }
+                }
+            }
+            Job::Compute { .. } | Job::Logits { .. } => {}
+        }
+        self.at(end_ns, Happening::Done { stage, hardware, start_ns });
+    }
+
+    /// Notes what a queue has done.
+    fn ended(&mut self, stage: usize, submitted: &Submitted, start_ns: Nanoseconds) {
+        let (now, job) = (self.now, &submitted.job);
+        let observations = &mut self.report.observations;
+        let work = &mut observations.stages[stage];
+        work.queues[submitted.queue.index()].end(now);
+        match job {
+            Job::Upload { chunk, .. } => {
+                if chunk.offset == 0 {
+                    work.waiting.add(now);
+                }
+                observations.edges[stage - 1].work.end(now);
+            }
+            Job::Download { .. } => observations.edges[stage].work.end(now),
+            Job::Compute { micro_batch, .. } => {
+                work.waiting.take(now);
+                let computed = if micro_batch.decodes_only() { &mut work.decode } else { &mut work.prefill };
+                computed.micro_batches += 1;
+                computed.rows += u64::from(micro_batch.rows());
+                computed.busy_ns += now - start_ns;
+            }
+            Job::Logits { .. } => {}
+        }
+        if self.report.spans.len() == self.spec.max_spans {
+            self.report.dropped_spans += 1;
+            return;
+        }
+        self.report.spans.push(SimSpan {
+            stage: stage as u32,
+            queue: submitted.queue,
+            kind: job.kind(),
+            micro_batch: job.micro_batch(),
+            rows: job.rows(),
+            start_ns,
+            end_ns: now,
+        });
     }
 
     fn done(&mut self, stage: usize, hardware: usize, start_ns: Nanoseconds) -> Result<(), String> {
@@ -367,15 +468,8 @@ impl<'a> World<'a> {
         }
         let (before, from_here) = self.rings.split_at_mut(stage);
         let submitted = self.devices[stage].end(hardware, before.last_mut(), from_here.first_mut())?;
-        let (queue, micro_batch) = (submitted.queue, submitted.job.micro_batch());
-        self.report.spans.push(SimSpan {
-            stage: stage as u32,
-            queue,
-            micro_batch,
-            start_ns,
-            end_ns: self.now,
-        });
-        if queue == QueueKind::Download {
+        self.ended(stage, &submitted, start_ns);
+        if submitted.queue == QueueKind::Download {
             let last = self.stages.len() - 1;
             let listeners = if stage == last { vec![stage, last + 1] } else { vec![stage] };
             for to in listeners {
@@ -391,24 +485,33 @@ impl<'a> World<'a> {
     fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            self.report.run_events.push((self.now, event.clone()));
+            if self.spec.checked {
+                self.report.run_events.push((self.now, event.clone()));
+            }
             let mut actions = Vec::new();
             self.run.step(self.now, event, &mut actions).map_err(|e| format!("coordinator: {e}"))?;
-            self.report.run_actions.extend(actions.iter().cloned());
+            if self.spec.checked {
+                self.report.run_actions.extend(actions.iter().cloned());
+            }
+            self.report.observations.waiting.set(self.now, self.run.counts().waiting);
             for action in actions {
                 match action {
                     RunAction::Enter { micro_batch } => {
                         let run = self.stages.len();
+                        self.bytes
+                            .insert(micro_batch.id, u64::from(micro_batch.rows()) * self.spec.row_bytes);
                         self.send(run, 0, Message::Stage(StageEvent::HandOff { micro_batch }))?;
                     }
-                    RunAction::Collect { micro_batch } => events.push_back(RunEvent::Collected {
-                        micro_batch: micro_batch.id,
-                        sampled: self.sample(&micro_batch),
-                    }),
+                    RunAction::Collect { micro_batch } => {
+                        self.bytes.remove(&micro_batch.id);
+                        let sampled = self.sample(&micro_batch);
+                        events.push_back(RunEvent::Collected { micro_batch: micro_batch.id, sampled });
+                    }
                     RunAction::Emit { sequence, token } => {
                         if self.report.outcomes.contains_key(&sequence) {
                             return Err(format!("a token for {sequence}, which has ended"));
                         }
+                        self.report.observations.token(self.now, sequence);
                         self.tokens.entry(sequence).or_default().push(token);
                     }
                     RunAction::Finish { sequence, finished } => {
@@ -437,6 +540,11 @@ impl<'a> World<'a> {
     }
 
     fn end(&mut self, sequence: SequenceId, outcome: Outcome) -> Result<(), String> {
+        self.report.observations.ended(self.now, sequence);
+        if self.spec.at_once.is_some() && self.next_request < self.spec.requests.len() {
+            self.at(self.now, Happening::Request { index: self.next_request });
+            self.next_request += 1;
+        }
         match self.report.outcomes.insert(sequence, outcome) {
             None => Ok(()),
             Some(before) => Err(format!("{sequence} ends again after {before:?}")),
@@ -479,7 +587,7 @@ impl<'a> World<'a> {
             (Outcome::Failed { error: Error::Stage { stage, device, cause } }, _) => {
                 let failed =
                     self.devices.get(*stage as usize).is_some_and(|d| d.failure.as_ref() == Some(cause));
-                let named = *device == device_name(*stage as usize);
+                let named = self.spec.stages.get(*stage as usize).is_some_and(|s| s.device == *device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
@@ -496,10 +604,6 @@ impl<'a> World<'a> {
 
 fn lost() -> ragtag_hal::Error {
     ragtag_hal::Error::Lost { cause: "made up".into() }
-}
-
-fn device_name(stage: usize) -> String {
-    format!("made-up:{stage}")
 }
 
 /// How a request must end when nothing interferes.

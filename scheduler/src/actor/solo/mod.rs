@@ -1,0 +1,297 @@
+//! A device by itself, for timing: stages are loaded as in a pipeline, with the same buffers and programs, and given
+//! micro-batches by hand. No core, no mailbox and no neighbour takes part.
+//!
+//! This module must not know what is timed, or why.
+
+mod crossing;
+
+pub use crossing::Crossing;
+
+use super::memory::{LOGITS, StageMemory};
+use super::owned::OwnedDevice;
+use super::weights::{Loading, WeightSource};
+use super::{Companion, stage_error};
+use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, StagePoints};
+use crate::error::{Error, Result};
+use crate::trace::{Ends, Recorder, TraceSink};
+use ragtag_graph::CompiledStage;
+use ragtag_hal::{
+    Adapter, BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, RegionId, Submission,
+    Timeline, Timing, Work,
+};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+/// Micro-batches that are submitted together: the time from one's end to the next one's is what each takes in a pipeline
+/// that never waits.
+const BURST: u32 = 2;
+/// What caches and activations are filled with: small and normal as f16 and as f32.
+const FILLING: u32 = 0x2c00_2c00;
+
+/// A device by itself.
+pub struct SoloDevice {
+    label: String,
+    points: StagePoints,
+    own: [Arc<Timeline>; 3],
+    timings: Vec<Timing>,
+    device: OwnedDevice,
+    /// After the device, which it outlives by a moment.
+    _companion: Companion,
+}
+
+impl std::fmt::Debug for SoloDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SoloDevice").field("device", &self.label).finish_non_exhaustive()
+    }
+}
+
+impl SoloDevice {
+    /// Takes a device to which nothing has been submitted.
+    pub fn new(device: Box<dyn Device>) -> Self {
+        let mut device = OwnedDevice::new(device);
+        let own = QueueKind::ALL.map(|queue| device.timeline(queue));
+        let mut companion = Companion::default();
+        companion.start(&mut device);
+        let points = StagePoints::new(|queue| own[queue.index()].id());
+        Self {
+            label: device.adapter().label(),
+            points,
+            own,
+            timings: Vec::new(),
+            device,
+            _companion: companion,
+        }
+    }
+
+    /// What the device is.
+    pub fn adapter(&self) -> &Adapter {
+        self.device.adapter()
+    }
+
+    /// Loads a stage. It is gone from the device when it is dropped.
+    ///
+    /// # Errors
+    /// If the device has not enough memory or refuses the stage, or the weights cannot be read.
+    pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
+        let memory = self.try_load(compiled, weights);
+        let loaded = memory.and_then(|memory| self.fill(&memory).map(|()| memory));
+        match loaded {
+            Ok(memory) => Ok(SoloStage { on: self, memory }),
+            Err(error) => {
+                self.device.clear();
+                Err(error)
+            }
+        }
+    }
+
+    fn try_load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<StageMemory> {
+        let Self { label, points, own, device, .. } = self;
+        let failed = |cause| stage_error(0, label, cause);
+        let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
+        let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
+        let memory = StageMemory::new(device, compiled, BURST).map_err(failed)?;
+        if logits_bytes > 0 {
+            let region = HostRegion::new(logits_bytes as usize).map_err(failed)?;
+            device.register_region(LOGITS, Arc::new(region)).map_err(failed)?;
+        }
+        let uploads = &own[QueueKind::Upload.index()];
+        let (abort, progress) = (AtomicBool::new(false), |_| ());
+        let loading = Loading { stage: 0, device_label: label, uploads, abort: &abort, progress: &progress };
+        loading.run(device, &memory, weights, &mut points.upload, &mut recorder)?;
+        Ok(memory)
+    }
+
+    /// Fills caches and activations with numbers that no arithmetic stumbles over.
+    fn fill(&mut self, memory: &StageMemory) -> Result<()> {
+        let compiled = memory.compiled();
+        let activation_bytes = u64::from(compiled.max_rows()) * compiled.row_bytes;
+        let kv = memory.kv().iter().zip(&compiled.kv_bytes);
+        let kv = kv.map(|(&buffer, &bytes)| BufferRange { buffer, offset: 0, bytes });
+        let rows = (0..BURST).map(|slot| memory.activation(slot, 0, activation_bytes));
+        let fill = |to| Command::Fill { to, word: FILLING };
+        let signal =
+            self.submit(QueueKind::Compute, Work::Commands(kv.chain(rows).map(fill).collect()), &[])?;
+        self.wait(signal)
+    }
+
+    /// Submits work, and says when it is done.
+    fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point> {
+        let signal = self.allot(queue);
+        let submission = Submission { queue, work, waits: waits.to_vec(), signal };
+        self.device.submit(submission).map_err(|cause| self.failed(cause))?;
+        Ok(signal)
+    }
+
+    fn allot(&mut self, queue: QueueKind) -> Point {
+        match queue {
+            QueueKind::Compute => self.points.compute.allot(),
+            QueueKind::Upload => self.points.upload.allot(),
+            QueueKind::Download => self.points.download.allot(),
+        }
+    }
+
+    fn wait(&self, point: Point) -> Result<()> {
+        let passed = self.own[point.timeline.queue.index()].wait(point.value, None);
+        passed.map(drop).map_err(|cause| self.failed(cause))
+    }
+
+    /// What the device says of the time of these submissions.
+    fn timing(&mut self, point: Point) -> Option<Timing> {
+        self.device.take_timings(&mut self.timings);
+        self.timings.iter().find(|timing| timing.point == point).copied()
+    }
+
+    /// Times of a copy of so many bytes to the device and of one back, in microseconds: from the submission until the host
+    /// knows of the end.
+    ///
+    /// # Errors
+    /// If the device has no memory for it, or fails.
+    pub fn host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
+        let copied = self.try_host_copies_us(bytes);
+        self.device.clear();
+        copied
+    }
+
+    fn try_host_copies_us(&mut self, bytes: u64) -> Result<[f64; 2]> {
+        let region = HostRegion::new(bytes as usize).map_err(|cause| self.failed(cause))?;
+        let made = self.device.create_buffer(BufferId(0), bytes);
+        let made = made.and_then(|()| self.device.register_region(RegionId(0), Arc::new(region)));
+        made.map_err(|cause| self.failed(cause))?;
+        let range = BufferRange { buffer: BufferId(0), offset: 0, bytes };
+        let upload = Command::Upload { region: RegionId(0), offset: 0, to: range };
+        let download = Command::Download { from: range, region: RegionId(0), offset: 0 };
+        let mut copy = |queue, command: &Command| {
+            let start = Instant::now();
+            let done = self.submit(queue, Work::Commands(vec![command.clone()]), &[])?;
+            self.wait(done)?;
+            Ok::<_, Error>(start.elapsed().as_secs_f64() * 1e6)
+        };
+        // The first of each is a warm-up.
+        copy(QueueKind::Upload, &upload)?;
+        copy(QueueKind::Download, &download)?;
+        Ok([copy(QueueKind::Upload, &upload)?, copy(QueueKind::Download, &download)?])
+    }
+
+    fn failed(&self, cause: ragtag_hal::Error) -> Error {
+        stage_error(0, &self.label, cause.root().clone())
+    }
+}
+
+/// What a solo stage is given: so many sequences, each with so many rows, the first of which stands at a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoloBatch {
+    /// Sequences.
+    pub sequences: u32,
+    /// Rows of each.
+    pub rows_each: u32,
+    /// Position of the first row of each.
+    pub first_position: u32,
+    /// Whether logits of the last row of each are wanted.
+    pub logits: bool,
+}
+
+impl SoloBatch {
+    /// One step of so many sequences, each of which attends to so many positions, itself included.
+    pub fn decode(sequences: u32, positions: u32) -> Self {
+        Self { sequences, rows_each: 1, first_position: positions.saturating_sub(1), logits: true }
+    }
+
+    /// A piece of a prompt from a position on, of which no logits are wanted.
+    pub fn chunk(rows: u32, first_position: u32) -> Self {
+        Self { sequences: 1, rows_each: rows, first_position, logits: false }
+    }
+
+    /// Positions that a row attends to, on average.
+    pub fn positions(&self) -> f64 {
+        f64::from(self.first_position) + (f64::from(self.rows_each) + 1.0) / 2.0
+    }
+
+    fn micro_batch(&self, table_blocks: u32) -> MicroBatch {
+        let item = |s: u32| Item {
+            sequence: SequenceId(u64::from(s)),
+            first_position: self.first_position,
+            // Any tokens will do, as long as they are not all the same.
+            tokens: (0..self.rows_each).map(|row| (row * 7 + s) % 13).collect(),
+            blocks: (s * table_blocks..(s + 1) * table_blocks).collect(),
+            logits: if self.logits { LogitRows::Last } else { LogitRows::None },
+        };
+        MicroBatch { id: MicroBatchId(0), credit: 0, items: (0..self.sequences).map(item).collect() }
+    }
+}
+
+/// A stage on a device by itself.
+pub struct SoloStage<'a> {
+    on: &'a mut SoloDevice,
+    memory: StageMemory,
+}
+
+impl std::fmt::Debug for SoloStage<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SoloStage").field("on", &self.on).finish_non_exhaustive()
+    }
+}
+
+impl Drop for SoloStage<'_> {
+    fn drop(&mut self) {
+        self.on.device.clear();
+    }
+}
+
+impl SoloStage<'_> {
+    /// Time that a micro-batch takes among others, in microseconds: from the end of the one before to its own.
+    ///
+    /// # Errors
+    /// If the stage holds no such micro-batch, or the device fails.
+    pub fn burst_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+        let batch = self.micro_batch(batch);
+        let start = Instant::now();
+        let points = (0..BURST).map(|slot| self.compute(slot, &batch)).collect::<Result<Vec<_>>>()?;
+        let last = points[points.len() - 1];
+        self.on.wait(last)?;
+        let wall_us = start.elapsed().as_secs_f64() * 1e6;
+        let ends = (self.on.timing(points[0]), self.on.timing(last));
+        self.on.timings.clear();
+        Ok(match ends {
+            (Some(first), Some(last)) => {
+                last.end_ns.saturating_sub(first.end_ns) as f64 / 1e3 / f64::from(BURST - 1)
+            }
+            _ => wall_us / f64::from(BURST),
+        })
+    }
+
+    /// Time from handing a micro-batch to the device until the host knows that its logits are there, in microseconds,
+    /// without the time that the device computes.
+    ///
+    /// # Errors
+    /// As [`SoloStage::burst_us`].
+    pub fn hand_over_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+        let compute_us = self.burst_us(batch)?;
+        let batch = self.micro_batch(batch);
+        let start = Instant::now();
+        let computed = self.compute(0, &batch)?;
+        let from = self.memory.logits(0, batch.logit_rows());
+        let download = from.map(|from| Command::Download { from, region: LOGITS, offset: 0 });
+        let work = Work::Commands(download.into_iter().collect());
+        let there = self.on.submit(QueueKind::Download, work, &[computed])?;
+        self.on.wait(there)?;
+        let wall_us = start.elapsed().as_secs_f64() * 1e6;
+        let timing = self.on.timing(computed);
+        self.on.timings.clear();
+        let timed_us = timing.map(|t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3);
+        Ok((wall_us - timed_us.unwrap_or(compute_us)).max(0.0))
+    }
+
+    fn micro_batch(&self, batch: &SoloBatch) -> MicroBatch {
+        let programs = &self.memory.compiled().programs;
+        batch.micro_batch(programs.last().map_or(0, |program| program.params.table_blocks))
+    }
+
+    fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {
+        let Self { on, memory } = self;
+        let label = on.label.clone();
+        let failed = |cause| stage_error(0, &label, cause);
+        let program = memory.prepare(&mut on.device, slot, batch, failed)?;
+        on.submit(QueueKind::Compute, Work::Program(program), &[])
+    }
+}

@@ -1,0 +1,159 @@
+//! What a run says of the facts that a plan was made from.
+//!
+//! This module must not know plans or segments: it sees how far predictions were off, and what they were made of.
+
+use super::{ComparedPart, Comparison, Phase, TimeParts};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+use crate::plan::Place;
+
+/// No figure is corrected by more than this at once, whatever a clock says.
+const LARGEST_FACTOR: f64 = 1e3;
+/// Two crossings that differ in size by less than this tell nothing of latency and bandwidth apart.
+const SIZES_APART: f64 = 2.0;
+
+/// Facts corrected by what a run measured. A device's times are multiplied by how far its stage was off: launches, bandwidth
+/// and rate each by the decode and prefill steps that rest on it, weighted by how much of them does. Devices that did not
+/// run keep their figures, but what is assumed of them is assumed wrong by as much as of those that did and are of the same
+/// API. Of the return of tokens most is not the device's but the host's, which chooses them: every device is as far from the
+/// host as was measured. Links get latency and bandwidth from crossings of two sizes, else from how far they were off.
+///
+/// Where times are no sum of a figure's effects, one call comes near and another one, with a comparison over the new facts,
+/// nearer.
+pub fn facts_from(
+    comparison: &Comparison,
+    devices: &[DeviceFacts],
+    links: &Links,
+) -> (Vec<DeviceFacts>, Links) {
+    let measured: Vec<Option<Factors>> =
+        devices.iter().map(|device| Factors::of_device(comparison, &device.label)).collect();
+    let corrected = |(at, device): (usize, &DeviceFacts)| match &measured[at] {
+        Some(factors) => factors.apply(device, |_| Some(FigureSource::Fitted)),
+        None => {
+            let api = |device: &DeviceFacts| device.label.split(':').next().map(String::from);
+            let alike = devices.iter().zip(&measured).filter(|(other, _)| api(other) == api(device));
+            let alike: Vec<_> = alike.filter_map(|(_, factors)| factors.as_ref()).collect();
+            let assumed =
+                |figure: &Figure| (figure.source == FigureSource::Assumed).then_some(FigureSource::Assumed);
+            Factors::mean(&alike).map_or_else(|| device.clone(), |factors| factors.apply(device, assumed))
+        }
+    };
+    let mut devices: Vec<_> = devices.iter().enumerate().map(corrected).collect();
+    if let Some(more_us) = return_takes_more_us(comparison) {
+        for device in &mut devices {
+            let value = (device.host_latency_us.value + more_us).clamp(0.0, 1e9);
+            device.host_latency_us = Figure { value, source: FigureSource::Fitted };
+        }
+    }
+    (devices, corrected_links(comparison, links))
+}
+
+/// By how much longer things take than a device's figures say.
+#[derive(Clone, Copy, Debug)]
+struct Factors {
+    overhead: f64,
+    moving: f64,
+    computing: f64,
+}
+
+impl Factors {
+    fn of_device(comparison: &Comparison, label: &str) -> Option<Self> {
+        let stages = comparison.parts.iter().filter(|p| p.place == Place::Stage && p.device == label);
+        Self::of(stages)
+    }
+
+    fn of<'a>(parts: impl Iterator<Item = &'a ComparedPart>) -> Option<Self> {
+        let parts: Vec<_> = parts.filter(|part| part.predicted_us > 0.0 && part.measured_us > 0.0).collect();
+        if parts.is_empty() {
+            return None;
+        }
+        let all = weighted(&parts, |_| 1.0)?;
+        let by = |of: fn(&TimeParts) -> f64| {
+            weighted(&parts, |part| of(&part.parts) / part.predicted_us).unwrap_or(all)
+        };
+        Some(Self {
+            overhead: by(|parts| parts.overhead_us),
+            moving: by(|parts| parts.moving_us),
+            computing: by(|parts| parts.computing_us),
+        })
+    }
+
+    fn mean(of: &[&Factors]) -> Option<Self> {
+        let count = of.len() as f64;
+        let mean = |get: fn(&Factors) -> f64| (of.iter().map(|f| get(f).ln()).sum::<f64>() / count).exp();
+        let (overhead, moving, computing) = (mean(|f| f.overhead), mean(|f| f.moving), mean(|f| f.computing));
+        (!of.is_empty()).then_some(Self { overhead, moving, computing })
+    }
+
+    /// The device with its figures corrected; `source` says what each is called then, or that it stays.
+    fn apply(&self, device: &DeviceFacts, source: impl Fn(&Figure) -> Option<FigureSource>) -> DeviceFacts {
+        let corrected =
+            |figure: Figure, value| source(&figure).map_or(figure, |source| Figure { value, source });
+        let rate = |figure: Figure, factor: f64| corrected(figure, (figure.value / factor).max(1.0));
+        let time = |figure: Figure, factor: f64| corrected(figure, (figure.value * factor).min(1e9));
+        DeviceFacts {
+            bandwidth_bytes_per_s: rate(device.bandwidth_bytes_per_s, self.moving),
+            exact_flops_per_s: rate(device.exact_flops_per_s, self.computing),
+            fast_flops_per_s: rate(device.fast_flops_per_s, self.computing),
+            // What was measured apart is no longer what is measured in a run: the figures that were fitted to it are.
+            profile: None,
+            launch_us: time(device.launch_us, self.overhead),
+            stage_us: time(device.stage_us, self.overhead),
+            ..device.clone()
+        }
+    }
+}
+
+/// By how much longer parts took, as a weighted geometric mean; `None` without weight.
+fn weighted(parts: &[&ComparedPart], weight: impl Fn(&ComparedPart) -> f64) -> Option<f64> {
+    let sum: f64 = parts.iter().map(|part| weight(part)).sum();
+    let logs = parts.iter().map(|part| weight(part) * (part.measured_us / part.predicted_us).ln());
+    let factor = (logs.sum::<f64>() / sum).exp();
+    (sum > 0.0).then(|| factor.clamp(1.0 / LARGEST_FACTOR, LARGEST_FACTOR))
+}
+
+/// By how much longer than predicted tokens took to return in decode, in microseconds.
+fn return_takes_more_us(comparison: &Comparison) -> Option<f64> {
+    let part = comparison.part(Place::TokenReturn, 0, Phase::Decode)?;
+    Some((part.measured_us - part.predicted_us).clamp(-1e9, 1e9))
+}
+
+fn corrected_links(comparison: &Comparison, links: &Links) -> Links {
+    let mut corrected = links.clone();
+    let edges: Vec<_> = comparison.parts.iter().filter(|part| part.place == Place::Edge).collect();
+    for edge in &edges {
+        let Some(to) = &edge.to else { continue };
+        let same = |other: &&&ComparedPart| other.device == edge.device && other.to == edge.to;
+        let crossings: Vec<&ComparedPart> = edges.iter().filter(same).copied().collect();
+        let before = links.between(&edge.device, to);
+        let Some(facts) = link_from(&crossings, before) else { continue };
+        corrected.known.retain(|(a, b, _)| (a, b) != (&edge.device, to));
+        corrected.known.push((edge.device.clone(), to.clone(), facts));
+    }
+    corrected
+}
+
+fn link_from(crossings: &[&ComparedPart], before: &LinkFacts) -> Option<LinkFacts> {
+    let (latency_us, bytes_per_s) = line(crossings).or_else(|| {
+        let factors = Factors::of(crossings.iter().copied())?;
+        let (latency, bandwidth) = (before.latency_us.value, before.bandwidth_bytes_per_s.value);
+        Some((latency * factors.overhead, bandwidth / factors.moving))
+    })?;
+    let fitted = |value| Figure { value, source: FigureSource::Fitted };
+    let facts = LinkFacts {
+        route: before.route,
+        latency_us: fitted(latency_us.min(1e9)),
+        bandwidth_bytes_per_s: fitted(bytes_per_s.max(1.0)),
+    };
+    facts.nonsense().is_none().then_some(facts)
+}
+
+/// Latency and bandwidth of the line through the smallest and the largest crossing, if they are apart and it is one that a
+/// link can have.
+fn line(crossings: &[&ComparedPart]) -> Option<(f64, f64)> {
+    let small = crossings.iter().min_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
+    let large = crossings.iter().max_by(|a, b| a.bytes.total_cmp(&b.bytes))?;
+    let (bytes, us) = (large.bytes - small.bytes, large.measured_us - small.measured_us);
+    let latency_us = small.measured_us - small.bytes * us / bytes;
+    let apart = large.bytes > small.bytes * SIZES_APART && us > 0.0 && latency_us >= 0.0;
+    apart.then(|| (latency_us, bytes / us * 1e6))
+}

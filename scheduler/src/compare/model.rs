@@ -1,0 +1,272 @@
+//! What the cost model says of the micro-batches that ran, and of a burst of work as a whole.
+//!
+//! This module must not know what was measured.
+
+use super::{Comparand, Phase};
+use crate::cost::{DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
+use crate::trace::Computed;
+use ragtag_graph::{Segment, SegmentKind};
+use ragtag_kernels::Activations;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::ops::AddAssign;
+
+/// What a predicted time is made of, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TimeParts {
+    /// Launches and other overheads of a device; the latency of an edge.
+    pub overhead_us: f64,
+    /// Where bytes are what takes the time.
+    pub moving_us: f64,
+    /// Where operations are what takes the time.
+    pub computing_us: f64,
+}
+
+impl TimeParts {
+    /// All of it.
+    pub fn sum_us(&self) -> f64 {
+        self.overhead_us + self.moving_us + self.computing_us
+    }
+
+    /// So many times as much of each.
+    pub fn times(&self, factor: f64) -> Self {
+        Self {
+            overhead_us: self.overhead_us * factor,
+            moving_us: self.moving_us * factor,
+            computing_us: self.computing_us * factor,
+        }
+    }
+}
+
+impl AddAssign for TimeParts {
+    fn add_assign(&mut self, other: Self) {
+        self.overhead_us += other.overhead_us;
+        self.moving_us += other.moving_us;
+        self.computing_us += other.computing_us;
+    }
+}
+
+/// Work that is given to an idle pipeline at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Burst {
+    /// Prompts of so many tokens each.
+    Prompts {
+        /// Tokens of each.
+        tokens: u32,
+        /// How many.
+        sequences: u32,
+    },
+    /// Sequences that go on from a prompt.
+    Generations {
+        /// Tokens of each prompt.
+        prompt: u32,
+        /// New tokens of each.
+        tokens: u32,
+        /// How many.
+        sequences: u32,
+    },
+}
+
+impl fmt::Display for Burst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Burst::Prompts { tokens, .. } => write!(f, "pp{tokens}"),
+            Burst::Generations { tokens, .. } => write!(f, "tg{tokens}"),
+        }
+    }
+}
+
+impl Burst {
+    pub(super) fn phase(&self) -> Phase {
+        match self {
+            Burst::Prompts { .. } => Phase::Prefill,
+            Burst::Generations { .. } => Phase::Decode,
+        }
+    }
+}
+
+/// The cost model at one plan.
+pub(super) struct Model<'a> {
+    of: Comparand<'a>,
+    /// Of each stage.
+    stages: Vec<(&'a DeviceFacts, &'a [Segment])>,
+}
+
+impl<'a> Model<'a> {
+    /// `None` if the plan has no stage, or one on a device or with segments that nobody knows.
+    pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
+        let stage = |stage: &'a crate::plan::PlanStage| {
+            let device = of.devices.iter().find(|device| device.label == stage.device)?;
+            Some((device, of.segments.get(stage.segments.range())?))
+        };
+        let stages: Vec<_> = of.plan.stages.iter().map(stage).collect::<Option<_>>()?;
+        (!stages.is_empty()).then_some(Self { of: *of, stages })
+    }
+
+    pub(super) fn device(&self, stage: usize) -> &'a DeviceFacts {
+        self.stages[stage].0
+    }
+
+    pub(super) fn activations(&self) -> Activations {
+        self.of.plan.activations
+    }
+
+    pub(super) fn edge_ends(&self, edge: usize) -> (&'a str, &'a str) {
+        (&self.device(edge).label, &self.device(edge + 1).label)
+    }
+
+    pub(super) fn return_ends(&self) -> (&'a str, &'a str) {
+        (&self.device(self.stages.len() - 1).label, &self.device(0).label)
+    }
+
+    pub(super) fn link(&self, edge: usize) -> &'a LinkFacts {
+        let (from, to) = self.edge_ends(edge);
+        self.of.links.between(from, to)
+    }
+
+    /// One of these micro-batches on a stage, on average.
+    pub(super) fn stage(&self, stage: usize, computed: &Computed) -> TimeParts {
+        let mut parts = self
+            .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
+        parts.overhead_us += self.device(stage).stage_us.value;
+        // The head works for those alone that want logits.
+        let rows = (computed.logit_rows * computed.micro_batches).checked_div(computed.with_logits);
+        if let Some(rows) = rows {
+            let head = self.whole_stage(stage, &batches(computed, rows), |kind| kind == SegmentKind::Head);
+            parts += head.times(computed.with_logits as f64 / computed.micro_batches as f64);
+        }
+        parts
+    }
+
+    fn whole_stage(
+        &self,
+        stage: usize,
+        batches: &[(f64, MicroBatch)],
+        which: impl Fn(SegmentKind) -> bool,
+    ) -> TimeParts {
+        let (device, segments) = self.stages[stage];
+        let mut sum = TimeParts::default();
+        for segment in segments.iter().filter(|segment| which(segment.kind)) {
+            for (weight, batch) in batches.iter().filter(|(weight, _)| *weight > 0.0) {
+                sum += segment_parts(segment, device, self.activations(), batch).times(*weight);
+            }
+        }
+        sum
+    }
+
+    /// So many bytes on an edge.
+    pub(super) fn edge(&self, edge: usize, bytes: f64) -> TimeParts {
+        let link = self.link(edge);
+        let moving_us = bytes / link.bandwidth_bytes_per_s.value * 1e6;
+        TimeParts { overhead_us: link.latency_us.value, moving_us, computing_us: 0.0 }
+    }
+
+    /// So many bytes of logits on their way to the host, and what follows from them to the first stage.
+    pub(super) fn token_return(&self, bytes: f64) -> TimeParts {
+        let (last, row_bytes) = (self.device(self.stages.len() - 1), self.of.logit_row_bytes);
+        let [overhead_us, row_us] = [0, 1].map(|rows| last.token_return(rows, row_bytes).value);
+        let moving_us = bytes / row_bytes.max(1) as f64 * (row_us - overhead_us);
+        TimeParts { overhead_us, moving_us, computing_us: 0.0 }
+    }
+
+    /// Tokens per second of a burst.
+    pub(super) fn tokens_per_s(&self, burst: &Burst) -> f64 {
+        let chunk = self.of.plan.chunk.max(1);
+        match *burst {
+            Burst::Prompts { tokens, sequences } => {
+                let all = u64::from(tokens) * u64::from(sequences);
+                let (full, rest) = (all / u64::from(chunk), (all % u64::from(chunk)) as u32);
+                let of_rows = |rows| MicroBatch {
+                    rows,
+                    logit_rows: 0,
+                    sequences: rows.div_ceil(tokens.max(1)),
+                    positions: f64::from(tokens) / 2.0,
+                };
+                let (sum_us, slowest_us) =
+                    self.pass(&of_rows(chunk.min(tokens.saturating_mul(sequences).max(1))));
+                let (rest_sum_us, rest_slowest_us) = self.pass(&of_rows(rest));
+                // The first fills the pipeline, each other one comes as late as the slowest part makes it.
+                let busy_us = match (full, rest) {
+                    (0, _) => rest_sum_us,
+                    (full, 0) => sum_us + (full - 1) as f64 * slowest_us,
+                    (full, _) => sum_us + (full - 1) as f64 * slowest_us + rest_slowest_us,
+                };
+                let end = MicroBatch { rows: 0, logit_rows: sequences, sequences, positions: 0.0 };
+                all as f64 / (busy_us + self.heads_us(&end)) * 1e6
+            }
+            Burst::Generations { prompt, tokens, sequences } => {
+                let rows = sequences.div_ceil(self.of.plan.decode_groups.max(1)).clamp(1, chunk);
+                let positions = f64::from(prompt) + f64::from(tokens) / 2.0;
+                let step = MicroBatch { rows, logit_rows: rows, sequences: rows, positions };
+                let (sum_us, slowest_us) = self.pass(&step);
+                let back_us = self.token_return(f64::from(rows) * self.of.logit_row_bytes as f64).sum_us();
+                let round_us = (sum_us + back_us).max(f64::from(sequences.div_ceil(rows)) * slowest_us);
+                f64::from(sequences) / round_us * 1e6
+            }
+        }
+    }
+
+    /// The time of a micro-batch through all stages and edges, and in the slowest of them.
+    fn pass(&self, batch: &MicroBatch) -> (f64, f64) {
+        if batch.rows == 0 {
+            return (0.0, 0.0);
+        }
+        let stage = |stage: usize| {
+            let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
+            parts.sum_us() + self.device(stage).stage_us.value
+        };
+        let bytes = f64::from(batch.rows) * self.of.row_bytes as f64;
+        let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
+        let times = (0..self.stages.len()).map(stage).chain(edges);
+        times.fold((0.0, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
+    }
+
+    /// What the heads of prompts add.
+    fn heads_us(&self, batch: &MicroBatch) -> f64 {
+        let last = self.stages.len() - 1;
+        self.whole_stage(last, &[(1.0, *batch)], |kind| kind == SegmentKind::Head).sum_us()
+    }
+}
+
+/// The two whole micro-batches between which the average of many lies, with their weights.
+fn batches(computed: &Computed, logit_rows: u64) -> [(f64, MicroBatch); 2] {
+    let count = computed.micro_batches as f64;
+    let rows = computed.rows as f64 / count;
+    let share = |of: u64, rows: f64| of as f64 * rows / computed.rows.max(1) as f64;
+    let batch = |rows: f64| MicroBatch {
+        rows: rows as u32,
+        logit_rows: share(logit_rows, rows).round() as u32,
+        sequences: share(computed.sequences, rows).round().max(1.0) as u32,
+        positions: computed.positions as f64 / computed.rows.max(1) as f64,
+    };
+    let upper = rows - rows.floor();
+    [(1.0 - upper, batch(rows.floor())), (upper, batch(rows.ceil()))]
+}
+
+/// The time of a segment with what it is made of: launches, and the larger of moving and computing, whichever way the time
+/// itself is known.
+fn segment_parts(
+    segment: &Segment,
+    device: &DeviceFacts,
+    activations: Activations,
+    batch: &MicroBatch,
+) -> TimeParts {
+    let time_us = segment_time_us(segment, device, activations, batch);
+    let overhead_us = device.launch_us.value.min(time_us);
+    let rest_us = time_us - overhead_us;
+    let rows = f64::from(if segment.kind == SegmentKind::Head { batch.logit_rows } else { batch.rows });
+    let bytes = segment.read_bytes as f64
+        + rows * segment.read_bytes_per_row as f64
+        + f64::from(batch.sequences) * batch.positions * segment.kv_bytes_per_position as f64;
+    let flops =
+        rows * (segment.flops_per_row as f64 + batch.positions * segment.flops_per_row_position as f64);
+    let flops_per_s = match activations {
+        Activations::F32 => device.exact_flops_per_s.value,
+        Activations::Int8 | Activations::F16 => device.fast_flops_per_s.value,
+    };
+    if bytes / device.bandwidth_bytes_per_s.value >= flops / flops_per_s {
+        TimeParts { overhead_us, moving_us: rest_us, computing_us: 0.0 }
+    } else {
+        TimeParts { overhead_us, moving_us: 0.0, computing_us: rest_us }
+    }
+}

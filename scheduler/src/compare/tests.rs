@@ -1,0 +1,333 @@
+//! Comparisons of made-up runs.
+
+use super::*;
+use crate::cost::{Figure, FigureSource, LinkFacts};
+use crate::objective::{Objective, Workload};
+use crate::plan::{
+    Explanation, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+};
+use crate::split::{Split, SplitPart};
+use crate::trace::SizeReport;
+use ragtag_graph::{Granularity, SegmentKind};
+use ragtag_hal::AdapterKind;
+use ragtag_kernels::{Activations, KvType};
+use ragtag_transfer::Route;
+
+fn segment(kind: SegmentKind) -> Segment {
+    Segment {
+        kind,
+        name: "segment".into(),
+        tensors: Vec::new(),
+        flops_per_row: 2_000_000,
+        flops_per_row_position: 0,
+        read_bytes: 1_000_000,
+        read_bytes_per_row: 0,
+        kv_bytes_per_position: 0,
+        scratch_bytes: 4096,
+        wide_scratch_bytes: 4096,
+    }
+}
+
+fn segments() -> Vec<Segment> {
+    [SegmentKind::Embedding, SegmentKind::Block, SegmentKind::Block, SegmentKind::Head].map(segment).into()
+}
+
+/// A segment takes 10 µs, and the larger of 1000 µs and 500 µs a row.
+fn device(label: &str) -> DeviceFacts {
+    DeviceFacts {
+        bandwidth_bytes_per_s: Figure::assumed(1e9),
+        exact_flops_per_s: Figure::assumed(1e9),
+        fast_flops_per_s: Figure::assumed(4e9),
+        launch_us: Figure::assumed(10.0),
+        stage_us: Figure::assumed(5.0),
+        host_latency_us: Figure::assumed(2.0),
+        host_bandwidth_bytes_per_s: Figure::assumed(1e9),
+        ..DeviceFacts::assumed(label, AdapterKind::Cpu, 1, 1 << 30, FigureSource::User)
+    }
+}
+
+fn plan() -> Plan {
+    let none = PredictedTimes::default();
+    let memory = StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
+    let split: Split = "0-1=cpu:0,2-3=cpu:1".parse().unwrap();
+    let stage = |part: SplitPart| PlanStage {
+        device: part.device,
+        segments: part.span,
+        memory_bytes: memory,
+        predicted: none,
+    };
+    Plan {
+        ragtag_plan: PLAN_VERSION,
+        model: PlanModel {
+            name: "made-up".into(),
+            digest: "0".into(),
+            segments: 4,
+            granularity: Granularity::Block,
+        },
+        objective: Objective::Throughput,
+        workload: Workload::default(),
+        context: 64,
+        sequences: 4,
+        chunk: 8,
+        decode_rows: 2,
+        decode_groups: 2,
+        credits: 3,
+        slots: 3,
+        kv: KvType::F16,
+        activations: Activations::Int8,
+        stages: split.parts.into_iter().map(stage).collect(),
+        edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted: none }],
+        token_return: none,
+        predicted: PredictedRun {
+            decode_tokens_per_s: 0.0,
+            prefill_tokens_per_s: 0.0,
+            first_token_us: 0.0,
+            token_us: 0.0,
+        },
+        explanation: Explanation::default(),
+        reasons: Vec::new(),
+    }
+}
+
+/// What a comparison is over.
+struct Run {
+    plan: Plan,
+    segments: Vec<Segment>,
+    devices: Vec<DeviceFacts>,
+    links: Links,
+}
+
+impl Run {
+    fn new() -> Self {
+        let devices = vec![device("cpu:0"), device("cpu:1")];
+        Self { plan: plan(), segments: segments(), devices, links: Links::default() }
+    }
+
+    fn comparand(&self) -> Comparand<'_> {
+        let Self { plan, segments, devices, links } = self;
+        Comparand { plan, segments, row_bytes: 100, logit_row_bytes: 1000, devices, links }
+    }
+
+    fn compare(&self, stats: &PipelineStats) -> Comparison {
+        Comparison::new(&self.comparand(), stats)
+    }
+}
+
+/// Micro-batches of one size: so many with so many rows and logit rows each, that took so long each.
+fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
+    let sequences = if decode { rows } else { 1 };
+    let computed = Computed {
+        micro_batches: count,
+        rows: count * rows,
+        sequences: count * sequences,
+        positions: 0,
+        logit_rows: count * logit_rows,
+        with_logits: if logit_rows > 0 { count } else { 0 },
+        busy_ns: count * each_us * 1000,
+    };
+    SizeReport { decode, rows: (rows as u32).next_power_of_two(), computed }
+}
+
+fn report(sizes: &[SizeReport]) -> StageReport {
+    let sum = |decode: bool| {
+        sizes.iter().filter(|s| s.decode == decode).fold(Computed::default(), |sum, size| Computed {
+            micro_batches: sum.micro_batches + size.computed.micro_batches,
+            rows: sum.rows + size.computed.rows,
+            sequences: sum.sequences + size.computed.sequences,
+            positions: sum.positions + size.computed.positions,
+            logit_rows: sum.logit_rows + size.computed.logit_rows,
+            with_logits: sum.with_logits + size.computed.with_logits,
+            busy_ns: sum.busy_ns + size.computed.busy_ns,
+        })
+    };
+    StageReport { decode: sum(true), prefill: sum(false), sizes: sizes.into(), ..StageReport::default() }
+}
+
+fn crossed(crossings: u64, bytes: u64, us: u64) -> Crossed {
+    Crossed { crossings, bytes: crossings * bytes, busy_ns: crossings * us * 1000 }
+}
+
+fn stats(stages: Vec<StageReport>) -> PipelineStats {
+    PipelineStats { stages, ..PipelineStats::default() }
+}
+
+#[test]
+fn what_ran_is_predicted_size_by_size() {
+    // Two segments: 10 + 1000 µs each for up to two rows, 10 + 4000 for eight; 5 for the stage.
+    let chunks = [size(false, 3, 8, 0, 8025), size(false, 1, 1, 0, 2025), size(true, 7, 2, 2, 2025)];
+    // The head works in one prefill micro-batch of four: for one row.
+    let last = [size(false, 3, 8, 0, 4015), size(false, 1, 1, 1, 2025), size(true, 7, 2, 2, 2025)];
+    let comparison = Run::new().compare(&stats(vec![report(&chunks), report(&last)]));
+    assert_eq!(comparison.parts.len(), 4);
+    for part in &comparison.parts {
+        assert!(part.deviation.abs() < 1e-9 && part.finding.is_none(), "{part:?}");
+    }
+    let prefill = comparison.part(Place::Stage, 0, Phase::Prefill).unwrap();
+    assert_eq!((prefill.micro_batches, prefill.rows), (4, 25.0 / 4.0));
+    assert!((prefill.parts.overhead_us - 25.0).abs() < 1e-9);
+    assert!(
+        (prefill.parts.computing_us - 6000.0).abs() < 1e-9 && (prefill.parts.moving_us - 500.0).abs() < 1e-9
+    );
+}
+
+#[test]
+fn averages_lie_between_whole_micro_batches() {
+    // 2.5 rows on average: as much as two rows (1000 µs a segment) and three (1500) on average.
+    let mut uneven = size(true, 2, 2, 0, 0);
+    uneven.computed.rows = 5;
+    uneven.computed.busy_ns = 2 * 2_525_000;
+    let comparison = Run::new().compare(&stats(vec![report(&[uneven])]));
+    assert!(comparison.parts[0].deviation.abs() < 1e-9, "{:?}", comparison.parts[0]);
+}
+
+#[test]
+fn what_failed_is_named() {
+    let run = Run::new();
+    let slow = [report(&[size(true, 4, 1, 0, 4050), size(false, 4, 8, 0, 12037)]), report(&[])];
+    let comparison = run.compare(&stats(slow.into()));
+    let findings = comparison.findings();
+    assert_eq!(findings.len(), 2, "{findings:?}");
+    assert_eq!(
+        findings[0],
+        "stage 0 on cpu:0, decode +100 %: its bandwidth is assumed at 1.0 GB/s: the run moved 500.0 MB/s"
+    );
+    assert!(
+        findings[1].ends_with(
+            "+50 %: its rate with int8 activations is assumed at 4.0 GFLOP/s: the run reached 2.7 GFLOP/s"
+        ),
+        "{findings:?}"
+    );
+
+    let mut idle = Run::new();
+    idle.devices.iter_mut().for_each(|device| device.launch_us = Figure::assumed(5000.0));
+    let quick = idle.compare(&stats(vec![report(&[size(true, 1, 1, 0, 6002)])]));
+    let finding = quick.findings().join("; ");
+    assert!(
+        finding.contains("-50 %: launching a segment is assumed to take 5000.0 µs: the run took 2"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn edges_have_latency_and_bandwidth() {
+    let mut run = Run::new();
+    let link = LinkFacts { bandwidth_bytes_per_s: Figure::assumed(1e9), ..LinkFacts::assumed() };
+    run.links.known.push(("cpu:0".into(), "cpu:1".into(), link));
+    let edge = EdgeReport { decode: crossed(10, 1000, 84), prefill: crossed(5, 1_000_000, 4020) };
+    let token_return = EdgeReport { decode: crossed(10, 2000, 4), ..EdgeReport::default() };
+    let comparison =
+        run.compare(&PipelineStats { edges: vec![edge], token_return, ..PipelineStats::default() });
+    assert_eq!(
+        comparison.findings(),
+        [
+            "the link cpu:0 -> cpu:1, decode +300 %: its latency is assumed at 20.0 µs: the run took 83.0 µs",
+            "the link cpu:0 -> cpu:1, prefill +294 %: its bandwidth is assumed at 1.0 GB/s: the run moved 253.7 MB/s"
+        ]
+    );
+    let back = comparison.part(Place::TokenReturn, 0, Phase::Decode).unwrap();
+    assert_eq!((back.device.as_str(), back.to.as_deref()), ("cpu:1", Some("cpu:0")));
+    assert!((back.predicted_us - 4.0).abs() < 1e-9 && back.deviation.abs() < 1e-9);
+
+    // The host took as long as predicted; had it taken 100 µs more, so it would with every device.
+    let slow_return = EdgeReport { decode: crossed(10, 2000, 106), ..EdgeReport::default() };
+    let slow_return = run.compare(&PipelineStats { token_return: slow_return, ..PipelineStats::default() });
+    let (devices, _) = facts_from(&slow_return, &run.devices, &run.links);
+    assert!(devices.iter().all(|device| (device.host_latency_us.value - 104.0).abs() < 1e-9));
+
+    // Two sizes tell latency and bandwidth apart: 84 µs for 1 kB, 4020 for 1 MB.
+    let (_, links) = facts_from(&comparison, &run.devices, &run.links);
+    let facts = links.between("cpu:0", "cpu:1");
+    for (bytes, us) in [(1000, 84.0), (1_000_000, 4020.0)] {
+        assert!((facts.time_us(bytes) - us).abs() < 1e-6);
+    }
+    assert_eq!(facts.latency_us.source, FigureSource::Fitted);
+    assert_eq!((links.known.len(), links.between("cpu:1", "cpu:0")), (1, &LinkFacts::assumed()));
+}
+
+#[test]
+fn corrected_facts_predict_what_was_measured() {
+    let mut run = Run::new();
+    run.devices.extend([device("cpu:2"), device("cuda:0")]);
+    let before = run.devices.clone();
+    let measured = stats(vec![
+        report(&[size(true, 9, 1, 0, 900), size(false, 4, 8, 0, 4000)]),
+        report(&[size(true, 9, 1, 1, 8100), size(false, 4, 8, 0, 16000)]),
+    ]);
+    for _ in 0..8 {
+        (run.devices, run.links) = facts_from(&run.compare(&measured), &run.devices, &run.links);
+    }
+    let comparison = run.compare(&measured);
+    assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
+    assert_eq!(run.devices[0].bandwidth_bytes_per_s.source, FigureSource::Fitted);
+    assert!(run.devices.iter().all(|device| device.nonsense().is_none()));
+    // Of devices that did not run, assumptions are as wrong as of their like; of another API nothing is known.
+    let bandwidth = |at: usize| run.devices[at].bandwidth_bytes_per_s.value;
+    assert!((bandwidth(2) / (bandwidth(0) * bandwidth(1)).sqrt() - 1.0).abs() < 1e-9);
+    assert_eq!(run.devices[2].bandwidth_bytes_per_s.source, FigureSource::Assumed);
+    assert_eq!(run.devices[3], before[3]);
+    // What somebody measured stays.
+    run.devices[2].bandwidth_bytes_per_s = Figure { value: 7e9, source: FigureSource::Measured };
+    let (devices, _) = facts_from(&run.compare(&measured), &run.devices, &run.links);
+    assert_eq!(devices[2].bandwidth_bytes_per_s, run.devices[2].bandwidth_bytes_per_s);
+}
+
+#[test]
+fn absurd_clocks_leave_possible_facts() {
+    let run = Run::new();
+    let absurd = [size(true, 1, 1, 1, u64::MAX / 1000), size(false, 1, 8, 1, 0)];
+    let edge = EdgeReport { decode: crossed(1, 0, 0), prefill: crossed(1, u64::MAX, u64::MAX / 1000) };
+    let stages = vec![report(&absurd), report(&absurd)];
+    let comparison = run.compare(&PipelineStats { stages, edges: vec![edge], ..PipelineStats::default() });
+    let (devices, links) = facts_from(&comparison, &run.devices, &run.links);
+    assert!(devices.iter().all(|device| device.nonsense().is_none()));
+    assert!(links.known.iter().all(|(_, _, link)| link.nonsense().is_none()));
+    // A plan on devices that nobody knows is not compared.
+    let nobody = Run { devices: Vec::new(), ..Run::new() };
+    assert_eq!(nobody.compare(&stats(vec![report(&[])])), Comparison::default());
+}
+
+#[test]
+fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
+    let run = Run::new();
+    let slow = stats(vec![report(&[size(true, 4, 2, 0, 2025)]), report(&[size(true, 4, 2, 2, 6075)])]);
+    let mut comparison = run.compare(&slow);
+    // A stage takes 2025 µs for two rows, the edge 20 and a little; two groups of two sequences go round. What returns
+    // takes 2 + 2 µs.
+    let burst = Burst::Generations { prompt: 0, tokens: 64, sequences: 4 };
+    comparison.add_rate(&run.comparand(), &burst, 330.0);
+    let rate = &comparison.rates[0];
+    let round_us = 2025.0 * 2.0 + LinkFacts::assumed().time_us(200) + 4.0;
+    assert!((rate.predicted_tokens_per_s - 4.0 / round_us * 1e6).abs() < 1e-6, "{rate:?}");
+    let finding = rate.finding.as_deref().unwrap();
+    assert!(
+        finding.starts_with("tg64 -66 %: most of all because of stage 1 on cpu:1, decode +200 %"),
+        "{finding}"
+    );
+
+    // 20 tokens in chunks of 8: the slowest part takes 8025 µs, and the last chunk of four rows 4025.
+    let prompts = Burst::Prompts { tokens: 10, sequences: 2 };
+    comparison.add_rate(&run.comparand(), &prompts, 100.0);
+    let rate = &comparison.rates[1];
+    let first_us = 8025.0 + 4015.0 + LinkFacts::assumed().time_us(800);
+    let busy_us = first_us + 8025.0 + 4025.0 + 1010.0;
+    assert!((rate.predicted_tokens_per_s - 20.0 / busy_us * 1e6).abs() < 1e-6, "{rate:?}");
+    assert!(rate.finding.as_deref().unwrap().contains("waited for each other"));
+
+    let mut full = stats(vec![report(&[size(false, 4, 8, 0, 8025)])]);
+    full.stages[0].counts.micro_batches = 4;
+    full.stages[0].counts.waited_for_slot_ns = 4 * 2_000_000;
+    let mut comparison = run.compare(&full);
+    comparison.add_rate(&run.comparand(), &prompts, 100.0);
+    let finding = comparison.rates[0].finding.clone().unwrap();
+    assert!(finding.ends_with("micro-batches waited 2000.0 µs each for a slot of stage 0"), "{finding}");
+
+    // As predicted: nothing to say.
+    let mut comparison = run.compare(&slow);
+    comparison.add_rate(&run.comparand(), &prompts, 20.0 / busy_us * 1e6);
+    assert_eq!(comparison.rates[0].finding, None);
+    let uneven = stats(vec![report(&[size(true, 4, 1, 0, 2025)]), report(&[size(true, 4, 1, 1, 2025)])]);
+    let mut comparison = run.compare(&uneven);
+    comparison.add_rate(&run.comparand(), &burst, 330.0);
+    let finding = comparison.rates[0].finding.clone().unwrap();
+    assert!(finding.contains("uneven, 1.0 rows on average where the plan has 2"), "{finding}");
+}

@@ -1,0 +1,137 @@
+//! Which assumption failed, in words.
+//!
+//! This module must not know how predictions are made: the largest part of one is what is to blame.
+
+use super::model::Model;
+use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
+use crate::cost::Figure;
+use crate::plan::{Place, Plan};
+use ragtag_kernels::Activations;
+
+/// Why a part took longer or shorter than predicted, if it did.
+pub(super) fn part_finding(model: &Model<'_>, part: &ComparedPart) -> Option<String> {
+    // Nothing was predicted, or nothing is wrong; NaN is neither.
+    let off = part.deviation.abs() > TOLERANCE && part.predicted_us > 0.0;
+    if !off {
+        return None;
+    }
+    let factor = part.measured_us / part.predicted_us;
+    let said = match part.place {
+        Place::Stage => stage(model, part, factor),
+        _ => edge(model, part, factor),
+    };
+    Some(format!("{}: {said}", subject(part)))
+}
+
+/// What a part is called.
+fn subject(part: &ComparedPart) -> String {
+    let phase = match part.phase {
+        Phase::Decode => "decode",
+        Phase::Prefill => "prefill",
+    };
+    let percent = super::deviation_in_words(part.deviation);
+    match part.place {
+        Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),
+        Place::TokenReturn => format!("the return of tokens, {phase} {percent}"),
+        _ => format!("the link {} -> {}, {phase} {percent}", part.device, part.to.as_deref().unwrap_or("")),
+    }
+}
+
+fn stage(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
+    let (device, parts) = (model.device(part.index), &part.parts);
+    if parts.overhead_us >= parts.moving_us.max(parts.computing_us) {
+        let Figure { value, source } = device.launch_us;
+        let took = value * factor;
+        return format!("launching a segment is {source} to take {value:.1} µs: the run took {took:.1} µs");
+    }
+    if parts.moving_us >= parts.computing_us {
+        let Figure { value, source } = device.bandwidth_bytes_per_s;
+        let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
+        return format!("its bandwidth is {source} at {then}: the run moved {now}");
+    }
+    let (figure, form) = match model.activations() {
+        Activations::F32 => (device.exact_flops_per_s, "f32"),
+        Activations::Int8 => (device.fast_flops_per_s, "int8"),
+        Activations::F16 => (device.fast_flops_per_s, "f16"),
+    };
+    let (then, now) = (flops_per_s(figure.value), flops_per_s(figure.value / factor));
+    format!("its rate with {form} activations is {} at {then}: the run reached {now}", figure.source)
+}
+
+fn edge(model: &Model<'_>, part: &ComparedPart, factor: f64) -> String {
+    let latency_binds = part.parts.overhead_us >= part.parts.moving_us;
+    if part.place == Place::TokenReturn {
+        let what =
+            if latency_binds { "copies to and from the host" } else { "logits on their way to the host" };
+        let Figure { source, .. } = model.device(0).host_latency_us;
+        let (then, now) = (part.predicted_us, part.measured_us);
+        return format!(
+            "{what} and the choice of tokens are {source} to take {then:.1} µs: the run took {now:.1} µs"
+        );
+    }
+    let link = model.link(part.index);
+    if latency_binds {
+        let Figure { value, source } = link.latency_us;
+        // The bytes' time is taken as it was predicted.
+        let took = (part.measured_us - part.parts.moving_us).max(0.0);
+        return format!("its latency is {source} at {value:.1} µs: the run took {took:.1} µs");
+    }
+    let Figure { value, source } = link.bandwidth_bytes_per_s;
+    let (then, now) = (bytes_per_s(value), bytes_per_s(value / factor));
+    format!("its bandwidth is {source} at {then}: the run moved {now}")
+}
+
+/// Why the whole was slower or faster than predicted, if it was.
+pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &ComparedRate) -> Option<String> {
+    if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
+        return None;
+    }
+    let subject = format!("{} {}", rate.what, super::deviation_in_words(rate.deviation));
+    let parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == rate.phase).collect();
+    // A slow part makes a slow whole: the one that accounts for most of the time that was not foreseen.
+    let slower = rate.deviation < 0.0;
+    let unforeseen_us = |part: &ComparedPart| {
+        let us = part.measured_us - part.predicted_us;
+        if slower { us } else { -us }
+    };
+    let blamed = parts
+        .iter()
+        .filter(|part| part.finding.is_some() && unforeseen_us(part) > 0.0)
+        .max_by(|a, b| unforeseen_us(a).total_cmp(&unforeseen_us(b)));
+    if let Some(part) = blamed {
+        return Some(format!("{subject}: most of all because of {}", super::words::subject(part)));
+    }
+    let rows = parts.iter().find(|part| part.place == Place::Stage).map(|part| part.rows);
+    if let Some(rows) = rows
+        .filter(|rows| rate.phase == Phase::Decode && *rows < f64::from(plan.decode_rows) * (1.0 - TOLERANCE))
+    {
+        let planned = plan.decode_rows;
+        return Some(format!(
+            "{subject}: decode micro-batches were uneven, {rows:.1} rows on average where the plan has {planned}"
+        ));
+    }
+    let waited = parts.iter().max_by(|a, b| a.waited_us.total_cmp(&b.waited_us));
+    if let Some(part) = waited.filter(|part| part.waited_us > part.measured_us * TOLERANCE) {
+        let (index, us) = (part.index, part.waited_us);
+        return Some(format!("{subject}: micro-batches waited {us:.1} µs each for a slot of stage {index}"));
+    }
+    Some(format!(
+        "{subject}: no stage or edge is off by that much, so they waited for each other or for the host"
+    ))
+}
+
+fn scaled(value: f64, units: [&str; 3]) -> String {
+    match value {
+        v if v >= 1e12 => format!("{:.1} {}", v / 1e12, units[2]),
+        v if v >= 1e9 => format!("{:.1} {}", v / 1e9, units[1]),
+        v => format!("{:.1} {}", v / 1e6, units[0]),
+    }
+}
+
+fn bytes_per_s(value: f64) -> String {
+    scaled(value, ["MB/s", "GB/s", "TB/s"])
+}
+
+fn flops_per_s(value: f64) -> String {
+    scaled(value, ["MFLOP/s", "GFLOP/s", "TFLOP/s"])
+}

@@ -1,0 +1,148 @@
+//! How much memory a stage needs. Buffers count as devices take them, in whole size classes ([`class_bytes`]).
+//!
+//! This module must not know times.
+
+use super::DeviceFacts;
+use crate::plan::StageMemory;
+use ragtag_graph::Segment;
+use ragtag_hal::pool::class_bytes;
+use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+/// What the size of a stage depends on besides its segments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageShape {
+    /// Longest sequence, in positions.
+    pub context: u32,
+    /// Sequences alive at once.
+    pub sequences: u32,
+    /// Most rows of a micro-batch.
+    pub rows: u32,
+    /// Most logit rows of a micro-batch.
+    pub logit_rows: u32,
+    /// Micro-batches that the stage holds at once.
+    pub slots: u32,
+    /// Bytes of one row of activations.
+    pub row_bytes: u64,
+    /// Bytes of one row of logits.
+    pub logit_row_bytes: u64,
+}
+
+impl StageShape {
+    /// Cache blocks that one sequence of the full context fills.
+    pub fn blocks(&self) -> u64 {
+        u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
+    }
+
+    /// Bytes of keys and values of a segment that keeps `bytes_per_position` of them: a buffer for each.
+    pub fn kv_bytes(&self, bytes_per_position: u64) -> u64 {
+        let positions = (self.blocks() * BLOCK_TOKENS as u64).saturating_mul(u64::from(self.sequences));
+        class_bytes(bytes_per_position.div_ceil(2).saturating_mul(positions)).saturating_mul(2)
+    }
+
+    /// Bytes of the slots of a stage; the last one holds logits, too.
+    pub fn slot_bytes(&self, last: bool) -> u64 {
+        let params = ParamsShape {
+            rows: self.rows,
+            logit_rows: self.logit_rows,
+            sequences: self.sequences,
+            table_blocks: u32::try_from(self.blocks()).unwrap_or(u32::MAX),
+        };
+        let logits = if last { u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes) } else { 0 };
+        let rows = u64::from(self.rows).saturating_mul(self.row_bytes);
+        let buffers = [params.bytes(), rows, logits].map(class_bytes);
+        buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
+    }
+}
+
+/// Memory that every run of segments of a model needs, so that a planner may ask for many runs.
+#[derive(Clone, Debug)]
+pub struct RunSizes {
+    segments: usize,
+    /// For each run `first ..= last`, at `first * segments + last`: bytes of its tensors, each counted once.
+    weights: Vec<u64>,
+    /// The same for scratch.
+    scratch: Vec<u64>,
+    /// The same on devices with f16 products.
+    wide_scratch: Vec<u64>,
+    /// For each number of bytes per position that segments keep: how many of those before each segment do.
+    kv_before: Vec<(u64, Vec<u64>)>,
+}
+
+impl RunSizes {
+    /// Sizes of all runs of these segments.
+    pub fn new(segments: &[Segment]) -> Self {
+        let n = segments.len();
+        let mut ids = HashMap::new();
+        let mut id = |name| {
+            let next = ids.len();
+            *ids.entry(name).or_insert(next)
+        };
+        let tensors: Vec<Vec<(usize, u64)>> = segments
+            .iter()
+            .map(|s| s.tensors.iter().map(|t| (id(t.name.as_str()), class_bytes(t.resident_bytes))).collect())
+            .collect();
+        let none = || vec![0; n * n];
+        let mut sizes = Self {
+            segments: n,
+            weights: none(),
+            scratch: none(),
+            wide_scratch: none(),
+            kv_before: Vec::new(),
+        };
+        for first in 0..n {
+            let mut kept = vec![false; ids.len()];
+            let (mut weights, mut scratch, mut wide_scratch) = (0u64, 0u64, 0u64);
+            for last in first..n {
+                for &(id, bytes) in &tensors[last] {
+                    if !std::mem::replace(&mut kept[id], true) {
+                        weights = weights.saturating_add(bytes);
+                    }
+                }
+                scratch = scratch.max(class_bytes(segments[last].scratch_bytes));
+                wide_scratch = wide_scratch.max(class_bytes(segments[last].wide_scratch_bytes));
+                sizes.weights[first * n + last] = weights;
+                sizes.scratch[first * n + last] = scratch;
+                sizes.wide_scratch[first * n + last] = wide_scratch;
+            }
+        }
+        let kinds: BTreeSet<u64> =
+            segments.iter().map(|s| s.kv_bytes_per_position).filter(|&b| b > 0).collect();
+        for kind in kinds {
+            let mut before = vec![0];
+            for segment in segments {
+                let so_far = before[before.len() - 1];
+                before.push(so_far + u64::from(segment.kv_bytes_per_position == kind));
+            }
+            sizes.kv_before.push((kind, before));
+        }
+        sizes
+    }
+
+    /// Bytes of keys and values in the segments `first .. end`.
+    pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageShape) -> u64 {
+        let of_kind = |(kind, before): &(u64, Vec<u64>)| {
+            shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
+        };
+        self.kv_before.iter().map(of_kind).fold(0, u64::saturating_add)
+    }
+
+    /// What a stage of the segments `run` (at least one) takes of a device's memory.
+    pub fn stage(
+        &self,
+        run: Range<usize>,
+        shape: &StageShape,
+        staging: u64,
+        device: &DeviceFacts,
+    ) -> StageMemory {
+        let at = run.start * self.segments + run.end - 1;
+        let weights = self.weights[at];
+        let scratch = if device.f16_products { self.wide_scratch[at] } else { self.scratch[at] };
+        let kv = self.kv_bytes(run.start, run.end, shape);
+        let slots = shape.slot_bytes(run.end == self.segments);
+        let available = device.memory_bytes;
+        let total = [weights, kv, scratch, slots, staging].into_iter().fold(0, u64::saturating_add);
+        StageMemory { weights, kv, scratch, slots, staging, total, available }
+    }
+}

@@ -1,0 +1,145 @@
+//! The library of cards: what makers promise of real devices, each figure with where it is promised, and the share of
+//! such promises that this project's kernels reach.
+//!
+//! The data are `cards.json` beside this file. This module must not know fleets.
+
+use ragtag_hal::AdapterKind;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+/// A real device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Card {
+    /// Its name in fleets.
+    pub name: String,
+    /// Its name in full.
+    pub title: String,
+    /// What sort of hardware it is.
+    pub kind: AdapterKind,
+    /// The API that it is used through: which of [`reached`] counts.
+    pub through: String,
+    /// Memory in GiB.
+    pub memory_gib: f64,
+    /// Rate of its memory, in units of 10⁹ bytes per second.
+    pub bandwidth_gb_per_s: f64,
+    /// Rate of f32 arithmetic, in units of 10¹² operations per second.
+    pub f32_tflop_per_s: f64,
+    /// Rate of dense products of f16 in matrix units, with f32 sums where the maker says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub f16_matrix_tflop_per_s: Option<f64>,
+    /// Rate of dense products of int8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub int8_top_per_s: Option<f64>,
+    /// Its bus, if it has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcie: Option<Pcie>,
+    /// Where the figures are promised: a key of the library's sources ([`source`]).
+    pub source: String,
+    /// Fields whose figures are not promised there, but derived (from clocks and units, or from a like card) or assumed.
+    #[serde(default)]
+    pub assumed: Vec<String>,
+}
+
+/// A PCI Express link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Pcie {
+    /// Its generation: 1 to 6.
+    #[schemars(range(min = 1, max = 6))]
+    pub generation: u32,
+    /// Its lanes: 1, 2, 4, 8 or 16.
+    #[schemars(range(min = 1, max = 16))]
+    pub lanes: u32,
+}
+
+impl Pcie {
+    /// What it promises each way, in units of 10⁹ bytes per second; `None` if there is no such link.
+    pub fn gb_per_s(self) -> Option<f64> {
+        // Transfers per second times the share of the line code: 8b/10b, from generation 3 on 128b/130b, in 6 flits.
+        const LANE_GB_PER_S: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
+        let lane = *LANE_GB_PER_S.get(usize::try_from(self.generation.checked_sub(1)?).ok()?)?;
+        [1, 2, 4, 8, 16].contains(&self.lanes).then_some(lane * f64::from(self.lanes))
+    }
+}
+
+/// The shares of a datasheet's figures that kernels reach through an API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reached {
+    /// Of the memory's rate.
+    pub bandwidth: f64,
+    /// Of f32 arithmetic.
+    pub f32: f64,
+    /// Of f16 products in matrix units, if they are used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub f16_matrix: Option<f64>,
+    /// Of int8 products.
+    pub int8: f64,
+    /// Overhead of one segment's dispatches, in microseconds.
+    pub launch_us: f64,
+    /// Where these come from.
+    pub why: String,
+}
+
+/// A page or paper with figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CardSource {
+    /// Its title.
+    pub title: String,
+    /// Who published it.
+    pub publisher: String,
+    /// Where.
+    pub url: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Library {
+    reached: BTreeMap<String, Reached>,
+    sources: BTreeMap<String, CardSource>,
+    cards: Vec<Card>,
+}
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
+    // Part of the program, and read by its tests.
+    serde_json::from_str(include_str!("cards.json")).expect("the library of cards is of its form")
+});
+
+/// All cards.
+pub fn cards() -> &'static [Card] {
+    &LIBRARY.cards
+}
+
+/// The card of this name.
+///
+/// # Errors
+/// The names that are nearest.
+pub fn card(name: &str) -> Result<&'static Card, Vec<&'static str>> {
+    cards().iter().find(|card| card.name == name).ok_or_else(|| nearest(name))
+}
+
+/// What kernels reach, by API.
+pub fn reached() -> &'static BTreeMap<String, Reached> {
+    &LIBRARY.reached
+}
+
+/// The source of this key.
+pub fn source(key: &str) -> Option<&'static CardSource> {
+    LIBRARY.sources.get(key)
+}
+
+/// The names that are most like this one, the likest first.
+fn nearest(name: &str) -> Vec<&'static str> {
+    const SHOWN: usize = 3;
+    // Of a hostile line only so much is compared.
+    let name: String = name.chars().take(40).flat_map(char::to_lowercase).collect();
+    let likeness =
+        |card: &Card| strsim::jaro_winkler(&card.name, &name).max(strsim::sorensen_dice(&card.name, &name));
+    let mut cards: Vec<_> = cards().iter().map(|card| (likeness(card), card.name.as_str())).collect();
+    cards.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    cards.into_iter().take(SHOWN).map(|(_, name)| name).collect()
+}

@@ -1,0 +1,133 @@
+//! Figures as fleets give them: a number, or a number with its source; and what such a number can be.
+//!
+//! This module must not know devices or links.
+
+use super::InvalidFleet;
+use crate::cost::{Figure, FigureSource};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use std::fmt;
+
+/// A number (given by the user), or an object with `value` and `source`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FleetFigure(pub Figure);
+
+impl From<f64> for FleetFigure {
+    fn from(value: f64) -> Self {
+        Self(Figure { value, source: FigureSource::User })
+    }
+}
+
+/// The long form.
+#[derive(Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Sourced {
+    /// The number.
+    value: f64,
+    /// Where it comes from.
+    source: FigureSource,
+}
+
+impl<'de> Deserialize<'de> for FleetFigure {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = FleetFigure;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number, or an object with value and source")
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<FleetFigure, E> {
+                Ok(value.into())
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<FleetFigure, E> {
+                Ok((value as f64).into())
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<FleetFigure, E> {
+                Ok((value as f64).into())
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<FleetFigure, A::Error> {
+                let Sourced { value, source } = Deserialize::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(FleetFigure(Figure { value, source }))
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
+}
+
+impl schemars::JsonSchema for FleetFigure {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "FleetFigure".into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let sourced = generator.subschema_for::<Sourced>();
+        schemars::json_schema!({
+            "description": "A number, or a number with its source. One from a datasheet is what the maker promises, and counts \
+                            for the share of it that kernels reach.",
+            "anyOf": [{ "type": "number" }, sourced],
+        })
+    }
+}
+
+/// What a figure can be, in the unit of its field.
+pub(super) struct Bounds {
+    least: f64,
+    most: f64,
+    /// What a number that is too large, or too small, is probably in: from the largest on.
+    slips: &'static [(f64, &'static str)],
+}
+
+/// From 64 MiB to 64 TiB.
+pub(super) const MEMORY_GIB: Bounds = Bounds {
+    least: 0.0625,
+    most: 65_536.0,
+    slips: &[(6.7e7, "that looks like bytes (memory_bytes)"), (65_536.0, "that looks like MiB")],
+};
+/// The same.
+pub(super) const MEMORY_BYTES: Bounds = Bounds {
+    least: 67_108_864.0,
+    most: 70_368_744_177_664.0,
+    slips: &[(8192.0, "that looks like MiB"), (0.0625, "that looks like GiB (memory_gib)")],
+};
+/// From an old bus to more than any card has.
+pub(super) const GB_PER_S: Bounds = Bounds {
+    least: 0.001,
+    most: 20_000.0,
+    slips: &[(1e8, "that looks like bytes per second"), (20_000.0, "that looks like MB/s")],
+};
+/// From a tenth of a GFLOP/s to more than any card has.
+pub(super) const T_PER_S: Bounds = Bounds {
+    least: 0.0001,
+    most: 20_000.0,
+    slips: &[
+        (1e8, "that looks like operations per second"),
+        (20_000.0, "that looks like billions per second"),
+    ],
+};
+/// Up to a second.
+pub(super) const MICROSECONDS: Bounds = Bounds { least: 0.0, most: 1e6, slips: &[] };
+
+impl Bounds {
+    /// Holds a figure to the bounds. NaN is in none.
+    pub(super) fn check(&self, path: &str, figure: FleetFigure) -> Result<Figure, InvalidFleet> {
+        let Self { least, most, slips } = self;
+        let FleetFigure(figure) = figure;
+        let value = figure.value;
+        if (*least..=*most).contains(&value) {
+            return Ok(figure);
+        }
+        let wanted = if value > *most { format!("at most {most}") } else { format!("at least {least}") };
+        let shown = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
+        let slip = slips.iter().find(|(from, _)| value >= *from && value.is_finite());
+        let slip = slip.map_or_else(String::new, |(_, what)| format!("; {what}"));
+        Err(InvalidFleet::wrong(path, format!("is {shown}, must be {wanted}{slip}")))
+    }
+}

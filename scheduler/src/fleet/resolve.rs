@@ -1,0 +1,408 @@
+//! From a fleet to what the planner knows: cards and likenesses looked up, promises turned into what kernels reach, every
+//! mistake named with its path.
+//!
+//! This module must not know JSON.
+
+use super::figure::{Bounds, GB_PER_S, MEMORY_BYTES, MEMORY_GIB, MICROSECONDS, T_PER_S};
+use super::{
+    Card, FLEET_VERSION, Fleet, FleetDevice, FleetFigure, InvalidFleet, MOST_DEVICES, Reached, card, reached,
+};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, SharedLink};
+use crate::json::quoted;
+use ragtag_hal::AdapterKind;
+use ragtag_transfer::Route;
+use std::collections::{HashMap, HashSet};
+
+/// Share of a card's memory that plans may use; the rest is for its driver and for other programs.
+const MEMORY_SHARE: f64 = 0.95;
+/// Share of a bus's rate that copies from pinned memory commonly reach.
+const BUS_SHARE: f64 = 0.8;
+/// Most characters of a label.
+const LABEL_CHARACTERS: usize = 64;
+const GIB: f64 = (1u64 << 30) as f64;
+
+type Result<T> = std::result::Result<T, InvalidFleet>;
+
+/// A figure, and whether it is a promise.
+#[derive(Clone, Copy)]
+struct Stated {
+    figure: Figure,
+    promised: bool,
+}
+
+impl Stated {
+    /// What is reached of it, where `share` of a promise is, in units of `unit`.
+    fn reached(self, share: f64, unit: f64) -> Figure {
+        let share = if self.promised { share } else { 1.0 };
+        Figure { value: self.figure.value * share * unit, source: self.figure.source }
+    }
+}
+
+/// What is known of a device before promises are weighed.
+#[derive(Clone, Default)]
+struct Known {
+    kind: Option<AdapterKind>,
+    through: Option<String>,
+    memory_gib: Option<Stated>,
+    bandwidth: Option<Stated>,
+    f32: Option<Stated>,
+    f16_matrix: Option<Stated>,
+    int8: Option<Stated>,
+    launch_us: Option<Stated>,
+    stage_us: Option<Stated>,
+    host_latency_us: Option<Stated>,
+    host_bandwidth: Option<Stated>,
+}
+
+pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
+    if fleet.ragtag_fleet != FLEET_VERSION {
+        return Err(InvalidFleet::Version { found: fleet.ragtag_fleet });
+    }
+    let labels = labels(&fleet.devices)?;
+    let mut devices = Vec::new();
+    for (at, label) in &labels {
+        let known = known(&fleet.devices, *at, &mut Vec::new())?;
+        devices.push(device_facts(&format!("devices[{at}]"), label, &known)?);
+    }
+    let links = links(fleet, &devices)?;
+    Ok((devices, links))
+}
+
+/// Every device's place in the file and label.
+fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
+    if devices.is_empty() {
+        return Err(InvalidFleet::wrong("devices", "is empty; a fleet has at least one device"));
+    }
+    let mut labels: Vec<(usize, String)> = Vec::new();
+    let mut of_card: HashMap<&str, u32> = HashMap::new();
+    for (at, device) in devices.iter().enumerate() {
+        let path = format!("devices[{at}]");
+        let count = device.count.unwrap_or(1);
+        if count == 0 || labels.len() + count as usize > MOST_DEVICES {
+            let (path, why) =
+                (path + ".count", format!("is {count}; a fleet has 1 to {MOST_DEVICES} devices in all"));
+            return Err(InvalidFleet::Wrong { path, why });
+        }
+        for number in 0..count {
+            let label = match (&device.label, &device.card) {
+                (Some(label), _) if device.count.is_none() => label.clone(),
+                (Some(label), _) => format!("{label}:{number}"),
+                (None, Some(card)) => {
+                    let next = of_card.entry(card).or_default();
+                    *next += 1;
+                    format!("{card}:{}", *next - 1)
+                }
+                (None, None) => return Err(InvalidFleet::wrong(&path, "has neither label nor card")),
+            };
+            check_label(&format!("{path}.label"), &label)?;
+            if let Some((first, _)) = labels.iter().find(|(_, other)| *other == label) {
+                let why = format!("\"{label}\" is used twice; first by devices[{first}]");
+                return Err(InvalidFleet::wrong(&format!("{path}.label"), why));
+            }
+            labels.push((at, label));
+        }
+    }
+    Ok(labels)
+}
+
+/// Labels stand in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.
+fn check_label(path: &str, label: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
+    if label.is_empty() || label.len() > LABEL_CHARACTERS || !label.chars().all(plain) {
+        let why = format!(
+            "\"{}\" is no label; it has 1 to {LABEL_CHARACTERS} letters, digits and -_.:",
+            quoted(label)
+        );
+        return Err(InvalidFleet::wrong(path, why));
+    }
+    Ok(())
+}
+
+/// What is known of the device at a place of the file: what it says itself, over what its card or its like does. `trail` are
+/// the devices that led here.
+fn known(devices: &[FleetDevice], at: usize, trail: &mut Vec<usize>) -> Result<Known> {
+    let (device, path) = (&devices[at], format!("devices[{at}]"));
+    let own = own(device, &path)?;
+    let base = match (&device.card, &device.like) {
+        (None, None) => Known::default(),
+        (Some(_), Some(_)) => {
+            return Err(InvalidFleet::wrong(&format!("{path}.like"), "stands beside card; give one of them"));
+        }
+        (Some(name), None) => of_card(card(name).map_err(|nearest| {
+            let why = format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", "));
+            InvalidFleet::Wrong { path: format!("{path}.card"), why }
+        })?),
+        (None, Some(label)) => {
+            let path = format!("{path}.like");
+            let other = devices.iter().position(|other| other.label.as_ref() == Some(label));
+            let other = other.ok_or_else(|| {
+                let why = format!("there is no device with the label \"{}\" in the file", quoted(label));
+                InvalidFleet::wrong(&path, why)
+            })?;
+            trail.push(at);
+            if trail.contains(&other) {
+                let way: Vec<_> = trail.iter().chain([&other]).map(|at| format!("devices[{at}]")).collect();
+                return Err(InvalidFleet::wrong(
+                    &path,
+                    format!("goes in a circle: {}", way.join(" is like ")),
+                ));
+            }
+            known(devices, other, trail)?
+        }
+    };
+    Ok(Known {
+        kind: own.kind.or(base.kind),
+        through: own.through.or(base.through),
+        memory_gib: own.memory_gib.or(base.memory_gib),
+        bandwidth: own.bandwidth.or(base.bandwidth),
+        f32: own.f32.or(base.f32),
+        f16_matrix: own.f16_matrix.or(base.f16_matrix),
+        int8: own.int8.or(base.int8),
+        launch_us: own.launch_us.or(base.launch_us),
+        stage_us: own.stage_us.or(base.stage_us),
+        host_latency_us: own.host_latency_us.or(base.host_latency_us),
+        host_bandwidth: own.host_bandwidth.or(base.host_bandwidth),
+    })
+}
+
+/// A figure of the file: one from a datasheet is a promise.
+fn stated(path: &str, field: &str, bounds: &Bounds, figure: FleetFigure) -> Result<Stated> {
+    let figure = bounds.check(&format!("{path}.{field}"), figure)?;
+    Ok(Stated { figure, promised: figure.source == FigureSource::Datasheet })
+}
+
+/// What the file says of the device itself.
+fn own(device: &FleetDevice, path: &str) -> Result<Known> {
+    let figure = |field: &str, bounds: &Bounds, figure: Option<FleetFigure>| {
+        figure.map(|figure| stated(path, field, bounds, figure)).transpose()
+    };
+    let both = |field: &str, other: &str| {
+        InvalidFleet::wrong(&format!("{path}.{field}"), format!("stands beside {other}; give one of them"))
+    };
+    let bytes = figure("memory_bytes", &MEMORY_BYTES, device.memory_bytes)?;
+    let memory_gib = match (figure("memory_gib", &MEMORY_GIB, device.memory_gib)?, bytes) {
+        (Some(_), Some(_)) => return Err(both("memory_bytes", "memory_gib")),
+        (gib, None) => gib,
+        (None, Some(bytes)) => {
+            let figure = Figure { value: bytes.figure.value / GIB, ..bytes.figure };
+            Some(Stated { figure, ..bytes })
+        }
+    };
+    let rate = figure("host_bandwidth_gb_per_s", &GB_PER_S, device.host_bandwidth_gb_per_s)?;
+    let host_bandwidth = match (rate, device.pcie) {
+        (Some(_), Some(_)) => return Err(both("pcie", "host_bandwidth_gb_per_s")),
+        (rate, None) => rate,
+        (None, Some(pcie)) => {
+            let value = pcie.gb_per_s().ok_or_else(|| {
+                let why = format!(
+                    "there is no generation {} with {} lanes: it is 1 to 6, with 1, 2, 4, 8 or 16",
+                    pcie.generation, pcie.lanes
+                );
+                InvalidFleet::wrong(&format!("{path}.pcie"), why)
+            })?;
+            Some(Stated { figure: Figure { value, source: FigureSource::Datasheet }, promised: true })
+        }
+    };
+    Ok(Known {
+        kind: device.kind,
+        through: device.through.clone(),
+        memory_gib,
+        bandwidth: figure("bandwidth_gb_per_s", &GB_PER_S, device.bandwidth_gb_per_s)?,
+        f32: figure("f32_tflop_per_s", &T_PER_S, device.f32_tflop_per_s)?,
+        f16_matrix: figure("f16_matrix_tflop_per_s", &T_PER_S, device.f16_matrix_tflop_per_s)?,
+        int8: figure("int8_top_per_s", &T_PER_S, device.int8_top_per_s)?,
+        launch_us: figure("launch_us", &MICROSECONDS, device.launch_us)?,
+        stage_us: figure("stage_us", &MICROSECONDS, device.stage_us)?,
+        host_latency_us: figure("host_latency_us", &MICROSECONDS, device.host_latency_us)?,
+        host_bandwidth,
+    })
+}
+
+/// What a card promises. What its maker does not say was derived from what they do: a promise that is assumed.
+fn of_card(card: &Card) -> Known {
+    let promise = |field: &str, value: f64| {
+        let assumed = card.assumed.iter().any(|name| name == field);
+        let source = if assumed { FigureSource::Assumed } else { FigureSource::Datasheet };
+        Stated { figure: Figure { value, source }, promised: true }
+    };
+    Known {
+        kind: Some(card.kind),
+        through: Some(card.through.clone()),
+        memory_gib: Some(promise("memory_gib", card.memory_gib)),
+        bandwidth: Some(promise("bandwidth_gb_per_s", card.bandwidth_gb_per_s)),
+        f32: Some(promise("f32_tflop_per_s", card.f32_tflop_per_s)),
+        f16_matrix: card.f16_matrix_tflop_per_s.map(|value| promise("f16_matrix_tflop_per_s", value)),
+        int8: card.int8_top_per_s.map(|value| promise("int8_top_per_s", value)),
+        host_bandwidth: card.pcie.and_then(|pcie| pcie.gb_per_s()).map(|value| promise("pcie", value)),
+        ..Known::default()
+    }
+}
+
+/// Weighs the promises.
+fn device_facts(path: &str, label: &str, known: &Known) -> Result<DeviceFacts> {
+    let missing = |field: &str| {
+        InvalidFleet::wrong(&format!("{path}.{field}"), "is missing: give it, or a card or like that has it")
+    };
+    let memory = known.memory_gib.ok_or_else(|| missing("memory_gib"))?;
+    let bandwidth = known.bandwidth.ok_or_else(|| missing("bandwidth_gb_per_s"))?;
+    let f32 = known.f32.ok_or_else(|| missing("f32_tflop_per_s"))?;
+    let rates = [Some(bandwidth), Some(f32), known.f16_matrix, known.int8];
+    let share = shares(path, known, rates.into_iter().flatten().any(|rate| rate.promised))?;
+
+    let memory_bytes = memory.reached(MEMORY_SHARE, GIB);
+    let kind = known.kind.unwrap_or(AdapterKind::Discrete);
+    let assumed = DeviceFacts::assumed(label, kind, 1, memory_bytes.value as u64, memory_bytes.source);
+    let exact = f32.reached(share.map_or(1.0, |s| s.f32), 1e12);
+    let int8 = known.int8.map(|int8| int8.reached(share.map_or(1.0, |s| s.int8), 1e12));
+    // Matrix units that no kernel uses through this API are as good as none.
+    let matrix_share = share.map_or(Some(1.0), |s| s.f16_matrix);
+    let matrix = known.f16_matrix.zip(matrix_share).map(|(matrix, share)| matrix.reached(share, 1e12));
+    let fast = [int8, matrix].into_iter().flatten().fold(exact, |a, b| if b.value > a.value { b } else { a });
+    let overhead = |own: Option<Stated>, otherwise: Figure| own.map_or(otherwise, |own| own.figure);
+    let launch = share.map_or(assumed.launch_us, |share| Figure::assumed(share.launch_us));
+    Ok(DeviceFacts {
+        bandwidth_bytes_per_s: bandwidth.reached(share.map_or(1.0, |s| s.bandwidth), 1e9),
+        exact_flops_per_s: exact,
+        fast_flops_per_s: fast,
+        launch_us: overhead(known.launch_us, launch),
+        stage_us: overhead(known.stage_us, assumed.stage_us),
+        host_latency_us: overhead(known.host_latency_us, assumed.host_latency_us),
+        host_bandwidth_bytes_per_s: known
+            .host_bandwidth
+            .map_or(assumed.host_bandwidth_bytes_per_s, |rate| rate.reached(BUS_SHARE, 1e9)),
+        f16_products: matrix.is_some(),
+        ..assumed
+    })
+}
+
+/// The shares that are reached through the device's API, which must be named where a promise hangs on them.
+fn shares(path: &str, known: &Known, needed: bool) -> Result<Option<&'static Reached>> {
+    let names = || reached().keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    let path = format!("{path}.through");
+    match &known.through {
+        Some(api) => reached().get(api).map(Some).ok_or_else(|| {
+            let why =
+                format!("what kernels reach through \"{}\" is not known; known are {}", quoted(api), names());
+            InvalidFleet::wrong(&path, why)
+        }),
+        None if needed => {
+            let why =
+                format!("is missing, and a figure comes from a datasheet: through which API? {}", names());
+            Err(InvalidFleet::wrong(&path, why))
+        }
+        None => Ok(None),
+    }
+}
+
+/// The devices, found by their labels.
+struct Ends<'a> {
+    devices: &'a [DeviceFacts],
+    index: HashMap<&'a str, usize>,
+}
+
+impl<'a> Ends<'a> {
+    fn new(devices: &'a [DeviceFacts]) -> Self {
+        let index = devices.iter().enumerate().map(|(at, device)| (device.label.as_str(), at)).collect();
+        Self { devices, index }
+    }
+
+    fn find(&self, path: String, label: &str) -> Result<usize> {
+        const SHOWN: usize = 8;
+        self.index.get(label).copied().ok_or_else(|| {
+            let shown: Vec<_> = self.devices.iter().take(SHOWN).map(|device| device.label.as_str()).collect();
+            let more = if self.devices.len() > SHOWN { " …" } else { "" };
+            let why =
+                format!("there is no device \"{}\"; there are {}{more}", quoted(label), shown.join(", "));
+            InvalidFleet::Wrong { path, why }
+        })
+    }
+}
+
+/// Every link: those of the file, and all others by way of the host.
+fn links(fleet: &Fleet, devices: &[DeviceFacts]) -> Result<Links> {
+    let ends = Ends::new(devices);
+    let mut given = given_links(fleet, &ends)?;
+    let mut known = Vec::new();
+    for (from, source) in devices.iter().enumerate() {
+        for (to, destination) in devices.iter().enumerate().filter(|(to, _)| *to != from) {
+            let given = given.remove(&(from, to)).map(|(_, facts)| facts);
+            let facts = given.unwrap_or_else(|| by_host(source, destination));
+            known.push((source.label.clone(), destination.label.clone(), facts));
+        }
+    }
+    let shared =
+        (0..fleet.shared_links.len()).map(|at| shared_link(fleet, at, &ends)).collect::<Result<_>>()?;
+    Ok(Links { known, shared, ..Links::default() })
+}
+
+/// The links of the file, by their ends, each with its place in the file.
+fn given_links(fleet: &Fleet, ends: &Ends<'_>) -> Result<HashMap<(usize, usize), (usize, LinkFacts)>> {
+    let mut given: HashMap<_, (usize, LinkFacts)> = HashMap::new();
+    for (at, link) in fleet.links.iter().enumerate() {
+        let path = format!("links[{at}]");
+        let from = ends.find(format!("{path}.from"), &link.from)?;
+        let to = ends.find(format!("{path}.to"), &link.to)?;
+        if from == to {
+            return Err(InvalidFleet::wrong(&path, format!("links {} to itself", link.from)));
+        }
+        let bandwidth = stated(&path, "bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
+        let latency =
+            link.latency_us.map(|figure| stated(&path, "latency_us", &MICROSECONDS, figure)).transpose()?;
+        let staged = by_host(&ends.devices[from], &ends.devices[to]);
+        let facts = LinkFacts {
+            latency_us: latency.map_or(staged.latency_us, |latency| latency.figure),
+            bandwidth_bytes_per_s: bandwidth.reached(BUS_SHARE, 1e9),
+            ..staged
+        };
+        let back = link.both_ways.then_some((to, from));
+        for way in [Some((from, to)), back].into_iter().flatten() {
+            if let Some((first, _)) = given.insert(way, (at, facts.clone())) {
+                let (from, to) = (&ends.devices[way.0].label, &ends.devices[way.1].label);
+                let why = format!("the way from {from} to {to} is given twice; first in links[{first}]");
+                return Err(InvalidFleet::wrong(&path, why));
+            }
+        }
+    }
+    Ok(given)
+}
+
+/// What links have in common.
+fn shared_link(fleet: &Fleet, at: usize, ends: &Ends<'_>) -> Result<SharedLink> {
+    let (link, path) = (&fleet.shared_links[at], format!("shared_links[{at}]"));
+    let bandwidth = stated(&path, "bandwidth_gb_per_s", &GB_PER_S, link.bandwidth_gb_per_s)?;
+    if link.users.is_empty() {
+        return Err(InvalidFleet::wrong(&format!("{path}.users"), "is empty; nothing shares it"));
+    }
+    if fleet.shared_links[..at].iter().any(|other| other.name == link.name) {
+        let why = format!("\"{}\" is used twice", quoted(&link.name));
+        return Err(InvalidFleet::wrong(&format!("{path}.name"), why));
+    }
+    let mut seen = HashSet::new();
+    for (number, (from, to)) in link.users.iter().enumerate() {
+        let path = format!("{path}.users[{number}]");
+        let way = (ends.find(format!("{path}[0]"), from)?, ends.find(format!("{path}[1]"), to)?);
+        if way.0 == way.1 {
+            return Err(InvalidFleet::wrong(&path, format!("links {from} to itself")));
+        }
+        if !seen.insert(way) {
+            return Err(InvalidFleet::wrong(&path, format!("the way from {from} to {to} is given twice")));
+        }
+    }
+    let bandwidth_bytes_per_s = bandwidth.reached(BUS_SHARE, 1e9);
+    Ok(SharedLink { name: quoted(&link.name), users: link.users.clone(), bandwidth_bytes_per_s })
+}
+
+/// The way through the host's memory: chunks leave the one device while others enter the other.
+fn by_host(from: &DeviceFacts, to: &DeviceFacts) -> LinkFacts {
+    let slower =
+        if from.host_bandwidth_bytes_per_s.value <= to.host_bandwidth_bytes_per_s.value { from } else { to };
+    let later = if from.host_latency_us.value >= to.host_latency_us.value { from } else { to };
+    LinkFacts {
+        route: Route::HOST_STAGED,
+        latency_us: Figure {
+            value: from.host_latency_us.value + to.host_latency_us.value,
+            source: later.host_latency_us.source,
+        },
+        bandwidth_bytes_per_s: slower.host_bandwidth_bytes_per_s,
+    }
+}

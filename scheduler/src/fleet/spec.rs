@@ -1,0 +1,34 @@
+//! Fleets in one line: `2x-arc-a770+rx7900xtx`.
+//!
+//! This module must not know figures.
+
+use super::{FLEET_VERSION, Fleet, FleetDevice, InvalidFleet, MOST_DEVICES, card};
+use crate::json::quoted;
+
+/// Cards of the library, joined by `+`, each with how many there are of it before: `2x-` or `2x`.
+pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
+    if line.split('+').count() > MOST_DEVICES {
+        return Err(InvalidFleet::wrong("the line", format!("has more than {MOST_DEVICES} parts")));
+    }
+    let devices = line.split('+').map(|part| device(part.trim())).collect::<Result<_, _>>()?;
+    Ok(Fleet { ragtag_fleet: FLEET_VERSION, devices, links: Vec::new(), shared_links: Vec::new() })
+}
+
+fn device(part: &str) -> Result<FleetDevice, InvalidFleet> {
+    let wrong = |why: String| InvalidFleet::Wrong { path: format!("\"{}\"", quoted(part)), why };
+    if part.is_empty() {
+        return Err(wrong("names no card; write for example 2x-arc-a770+rx7900xtx".into()));
+    }
+    let (count, name) = match part.split_once('x') {
+        Some((count, name)) if !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit()) => {
+            let count = count.parse::<u32>().ok().filter(|n| (1..=MOST_DEVICES as u32).contains(n));
+            let count = count.ok_or_else(|| wrong(format!("a count is 1 to {MOST_DEVICES}")))?;
+            (Some(count), name.strip_prefix('-').unwrap_or(name))
+        }
+        _ => (None, part),
+    };
+    card(name).map_err(|nearest| {
+        wrong(format!("there is no card \"{}\"; nearest are {}", quoted(name), nearest.join(", ")))
+    })?;
+    Ok(FleetDevice { card: Some(name.into()), count, ..FleetDevice::default() })
+}

@@ -1,0 +1,316 @@
+//! Tests of fleets: the format, the library, and every mistake with its path.
+
+use super::*;
+use crate::cost::{Figure, FigureSource, LinkFacts};
+use std::collections::HashSet;
+
+fn fails(text: &str) -> String {
+    Fleet::from_json(text).expect_err(text).to_string()
+}
+
+/// A fleet of these devices, and what else stands beside them.
+fn fleet(devices: &str, more: &str) -> String {
+    format!("{{\"ragtag_fleet\": 1, \"devices\": [{devices}]{more}}}")
+}
+
+fn facts(text: &str) -> (Vec<DeviceFacts>, Links) {
+    Fleet::from_json(text).and_then(|fleet| fleet.facts()).unwrap_or_else(|e| panic!("{e}: {text}"))
+}
+
+const SMALL: &str = r#"{"label": "small", "memory_gib": 8, "bandwidth_gb_per_s": 448, "f32_tflop_per_s": 10, "int8_top_per_s": 40}"#;
+
+#[test]
+fn figures_of_the_user_count_as_they_stand() {
+    let (devices, _) = facts(&fleet(SMALL, ""));
+    let [device] = &devices[..] else { panic!("{devices:?}") };
+    let user = |value| Figure { value, source: FigureSource::User };
+    assert_eq!((device.label.as_str(), device.memory_bytes), ("small", 8 << 30));
+    assert_eq!(device.bandwidth_bytes_per_s, user(448e9));
+    assert_eq!((device.exact_flops_per_s, device.fast_flops_per_s), (user(10e12), user(40e12)));
+    assert!(!device.f16_products);
+    assert_eq!(device.nonsense(), None);
+}
+
+#[test]
+fn promises_count_for_what_is_reached_of_them() {
+    let promised = |figure: &str| {
+        let device = format!(
+            r#"{{"label": "a", "through": "cuda", "memory_gib": 10, "bandwidth_gb_per_s": {figure}, "f32_tflop_per_s": 1}}"#
+        );
+        facts(&fleet(&device, "")).0[0].bandwidth_bytes_per_s
+    };
+    let cuda = &reached()["cuda"];
+    let source = FigureSource::Datasheet;
+    let sheet = promised(r#"{"value": 1000, "source": "datasheet"}"#);
+    assert_eq!(sheet, Figure { value: 1000.0 * cuda.bandwidth * 1e9, source });
+    let measured = promised(r#"{"value": 1000, "source": "measured"}"#);
+    assert_eq!(measured, Figure { value: 1e12, source: FigureSource::Measured });
+}
+
+#[test]
+fn a_line_of_cards_is_a_fleet() {
+    let line = Fleet::from_line("2x-arc-a770+rx7900xtx+arc-a770").unwrap();
+    let (devices, links) = line.facts().unwrap();
+    let labels: Vec<_> = devices.iter().map(|d| d.label.as_str()).collect();
+    assert_eq!(labels, ["arc-a770:0", "arc-a770:1", "rx7900xtx:0", "arc-a770:2"]);
+    assert_eq!(links.known.len(), 4 * 3);
+    // 24 GiB but for the driver's; PCIe 4.0 x16.
+    assert_eq!(devices[2].memory_bytes, (24.0 * 0.95 * GIB) as u64);
+    let bus = 1.969 * 16.0 * 0.8 * 1e9;
+    assert!(
+        (links.between("arc-a770:0", "rx7900xtx:0").bandwidth_bytes_per_s.value / bus - 1.0).abs() < 1e-12
+    );
+    assert_eq!(Fleet::from_line("2xrtx3090").unwrap().facts().unwrap().0[1].label, "rtx3090:1");
+    assert_eq!(Fleet::from_line("epyc-9654").unwrap().facts().unwrap().0.len(), 1);
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+#[test]
+fn mistakes_in_a_line_are_named() {
+    let fails = |line: &str| Fleet::from_line(line).expect_err(line).to_string();
+    let unknown = fails("2x-arc-a777+rtx3090");
+    assert!(
+        unknown.contains("\"2x-arc-a777\": there is no card \"arc-a777\"; nearest are arc-a7"),
+        "{unknown}"
+    );
+    assert!(fails("RTX-3090").contains("nearest are rtx3090"), "{}", fails("RTX-3090"));
+    assert!(fails("").contains("names no card"));
+    assert!(fails("rtx3090++l4").contains("names no card"));
+    assert!(fails("0x-l4").contains("a count is 1 to 64"));
+    assert!(fails("99999999999x-l4").contains("a count is 1 to 64"));
+    assert!(fails("40x-l4+40x-t4").contains("devices[1].count: is 40; a fleet has 1 to 64 devices in all"));
+    assert!(fails(&"l4+".repeat(100_000)).contains("more than 64 parts"));
+    let hostile = fails(&format!("\u{1b}[2J{}", "z".repeat(100_000)));
+    assert!(hostile.len() < 1500 && !hostile.contains(char::is_control), "{hostile}");
+}
+
+#[test]
+fn versions_and_forms_are_checked_before_meaning() {
+    let newer = fleet(SMALL, ", \"novelty\": 1").replacen("\"ragtag_fleet\": 1", "\"ragtag_fleet\": 2", 1);
+    assert_eq!(Fleet::from_json(&newer), Err(InvalidFleet::Version { found: 2 }));
+    for text in ["", "{}", "[]", "GGUF", "{\"ragtag_fleet\": -1}", "{\"ragtag_fleet\": 1}"] {
+        assert!(matches!(Fleet::from_json(text), Err(InvalidFleet::NotAFleet { .. })), "{text}");
+    }
+    let form = |device: &str| fails(&fleet(&format!("{SMALL}, {device}"), ""));
+    assert!(form(r#"{"bandwith": 1}"#).contains("devices[1].bandwith: unknown field `bandwith`"));
+    assert!(
+        form(r#"{"bandwidth_gb_per_s": "fast"}"#).contains("devices[1].bandwidth_gb_per_s: invalid type")
+    );
+    let source = form(r#"{"memory_gib": {"value": 1, "source": "rumour"}}"#);
+    assert!(source.contains("devices[1].memory_gib.source: unknown variant `rumour`"), "{source}");
+    assert!(
+        form(r#"{"memory_gib": {"value": 1, "source": "user", "x": 1}}"#).contains("devices[1].memory_gib.x")
+    );
+    assert!(form(r#"{"label": "a", "label": "b"}"#).contains("duplicate field `label`"));
+    assert!(form(r#"{"memory_gib": 1e999}"#).contains("devices[1].memory_gib: number out of range"));
+    assert!(form(r#"{"memory_gib": NaN}"#).contains("devices[1].memory_gib"));
+    assert!(form(r#"{"count": 1.5}"#).contains("devices[1].count: invalid type: floating point"));
+}
+
+#[test]
+fn figures_that_cannot_be_are_named_with_their_path() {
+    let with = |field: &str| {
+        let device = format!(
+            r#"{{"label": "b", "memory_gib": 8, "bandwidth_gb_per_s": 448, "f32_tflop_per_s": 10, {field}}}"#
+        );
+        fails(&fleet(&format!("{SMALL}, {device}"), "")).replace("devices[1].", "")
+    };
+    // A field given twice is an error of its own: these change another one.
+    assert_eq!(with(r#""int8_top_per_s": -5"#), "int8_top_per_s: is -5, must be at least 0.0001");
+    assert_eq!(with(r#""launch_us": -0.5"#), "launch_us: is -0.5, must be at least 0");
+    assert_eq!(with(r#""stage_us": 1e300"#), "stage_us: is 1e300, must be at most 1000000");
+    assert_eq!(
+        with(r#""host_bandwidth_gb_per_s": 448000000000"#),
+        "host_bandwidth_gb_per_s: is 448000000000, must be at most 20000; that looks like bytes per second"
+    );
+    assert!(with(r#""host_bandwidth_gb_per_s": 32000"#).contains("that looks like MB/s"));
+    assert!(with(r#""host_bandwidth_gb_per_s": 0"#).contains("is 0, must be at least 0.001"));
+    assert!(with(r#""int8_top_per_s": 4e13"#).contains("that looks like operations per second"));
+    assert!(with(r#""memory_bytes": 17179869184"#).contains("memory_bytes: stands beside memory_gib"));
+    assert!(
+        with(r#""pcie": {"generation": 4, "lanes": 12}"#)
+            .contains("pcie: there is no generation 4 with 12 lanes")
+    );
+    assert!(with(r#""pcie": {"generation": 0, "lanes": 16}"#).contains("pcie: there is no generation 0"));
+    assert!(
+        with(r#""host_bandwidth_gb_per_s": 9, "pcie": {"generation": 4, "lanes": 8}"#)
+            .contains("pcie: stands beside")
+    );
+    let alone = |field: &str| fails(&fleet(&format!(r#"{{"label": "b", {field}}}"#), ""));
+    assert!(alone(r#""memory_bytes": 16"#).contains("must be at least 67108864; that looks like GiB"));
+    assert!(alone(r#""memory_gib": 17179869184"#).contains("that looks like bytes (memory_bytes)"));
+    assert!(alone(r#""memory_gib": 8"#).contains("devices[0].bandwidth_gb_per_s: is missing"));
+    // What no file can say, a program can.
+    let mut nan = Fleet::from_json(&fleet(SMALL, "")).unwrap();
+    nan.devices[0].bandwidth_gb_per_s = Some(f64::NAN.into());
+    let error = nan.facts().expect_err("NaN").to_string();
+    assert_eq!(error, "devices[0].bandwidth_gb_per_s: is NaN, must be at least 0.001");
+}
+
+#[test]
+fn devices_are_distinct_few_and_not_like_themselves() {
+    assert!(fails(&fleet("", "")).contains("devices: is empty"));
+    assert!(fails(&fleet("{}", "")).contains("devices[0]: has neither label nor card"));
+    let twice = fails(&fleet(&format!("{SMALL}, {SMALL}"), ""));
+    assert_eq!(twice, "devices[1].label: \"small\" is used twice; first by devices[0]");
+    assert!(
+        fails(&fleet(r#"{"label": "a b", "card": "l4"}"#, ""))
+            .contains("devices[0].label: \"a b\" is no label")
+    );
+    assert!(fails(&fleet(r#"{"card": "l4", "count": 65}"#, "")).contains("devices[0].count: is 65"));
+    assert!(fails(&fleet(r#"{"card": "l4", "count": 0}"#, "")).contains("devices[0].count: is 0"));
+    assert!(
+        fails(&fleet(r#"{"card": "l44"}"#, ""))
+            .contains("devices[0].card: there is no card \"l44\"; nearest are l4")
+    );
+    assert!(
+        fails(&fleet(r#"{"card": "l4", "through": "abacus"}"#, ""))
+            .contains("devices[0].through: what kernels reach")
+    );
+    let sheet = r#"{"label": "a", "memory_gib": {"value": 8, "source": "datasheet"}, "f32_tflop_per_s": 1,
+        "bandwidth_gb_per_s": {"value": 9, "source": "datasheet"}}"#;
+    assert!(
+        fails(&fleet(sheet, ""))
+            .contains("devices[0].through: is missing, and a figure comes from a datasheet")
+    );
+
+    let like = |to: &str| format!(r#"{{"label": "{to}", "like": "{}"}}"#, if to == "a" { "b" } else { "a" });
+    let circle = fails(&fleet(&[like("a"), like("b")].join(","), ""));
+    assert!(
+        circle
+            .contains("devices[1].like: goes in a circle: devices[0] is like devices[1] is like devices[0]"),
+        "{circle}"
+    );
+    assert!(
+        fails(&fleet(r#"{"label": "a", "like": "a"}"#, "")).contains("devices[0].like: goes in a circle")
+    );
+    assert!(
+        fails(&fleet(r#"{"label": "a", "like": "c"}"#, "")).contains("devices[0].like: there is no device")
+    );
+    assert!(
+        fails(&fleet(r#"{"label": "a", "like": "a", "card": "l4"}"#, ""))
+            .contains("devices[0].like: stands beside card")
+    );
+
+    let more = r#"{"label": "half", "like": "small", "memory_gib": 4, "count": 2}"#;
+    let (devices, _) = facts(&fleet(&format!("{more}, {SMALL}"), ""));
+    assert_eq!(devices.iter().map(|d| d.label.as_str()).collect::<Vec<_>>(), ["half:0", "half:1", "small"]);
+    assert_eq!((devices[0].memory_bytes, devices[2].memory_bytes), (4 << 30, 8 << 30));
+    assert_eq!(devices[0].bandwidth_bytes_per_s, devices[2].bandwidth_bytes_per_s);
+}
+
+#[test]
+fn links_join_two_devices_once() {
+    let two = r#"{"label": "a", "card": "l4"}, {"label": "b", "card": "l4"}"#;
+    let link = |links: &str| fleet(two, &format!(", \"links\": [{links}]"));
+    let (_, links) = facts(&link(r#"{"from": "a", "to": "b", "latency_us": 3, "bandwidth_gb_per_s": 50}"#));
+    let user = |value| Figure { value, source: FigureSource::User };
+    assert_eq!(links.between("a", "b").bandwidth_bytes_per_s, user(50e9));
+    assert_eq!(links.between("a", "b"), links.between("b", "a"));
+    let one_way = r#"{"from": "a", "to": "b", "both_ways": false, "bandwidth_gb_per_s": 50}"#;
+    let (_, links) = facts(&link(one_way));
+    assert_eq!(links.between("b", "a").bandwidth_bytes_per_s.source, FigureSource::Datasheet);
+    assert_ne!(links.between("a", "b"), &LinkFacts::assumed());
+
+    let back = one_way.replace("\"a\"", "\"c\"").replace("\"b\"", "\"a\"").replace("\"c\"", "\"b\"");
+    facts(&link(&format!("{one_way}, {back}")));
+    let twice = fails(&link(&format!("{one_way}, {one_way}")));
+    assert_eq!(twice, "links[1]: the way from a to b is given twice; first in links[0]");
+    assert!(
+        fails(&link(r#"{"from": "a", "to": "a", "bandwidth_gb_per_s": 1}"#))
+            .contains("links[0]: links a to itself")
+    );
+    let unknown = fails(&link(r#"{"from": "a", "to": "c", "bandwidth_gb_per_s": 1}"#));
+    assert_eq!(unknown, "links[0].to: there is no device \"c\"; there are a, b");
+    assert!(
+        fails(&link(r#"{"from": "a", "to": "b", "bandwidth_gb_per_s": 0}"#))
+            .contains("links[0].bandwidth_gb_per_s: is 0")
+    );
+    assert!(
+        fails(&link(r#"{"from": "a", "to": "b"}"#)).contains("links[0]: missing field `bandwidth_gb_per_s`")
+    );
+
+    let shared = |users: &str| {
+        fleet(
+            two,
+            &format!(r#", "shared_links": [{{"name": "bus", "bandwidth_gb_per_s": 9, "users": [{users}]}}]"#),
+        )
+    };
+    let (_, links) = facts(&shared(r#"["a", "b"], ["b", "a"]"#));
+    assert_eq!(links.shared[0].users.len(), 2);
+    assert!(fails(&shared("")).contains("shared_links[0].users: is empty"));
+    assert!(
+        fails(&shared(r#"["a", "x"]"#)).contains("shared_links[0].users[0][1]: there is no device \"x\"")
+    );
+    assert!(
+        fails(&shared(r#"["a", "b"], ["a", "b"]"#)).contains("shared_links[0].users[1]: the way from a to b")
+    );
+    assert!(fails(&shared(r#"["a", "a"]"#)).contains("shared_links[0].users[0]: links a to itself"));
+}
+
+#[test]
+fn messages_are_short_and_without_control_characters() {
+    let long = "\\u001b[2J\\\\".repeat(1000);
+    for text in [
+        fleet(&format!(r#"{{"{long}": 1}}"#), ""),
+        fleet(&format!(r#"{{"label": "{long}", "card": "l4"}}"#), ""),
+        fleet(&format!(r#"{{"card": "{long}"}}"#), ""),
+        fleet(&format!(r#"{{"label": "a", "like": "{long}"}}"#), ""),
+        fleet(&format!(r#"{{"card": "l4", "through": "{long}"}}"#), ""),
+        fleet(
+            r#"{"card": "l4"}"#,
+            &format!(r#", "links": [{{"from": "{long}", "to": "a", "bandwidth_gb_per_s": 1}}]"#),
+        ),
+    ] {
+        let message = fails(&text);
+        assert!(message.len() < 1500 && !message.contains(char::is_control), "{message}");
+    }
+}
+
+#[test]
+fn the_library_is_sound() {
+    assert!(cards().len() >= 40);
+    let names: HashSet<_> = cards().iter().map(|card| card.name.as_str()).collect();
+    assert_eq!(names.len(), cards().len());
+    for card in cards() {
+        assert!(source(&card.source).is_some(), "{}", card.name);
+        assert_eq!(card.pcie.is_some(), card.kind == AdapterKind::Discrete, "{}", card.name);
+        let fields = serde_json::to_value(card).unwrap();
+        assert!(
+            card.assumed.iter().all(|field| fields[field].is_number()),
+            "{}: {:?}",
+            card.name,
+            card.assumed
+        );
+        let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).unwrap();
+        let [device] = &devices[..] else { panic!("{}", card.name) };
+        assert_eq!(device.nonsense(), None, "{}", card.name);
+        // What is reckoned with is never more than what is promised.
+        assert!(device.bandwidth_bytes_per_s.value < card.bandwidth_gb_per_s * 1e9, "{}", card.name);
+        assert!(device.exact_flops_per_s.value <= device.fast_flops_per_s.value, "{}", card.name);
+        // Eight operations for each of a card's f32 ones are as much as any has in int8, and forty in matrix units.
+        assert!(card.int8_top_per_s.unwrap_or(0.0) <= 33.0 * card.f32_tflop_per_s, "{}", card.name);
+    }
+    for (name, reached) in reached() {
+        let shares = [reached.bandwidth, reached.f32, reached.int8, reached.f16_matrix.unwrap_or(0.5)];
+        assert!(shares.iter().all(|share| (0.01..1.0).contains(share)), "{name}");
+        assert!(!reached.why.is_empty());
+    }
+}
+
+#[test]
+fn a_cut_file_is_no_fleet_and_an_odd_line_no_panic() {
+    let text = include_str!("../../../examples/fleets/switch.json").trim_end();
+    facts(text);
+    for cut in (0..text.len()).filter(|cut| text.is_char_boundary(*cut)) {
+        assert!(Fleet::from_json(&text[..cut]).is_err(), "cut at {cut}");
+    }
+    for line in ["x", "xx", "2x", "2x-", "-x-", "+", "2x-+", "é2x-l4", "2é-l4", "١x-l4", "l4 + l4", " l4 "]
+    {
+        match Fleet::from_line(line) {
+            Ok(fleet) => assert!(line.contains("l4") && fleet.facts().is_ok(), "{line}"),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What a plan is for: what is minimised, and for which requests.
+//!
+//! This module must not know devices or costs.
+
+use crate::json::quoted;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::str::FromStr;
+use thiserror::Error;
+
+/// What the planner minimises.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The time of one request alone in the pipeline.
+    Latency,
+    /// The time per request with [`PlanLimits::sequences`](crate::PlanLimits) of them going on.
+    Throughput,
+    /// The time from a request's arrival to its first token, alone in the pipeline.
+    FirstToken,
+    /// A sum of the three, each times its weight: at least 0 and finite, and not all 0.
+    Mix(Mix),
+}
+
+/// Weights of a mixed objective.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Mix {
+    /// Weight of the time of one request alone.
+    pub latency: f64,
+    /// Weight of the time per request of a full pipeline: that of its busiest stage or crossing.
+    pub throughput: f64,
+    /// Weight of the time to the first token.
+    pub first_token: f64,
+}
+
+/// The request that is planned for: it weighs prefill against decode. A request longer than the context is scaled down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub generated_tokens: u32,
+}
+
+impl Default for Workload {
+    /// 512 tokens in, 128 out: what benchmarks of engines commonly take.
+    fn default() -> Self {
+        Self { prompt_tokens: 512, generated_tokens: 128 }
+    }
+}
+
+/// A text that names no objective.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "\"{}\": {why}; write latency, throughput, first-token, or a mix as in mix:latency=1,throughput=2",
+    quoted(text)
+)]
+pub struct ObjectiveError {
+    /// The text.
+    pub text: String,
+    /// What is wrong with it.
+    pub why: &'static str,
+}
+
+impl FromStr for Objective {
+    type Err = ObjectiveError;
+
+    /// Reads what users write: `latency`, `throughput`, `first-token`, or `mix:` with the weights of some of them.
+    fn from_str(text: &str) -> Result<Self, ObjectiveError> {
+        let wrong = |why| ObjectiveError { text: text.into(), why };
+        let Some(weights) = text.strip_prefix("mix:") else {
+            return match text {
+                "latency" => Ok(Self::Latency),
+                "throughput" => Ok(Self::Throughput),
+                "first-token" => Ok(Self::FirstToken),
+                _ => Err(wrong("there is no such objective")),
+            };
+        };
+        let (mut latency, mut throughput, mut first_token) = (None, None, None);
+        for part in weights.split(',') {
+            let (name, weight) = part.split_once('=').ok_or_else(|| wrong("each part is NAME=WEIGHT"))?;
+            let place = match name {
+                "latency" => &mut latency,
+                "throughput" => &mut throughput,
+                "first-token" => &mut first_token,
+                _ => return Err(wrong("there is no such part of a mix")),
+            };
+            let weight = weight.parse().ok().filter(|weight: &f64| weight.is_finite() && *weight >= 0.0);
+            let weight = weight.ok_or_else(|| wrong("a weight is a number of at least 0"))?;
+            if place.replace(weight).is_some() {
+                return Err(wrong("a part is given twice"));
+            }
+        }
+        let [latency, throughput, first_token] =
+            [latency, throughput, first_token].map(Option::unwrap_or_default);
+        let mix = Mix { latency, throughput, first_token };
+        if mix.latency + mix.throughput + mix.first_token == 0.0 {
+            return Err(wrong("all weights are 0"));
+        }
+        Ok(Self::Mix(mix))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objectives_are_read_as_users_write_them() {
+        assert_eq!("latency".parse(), Ok(Objective::Latency));
+        assert_eq!("throughput".parse(), Ok(Objective::Throughput));
+        assert_eq!("first-token".parse(), Ok(Objective::FirstToken));
+        let mix = Mix { latency: 1.0, throughput: 2.5, first_token: 0.0 };
+        assert_eq!("mix:throughput=2.5,latency=1".parse(), Ok(Objective::Mix(mix)));
+        for (text, why) in [
+            ("speed", "no such objective"),
+            ("mix", "no such objective"),
+            ("mix:", "NAME=WEIGHT"),
+            ("mix:latency", "NAME=WEIGHT"),
+            ("mix:speed=1", "no such part"),
+            ("mix:latency=-1", "at least 0"),
+            ("mix:latency=NaN", "at least 0"),
+            ("mix:latency=inf", "at least 0"),
+            ("mix:latency=1,latency=1", "given twice"),
+            ("mix:latency=0", "all weights are 0"),
+        ] {
+            let error = text.parse::<Objective>().expect_err(text).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

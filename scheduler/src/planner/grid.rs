@@ -1,0 +1,217 @@
+//! The search: the solver's placement at a point of the grid, and the points around it.
+//!
+//! The grid is over the chunk (the one that was asked for, or those that the model was lowered for) and the number of decode
+//! groups, at most [`POINTS`] points. A placement is exact at its point. The best placements of a point are priced at all
+//! others, and the point that is cheapest for one of them is solved next, until none is cheaper.
+//!
+//! This module must not know how plans are told.
+
+use super::PlannerInput;
+use super::baselines::{self, Baseline};
+use super::pace::{Pace, Point};
+use super::problem::{Evaluation, Lowered, Problem, Run};
+use super::solver::{self, Instance, Placement};
+use ragtag_graph::Segment;
+use std::sync::{Arc, OnceLock};
+
+/// Most points of the grid.
+const POINTS: usize = 64;
+/// Most numbers of decode groups.
+const GROUPS: usize = 8;
+/// Most points that are solved.
+const SOLVED: usize = 4;
+/// Of plans within this share of the best, the one with the fewest devices is chosen.
+pub(super) const FEWER_DEVICES: f64 = 0.01;
+/// Scores within this share of each other are the same: then the faster decode decides.
+const SAME: f64 = 5e-3;
+
+/// A placement at a point of the grid, with what the cost model expects of it.
+#[derive(Clone)]
+pub(super) struct Choice {
+    pub runs: Vec<Run>,
+    pub point: Point,
+    pub pace: Pace,
+    pub evaluation: Evaluation,
+}
+
+impl Choice {
+    fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
+        let evaluation = problem.evaluate(&runs);
+        Self { runs, point: problem.point, pace: problem.pace.clone(), evaluation }
+    }
+
+    pub fn score_us(&self) -> f64 {
+        self.evaluation.score_us
+    }
+
+    /// Whether this is to be preferred to another choice, of another point.
+    fn is_better_than(&self, other: &Self) -> bool {
+        let decode = |choice: &Self| choice.evaluation.decode_tokens_per_s;
+        match self.score_us() / other.score_us() {
+            ratio if ratio < 1.0 - SAME => true,
+            ratio if ratio <= 1.0 + SAME => decode(self) > decode(other) * (1.0 + SAME),
+            _ => false,
+        }
+    }
+}
+
+/// What a search came to.
+pub(super) struct Found {
+    pub best: Choice,
+    /// The best placements with other numbers of stages, at the same point.
+    pub others: Vec<Choice>,
+    /// No placement at this point scores below this.
+    pub bound_us: f64,
+}
+
+/// The problem at every point of the grid, made when it is wanted.
+pub(super) struct Grid<'a> {
+    pub input: &'a PlannerInput<'a>,
+    pub context: u32,
+    lowered: Vec<Arc<Lowered<'a>>>,
+    points: Vec<(Point, OnceLock<Problem<'a>>)>,
+}
+
+impl<'a> Grid<'a> {
+    pub fn new(input: &'a PlannerInput<'a>, context: u32) -> Self {
+        let own = (input.limits.chunk, input.segments);
+        let chunks = std::iter::once(own).chain(input.other_chunks.iter().copied());
+        let lowered: Vec<_> =
+            chunks.map(|(chunk, segments)| Arc::new(Lowered::new(chunk, segments))).collect();
+        let groups = groups(input, context);
+        let point = |chunk, groups| (Point { chunk, groups }, OnceLock::new());
+        let of_chunk = |lowered: &Arc<Lowered<'_>>| {
+            let chunk = lowered.chunk;
+            groups.iter().map(move |&groups| point(chunk, groups)).collect::<Vec<_>>()
+        };
+        let points = lowered.iter().flat_map(of_chunk).take(POINTS).collect();
+        Self { input, context, lowered, points }
+    }
+
+    /// The segments as they are at a point.
+    pub fn segments(&self, point: Point) -> &'a [Segment] {
+        let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
+        lowered.map_or(self.input.segments, |lowered| lowered.segments)
+    }
+
+    fn problem_at(&self, index: usize) -> &Problem<'a> {
+        let (point, problem) = &self.points[index];
+        let lowered = self.lowered.iter().find(|lowered| lowered.chunk == point.chunk);
+        let lowered = lowered.expect("points are of these chunks");
+        problem.get_or_init(|| Problem::new(self.input, Arc::clone(lowered), self.context, *point))
+    }
+
+    /// The problem at a point of this grid.
+    pub fn problem(&self, point: Point) -> &Problem<'a> {
+        let index = self.points.iter().position(|(other, _)| *other == point);
+        self.problem_at(index.expect("a point of this grid"))
+    }
+
+    /// The points from which a search starts, the first at which anything fits: as many decode groups as keep all devices
+    /// at work, with the chunk that was asked for and, where that needs too much memory, with others.
+    fn starts(&self) -> impl Iterator<Item = Point> + '_ {
+        let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
+        self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most })
+    }
+
+    /// The point that is asked about when nothing fits.
+    pub fn start(&self) -> &Problem<'a> {
+        self.problem_at(0)
+    }
+
+    /// The best placement, with these devices among its own; none if none fits.
+    pub fn search(&self, required: &[usize]) -> Option<Found> {
+        let mut found = self.starts().find_map(|point| self.solve(point, required))?;
+        let mut solved = vec![found.best.point];
+        while solved.len() < SOLVED {
+            let candidates: Vec<_> = std::iter::once(&found.best)
+                .chain(&found.others)
+                .map(|choice| choice.runs.as_slice())
+                .collect();
+            let Some(cheapest) = self.cheapest(&candidates) else { break };
+            if !cheapest.is_better_than(&found.best) || solved.contains(&cheapest.point) {
+                break;
+            }
+            solved.push(cheapest.point);
+            match self.solve(cheapest.point, required) {
+                Some(next) if next.best.is_better_than(&found.best) => found = next,
+                _ => break,
+            }
+        }
+        Some(found)
+    }
+
+    /// A placement at a point; none if it does not fit.
+    pub fn priced(&self, point: Point, runs: Vec<Run>) -> Option<Choice> {
+        let problem = self.problem(point);
+        problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
+    }
+
+    /// The cheapest of these placements over all points at which it fits.
+    pub fn cheapest(&self, placements: &[&[Run]]) -> Option<Choice> {
+        let mut best: Option<Choice> = None;
+        for index in 0..self.points.len() {
+            let problem = self.problem_at(index);
+            for runs in placements.iter().filter(|runs| problem.prove(runs).is_ok()) {
+                let choice = Choice::of(problem, runs.to_vec());
+                if best.as_ref().is_none_or(|best| choice.is_better_than(best)) {
+                    best = Some(choice);
+                }
+            }
+        }
+        best
+    }
+
+    /// The best that a rule without a search gives; none if that does not fit.
+    pub fn baseline(&self, rule: Baseline) -> Option<Choice> {
+        let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
+        let placements = baselines::placements(rule, self.input, fits);
+        self.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// The best placement at a point, with these devices among its own.
+    pub fn solve(&self, point: Point, required: &[usize]) -> Option<Found> {
+        self.solve_with(point, |instance| instance.required = required.to_vec())
+    }
+
+    /// The best placement at a point of the problem with a change.
+    pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Option<Found> {
+        let problem = self.problem(point);
+        let mut instance = problem.instance();
+        change(&mut instance);
+        let solution = solver::solve(&instance);
+        let chosen = solution.choose(FEWER_DEVICES)?;
+        let choice = |placement: &Placement| Choice::of(problem, runs(placement));
+        let others = solution.best_by_stages.iter().flatten().filter(|other| other.stages != chosen.stages);
+        Some(Found { best: choice(chosen), others: others.map(choice).collect(), bound_us: solution.bound })
+    }
+}
+
+fn runs(placement: &Placement) -> Vec<Run> {
+    let run = |(device, segments): &(usize, std::ops::Range<usize>)| Run {
+        device: *device,
+        segments: segments.clone(),
+    };
+    placement.stages.iter().map(run).collect()
+}
+
+/// Numbers of decode groups that differ in what a group has: from one to as many as there may be stages, and no more than
+/// [`GROUPS`].
+fn groups(input: &PlannerInput<'_>, context: u32) -> Vec<u32> {
+    let pace = |groups| Pace::new(input, context, Point { chunk: input.limits.chunk, groups });
+    let most = pace(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
+    let mut different: Vec<u32> = Vec::new();
+    for groups in 1..=most {
+        let rows = pace(groups).decode_rows;
+        if different.last().is_none_or(|&last| pace(last).decode_rows != rows) {
+            different.push(groups);
+        }
+    }
+    let step = different.len().div_ceil(GROUPS).max(1);
+    let last = different.last().copied();
+    let mut kept: Vec<_> = different.into_iter().step_by(step).collect();
+    if kept.last().copied() != last {
+        kept.extend(last);
+    }
+    kept
+}

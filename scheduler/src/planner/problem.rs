@@ -1,0 +1,344 @@
+//! A planning problem at one point of the grid: the times of everything, and the solver's instance of it.
+//!
+//! This module must not know how placements are found or told.
+
+use super::pace::{Pace, Point, Times};
+use super::solver::{Costs, Crossing, DeviceCosts, Instance, SharedBus};
+use super::{PlannerInput, Shortage};
+use crate::cost::{DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageShape, segment_time_us};
+use crate::plan::StageMemory;
+use crate::split::Span;
+use ragtag_graph::Segment;
+use ragtag_transfer::Route;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A run of segments on a device: at least one segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Index into the devices.
+    pub device: usize,
+    /// The segments.
+    pub segments: Range<usize>,
+}
+
+impl Run {
+    pub fn span(&self) -> Span {
+        let number = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
+        Span::new(number(self.segments.start), number(self.segments.end - 1))
+            .expect("runs hold a segment at least")
+    }
+}
+
+/// The segments as they are lowered for a chunk, with the memory of every run of them.
+pub(super) struct Lowered<'a> {
+    pub chunk: u32,
+    pub segments: &'a [Segment],
+    pub sizes: RunSizes,
+}
+
+impl<'a> Lowered<'a> {
+    pub fn new(chunk: u32, segments: &'a [Segment]) -> Self {
+        Self { chunk, segments, sizes: RunSizes::new(segments) }
+    }
+}
+
+/// What the cost model expects of a placement.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Evaluation {
+    /// Each stage.
+    pub stages: Vec<Times>,
+    /// Each crossing to the next stage.
+    pub crossings: Vec<Times>,
+    /// What links share, all crossings together.
+    pub shared: Vec<Times>,
+    /// Logits to the host, and the next tokens to the first stage.
+    pub token_return: Times,
+    /// What the objective makes of it: microseconds a request. Smaller is better.
+    pub score_us: f64,
+    /// Time per request if prompts and decode steps never overlap.
+    pub apart_us: f64,
+    /// Tokens per second in decode.
+    pub decode_tokens_per_s: f64,
+    /// Tokens per second in prefill, pipeline full.
+    pub prefill_tokens_per_s: f64,
+    /// From a request's arrival to its first token, alone in the pipeline.
+    pub first_token_us: f64,
+    /// From one token of a sequence to its next.
+    pub token_us: f64,
+    /// Share of a decode round in which the slowest stage stands idle.
+    pub decode_idle: f64,
+}
+
+/// A planning problem at one point of the grid and a fixed context.
+pub(super) struct Problem<'a> {
+    pub input: &'a PlannerInput<'a>,
+    pub point: Point,
+    pub pace: Pace,
+    pub shape: StageShape,
+    lowered: Arc<Lowered<'a>>,
+    /// For each device the times of the segments before each, and before the end.
+    before: Vec<Vec<Times>>,
+    /// At `from * devices + to`.
+    crossings: Vec<Times>,
+    links: Vec<&'a LinkFacts>,
+}
+
+impl<'a> Problem<'a> {
+    pub fn new(input: &'a PlannerInput<'a>, lowered: Arc<Lowered<'a>>, context: u32, point: Point) -> Self {
+        let limits = &input.limits;
+        let shape = StageShape {
+            context,
+            sequences: limits.sequences,
+            rows: point.chunk,
+            logit_rows: limits.logit_rows.min(point.chunk),
+            slots: limits.slots,
+            row_bytes: input.model.row_bytes,
+            logit_row_bytes: input.model.logit_row_bytes,
+        };
+        let pace = Pace::new(input, context, point);
+        let kinds = Kinds::new(lowered.segments);
+        let before = input.devices.iter().map(|device| kinds.times_before(input, device, &pace)).collect();
+        let links = links(input);
+        let crossings = links.iter().map(|link| crossing_times(input, &pace, link)).collect();
+        Self { input, point, pace, shape, lowered, before, crossings, links }
+    }
+
+    /// The problem as the solver takes it, without devices that must take part.
+    pub fn instance(&self) -> Instance {
+        let input = self.input;
+        let staging = |from, to| self.link(from, to).route.staging_bytes();
+        let mut classes: Vec<u64> = pairs(input).map(|(from, to)| staging(from, to)).chain([0]).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        let class = |bytes| classes.binary_search(&bytes).unwrap_or(0);
+        let costs = |times: &Times| self.pace.costs(times);
+        let device = |device: usize| DeviceCosts {
+            before: self.before[device].iter().map(costs).collect(),
+            stage: costs(&self.stage_times(device)),
+            entry: Costs::default(),
+            exit: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.token_return(device)) },
+            reach: classes.iter().map(|&bytes| self.reach(device, bytes)).collect(),
+        };
+        let crossing = |(from, to): (usize, usize)| {
+            let costs = costs(&self.crossing(from, to));
+            (from != to).then(|| Crossing { costs, class: class(staging(from, to)) })
+        };
+        let constraints = input.constraints;
+        let mut pins = vec![None; input.segments.len()];
+        for pin in &constraints.pins {
+            pins[pin.segment as usize] = index(input, &pin.device);
+        }
+        let is_excluded = |device: &DeviceFacts| constraints.excluded.contains(&device.label);
+        Instance {
+            segments: input.segments.len(),
+            devices: (0..input.devices.len()).map(device).collect(),
+            crossings: pairs(input).map(crossing).collect(),
+            shared: self.shared(),
+            score: self.pace.score(),
+            pins,
+            required: Vec::new(),
+            excluded: input.devices.iter().map(is_excluded).collect(),
+            max_stages: constraints.max_stages.map_or(usize::MAX, |most| most as usize),
+        }
+    }
+
+    /// For each first segment the end of the longest run that fits, behind a ring of so many bytes.
+    fn reach(&self, device: usize, staging: u64) -> Vec<usize> {
+        let (segments, device) = (self.lowered.segments.len(), &self.input.devices[device]);
+        let mut end = 0;
+        let longest = |first: usize| {
+            end = end.max(first);
+            let fits = |end: usize| {
+                let memory = self.lowered.sizes.stage(first..end, &self.shape, staging, device);
+                memory.total <= memory.available
+            };
+            while end < segments && fits(end + 1) {
+                end += 1;
+            }
+            end
+        };
+        (0..segments).map(longest).collect()
+    }
+
+    fn shared(&self) -> Vec<SharedBus> {
+        let bus = |shared: &SharedLink| {
+            let busy = self.pace.busy_us(&self.shared_times(shared));
+            let user = |(from, to): &(String, String)| {
+                Some(((index(self.input, from)?, index(self.input, to)?), busy))
+            };
+            SharedBus { users: shared.users.iter().filter_map(user).collect() }
+        };
+        self.input.links.shared.iter().map(bus).collect()
+    }
+
+    /// How long one crossing occupies something that links share.
+    fn shared_times(&self, shared: &SharedLink) -> Times {
+        let rate = shared.bandwidth_bytes_per_s.value;
+        self.pace.times(|batch| crossing_bytes(self.input, batch.rows) as f64 / rate * 1e6)
+    }
+
+    /// How long the shared links are occupied, all crossings of a placement together.
+    fn shared_by(&self, runs: &[Run]) -> Vec<Times> {
+        let label = |run: &Run| self.input.devices[run.device].label.as_str();
+        let occupied = |shared: &SharedLink| {
+            let uses = |pair: &&[Run]| {
+                shared.users.iter().any(|(from, to)| *from == label(&pair[0]) && *to == label(&pair[1]))
+            };
+            self.shared_times(shared) * runs.windows(2).filter(uses).count() as f64
+        };
+        self.input.links.shared.iter().map(occupied).collect()
+    }
+
+    /// What any stage on a device takes besides its segments.
+    fn stage_times(&self, device: usize) -> Times {
+        Times::always(self.input.devices[device].stage_us.value)
+    }
+
+    /// The way of tokens from the last stage, on this device, back to the first.
+    fn token_return(&self, device: usize) -> Times {
+        let device = &self.input.devices[device];
+        self.pace.times(|batch| match batch.logit_rows {
+            0 => 0.0,
+            rows => device.token_return(rows, self.input.model.logit_row_bytes).value,
+        })
+    }
+
+    pub fn link(&self, from: usize, to: usize) -> &'a LinkFacts {
+        self.links[from * self.input.devices.len() + to]
+    }
+
+    /// The times of a crossing.
+    pub fn crossing(&self, from: usize, to: usize) -> Times {
+        self.crossings[from * self.input.devices.len() + to]
+    }
+
+    /// What a stage takes, given the device of the stage before it.
+    pub fn memory(&self, run: &Run, before: Option<usize>) -> StageMemory {
+        let staging = before.map_or(0, |before| self.link(before, run.device).route.staging_bytes());
+        let device = &self.input.devices[run.device];
+        self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
+    }
+
+    /// Proves the memory of a placement.
+    pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
+        let mut shortages = Vec::new();
+        for (at, run) in runs.iter().enumerate() {
+            let memory = self.memory(run, at.checked_sub(1).map(|before| runs[before].device));
+            if memory.total > memory.available {
+                let device = self.input.devices[run.device].label.clone();
+                shortages.push(Shortage { device, segments: run.span(), memory });
+            }
+        }
+        if shortages.is_empty() { Ok(()) } else { Err(shortages) }
+    }
+
+    /// What to expect of a placement.
+    pub fn evaluate(&self, runs: &[Run]) -> Evaluation {
+        let stage = |run: &Run| {
+            let before = &self.before[run.device];
+            before[run.segments.end] - before[run.segments.start] + self.stage_times(run.device)
+        };
+        let stages: Vec<_> = runs.iter().map(stage).collect();
+        let crossings: Vec<_> = runs.windows(2).map(|p| self.crossing(p[0].device, p[1].device)).collect();
+        let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
+        let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + token_return;
+        let slowest = |of: fn(&Times) -> f64| stages.iter().chain(&crossings).map(of).fold(0.0, f64::max);
+        let pace = &self.pace;
+        // A micro-batch cannot start its next step before the last one came out at the end of the pipeline.
+        let decode_us = slowest(|t| t.decode_us);
+        let round_us = sum.decode_us.max(f64::from(pace.decode_groups) * decode_us);
+        let shared = self.shared_by(runs);
+        let busy = stages.iter().chain(&crossings).chain(&shared).map(|times| pace.busy_us(times));
+        let costs = pace.costs(&sum);
+        let slowest_chunk_us = slowest(|t| t.chunk_us);
+        Evaluation {
+            score_us: pace.score().of(&Costs {
+                busy: busy.fold(0.0, f64::max),
+                chunk: slowest_chunk_us,
+                ..costs
+            }),
+            apart_us: pace.apart_us(&sum, stages.iter().chain(&crossings).copied()),
+            decode_tokens_per_s: f64::from(pace.sequences) / round_us * 1e6,
+            prefill_tokens_per_s: f64::from(pace.full_chunk_rows()) / slowest(|t| t.full_chunk_us) * 1e6,
+            first_token_us: pace.first_token_us(&sum, slowest_chunk_us),
+            token_us: round_us,
+            decode_idle: 1.0 - f64::from(pace.decode_groups) * decode_us / round_us,
+            stages,
+            crossings,
+            shared,
+            token_return,
+        }
+    }
+}
+
+/// Segments that cost the same are timed once.
+struct Kinds<'a> {
+    first: Vec<&'a Segment>,
+    of: Vec<usize>,
+}
+
+impl<'a> Kinds<'a> {
+    fn new(segments: &'a [Segment]) -> Self {
+        let mut known: Vec<SegmentKey> = Vec::new();
+        let (mut first, mut of) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let key = SegmentKey::from(segment);
+            let kind = known.iter().position(|other| *other == key).unwrap_or_else(|| {
+                known.push(key);
+                first.push(segment);
+                first.len() - 1
+            });
+            of.push(kind);
+        }
+        Self { first, of }
+    }
+
+    fn times_before(&self, input: &PlannerInput<'_>, device: &DeviceFacts, pace: &Pace) -> Vec<Times> {
+        let activations = input.limits.activations;
+        let time =
+            |segment: &&Segment| pace.times(|batch| segment_time_us(segment, device, activations, batch));
+        let times: Vec<_> = self.first.iter().map(time).collect();
+        let mut before = vec![Times::default()];
+        for &kind in &self.of {
+            before.push(before[before.len() - 1] + times[kind]);
+        }
+        before
+    }
+}
+
+fn pairs(input: &PlannerInput<'_>) -> impl Iterator<Item = (usize, usize)> + Clone + use<> {
+    let devices = input.devices.len();
+    (0..devices).flat_map(move |from| (0..devices).map(move |to| (from, to)))
+}
+
+fn index(input: &PlannerInput<'_>, label: &str) -> Option<usize> {
+    input.devices.iter().position(|device| device.label == label)
+}
+
+/// The link of each pair, at `from * devices + to`.
+fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
+    let devices = input.devices.len();
+    let index: HashMap<_, _> =
+        input.devices.iter().enumerate().map(|(at, d)| (d.label.as_str(), at)).collect();
+    let mut links = vec![&input.links.other; devices * devices];
+    // The first of two that name one link counts, as in `Links::between`.
+    for (from, to, facts) in input.links.known.iter().rev() {
+        if let (Some(from), Some(to)) = (index.get(from.as_str()), index.get(to.as_str())) {
+            links[from * devices + to] = facts;
+        }
+    }
+    links
+}
+
+fn crossing_bytes(input: &PlannerInput<'_>, rows: u32) -> u64 {
+    u64::from(rows).saturating_mul(input.model.row_bytes)
+}
+
+fn crossing_times(input: &PlannerInput<'_>, pace: &Pace, link: &LinkFacts) -> Times {
+    match link.route {
+        Route::SameDevice => Times::default(),
+        _ => pace.times(|batch| link.time_us(crossing_bytes(input, batch.rows))),
+    }
+}

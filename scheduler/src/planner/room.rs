@@ -1,0 +1,149 @@
+//! Whether a model fits at all, and what is missing where it does not.
+//!
+//! This module must not know times.
+
+use super::Shortage;
+use super::problem::{Problem, Run};
+use super::solver::Instance;
+
+/// Most devices for which every order is tried.
+const EXACT: usize = 12;
+/// Most devices times segments for which the placement that comes closest to fitting is searched for.
+const SEARCHED: usize = 2048;
+
+/// Whether some placement fits. Exact for few devices; for many, devices are filled in the order of what they hold.
+pub(super) fn fits(instance: &Instance) -> bool {
+    let usable: Vec<usize> = (0..instance.devices.len()).filter(|&d| !instance.excluded[d]).collect();
+    if usable.len() > EXACT {
+        return fits_by_size(instance, usable);
+    }
+    // The furthest segment that a set of devices can have placed, by the last of them: getting further never hurts.
+    let sets = 1usize << usable.len();
+    let mut furthest = vec![0usize; sets * usable.len()];
+    for set in 1..sets {
+        if set.count_ones() as usize > instance.max_stages {
+            continue;
+        }
+        for last in (0..usable.len()).filter(|last| set >> last & 1 == 1) {
+            let rest = set & !(1 << last);
+            let mut end = 0;
+            if rest == 0 {
+                end = reach(instance, usable[last], 0, 0);
+            }
+            for before in (0..usable.len()).filter(|before| rest >> before & 1 == 1) {
+                let first = furthest[rest * usable.len() + before];
+                if first > 0 {
+                    end = end.max(next(instance, usable[before], usable[last], first));
+                }
+            }
+            if end == instance.segments {
+                return true;
+            }
+            furthest[set * usable.len() + last] = end;
+        }
+    }
+    false
+}
+
+/// The end of the longest run on a device: as far as memory and pins let it.
+fn reach(instance: &Instance, device: usize, class: usize, first: usize) -> usize {
+    let end = instance.devices[device].reach[class].get(first).copied().unwrap_or(first);
+    let pinned_elsewhere = |segment: &usize| instance.pins[*segment].is_some_and(|pin| pin != device);
+    (first..end).find(pinned_elsewhere).unwrap_or(end)
+}
+
+/// The same behind another device; 0 if nothing fits there.
+fn next(instance: &Instance, before: usize, device: usize, first: usize) -> usize {
+    let Some(crossing) = &instance.crossings[before * instance.devices.len() + device] else { return 0 };
+    match reach(instance, device, crossing.class, first) {
+        end if end > first => end,
+        _ => 0,
+    }
+}
+
+fn fits_by_size(instance: &Instance, mut devices: Vec<usize>) -> bool {
+    devices.sort_by_key(|&device| std::cmp::Reverse(reach(instance, device, 0, 0)));
+    let mut end = 0;
+    let mut before: Option<usize> = None;
+    for device in devices.into_iter().take(instance.max_stages) {
+        let further = match before {
+            None => reach(instance, device, 0, 0),
+            Some(before) => next(instance, before, device, end),
+        };
+        if further > end {
+            (end, before) = (further, Some(device));
+        }
+    }
+    end == instance.segments
+}
+
+/// What the placement that comes closest to fitting lacks, with the devices in their order: the fewest bytes for few
+/// devices and segments, else what the last device lacks when all are filled in turn.
+pub(super) fn closest(problem: &Problem<'_>) -> Vec<Shortage> {
+    let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
+    let runs = if segments * devices <= SEARCHED { least_missing(problem) } else { filled_in_turn(problem) };
+    problem.prove(&runs).err().unwrap_or_default()
+}
+
+fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
+    let memory = problem.memory(run, before);
+    memory.total.saturating_sub(memory.available)
+}
+
+/// For each (segments placed, last device): the fewest bytes that are missing, where the last run begins, and the device
+/// before it.
+fn least_missing(problem: &Problem<'_>) -> Vec<Run> {
+    let (segments, devices) = (problem.input.segments.len(), problem.input.devices.len());
+    let mut best: Vec<Option<(u64, usize, Option<usize>)>> = vec![None; (segments + 1) * devices];
+    for device in 0..devices {
+        for end in 1..=segments {
+            for first in 0..end {
+                let run = Run { device, segments: first..end };
+                let ways = (0..device).map(Some).chain([None]).filter(|way| way.is_some() == (first > 0));
+                for before in ways {
+                    let so_far = match before {
+                        None => 0,
+                        Some(before) => match best[first * devices + before] {
+                            Some((bytes, ..)) => bytes,
+                            None => continue,
+                        },
+                    };
+                    let bytes = so_far.saturating_add(missing(problem, &run, before));
+                    let cell = &mut best[end * devices + device];
+                    if cell.is_none_or(|(least, ..)| bytes < least) {
+                        *cell = Some((bytes, first, before));
+                    }
+                }
+            }
+        }
+    }
+    let bytes = |device: &usize| best[segments * devices + device].map_or(u64::MAX, |(bytes, ..)| bytes);
+    let mut runs = Vec::new();
+    let (mut end, mut device) = (segments, (0..devices).min_by_key(bytes));
+    while let Some(at) = device {
+        let Some((_, first, before)) = best[end * devices + at] else { break };
+        runs.push(Run { device: at, segments: first..end });
+        (end, device) = (first, before);
+    }
+    runs.reverse();
+    runs
+}
+
+fn filled_in_turn(problem: &Problem<'_>) -> Vec<Run> {
+    let instance = problem.instance();
+    let (segments, devices) = (instance.segments, instance.devices.len());
+    let mut runs: Vec<Run> = Vec::new();
+    let mut first = 0;
+    for device in 0..devices {
+        let end = match runs.last() {
+            None => reach(&instance, device, 0, first),
+            Some(run) => next(&instance, run.device, device, first).max(first),
+        };
+        let end = if device + 1 == devices { segments } else { end };
+        if end > first {
+            runs.push(Run { device, segments: first..end });
+            first = end;
+        }
+    }
+    runs
+}

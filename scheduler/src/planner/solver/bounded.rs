@@ -1,0 +1,233 @@
+//! Instances with too many sets of devices to count: good placements, and how far they can be from the best.
+//!
+//! As in the exact search a box of largest terms is bounded by the least time under its upper limits; here a Lagrangian
+//! bound stands for the least time, and placements come from good orders of the devices. Boxes are halved, the most
+//! promising first, until the gap is small; then orders are improved by local search around the best placement.
+//!
+//! This module must not know how bounds and placements are found.
+
+use super::dual::{self, Prices};
+use super::rules::{Limits, Rules};
+use super::{Costs, Instance, Placement, Solution, kinds, orders};
+use rayon::prelude::*;
+
+/// The gap at which the search is content, relative to the best score.
+const GAP: f64 = 0.0075;
+
+/// Most boxes that are looked at.
+const MOST_BOXES: usize = 64;
+
+/// Steps towards better prices: for the first box, and for each part of one.
+const FIRST_STEPS: usize = 100;
+const STEPS: usize = 24;
+
+/// The most by which the prices of a part may be above those of the whole.
+const LARGEST_FACTOR: f64 = 4.0;
+
+/// Halvings of the interval in which the least possible largest term lies.
+const HALVINGS: usize = 12;
+
+/// Rounds of local search, each of several trials.
+const ROUNDS: usize = 40;
+const TRIALS: usize = 8;
+
+const INFINITE: Costs = Costs { busy: f64::INFINITY, time: f64::INFINITY, chunk: f64::INFINITY };
+
+/// A box of largest terms; `time` is not used.
+struct Region {
+    lower: Costs,
+    upper: Costs,
+    prices: Prices,
+}
+
+struct Search<'a> {
+    instance: &'a Instance,
+    /// Every device by itself, for orders; alike devices together, for bounds.
+    single: Vec<Vec<usize>>,
+    merged: Vec<Vec<usize>>,
+    orders: Vec<Vec<usize>>,
+    solution: Solution,
+}
+
+/// Good placements with a bound.
+pub(super) fn solve(instance: &Instance) -> Solution {
+    let (single, merged) = (kinds::single(instance), kinds::merge(instance));
+    let orders = orders::starts(instance, &single);
+    let mut search = Search { instance, single, merged, orders, solution: Solution::empty(instance) };
+    let mut regions = vec![search.everything()];
+    search.look(&mut regions[0]);
+    search.improve_orders();
+    let mut bound = f64::INFINITY;
+    for _ in 0..MOST_BOXES {
+        let best = search.solution.best();
+        if best.is_infinite() {
+            break;
+        }
+        regions.retain(|region| search.bound(region) < best);
+        let bounds = regions.iter().map(|region| search.bound(region)).enumerate();
+        let Some((at, least)) = bounds.min_by(|a, b| a.1.total_cmp(&b.1)) else { break };
+        if least >= best * (1.0 - GAP) {
+            break;
+        }
+        let region = regions.swap_remove(at);
+        let Some(parts) = search.halve(&region) else {
+            // Nothing to part: what is left open is the gap of the prices.
+            bound = bound.min(least);
+            continue;
+        };
+        for mut part in parts {
+            search.look(&mut part);
+            regions.push(part);
+        }
+    }
+    search.improve_orders();
+    let left = regions.iter().map(|region| search.bound(region)).fold(bound, f64::min);
+    let best = search.solution.best();
+    Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
+}
+
+impl Search<'_> {
+    /// All placements, with what their largest terms are at least.
+    fn everything(&self) -> Region {
+        let (busy_weight, chunk_weight) = self.instance.score.weights();
+        let least = |part: fn(&mut Costs) -> &mut f64| {
+            let before =
+                |device: usize, at: usize| *part(&mut self.instance.devices[device].before[at].clone());
+            let weights = dual::weights(self.instance, before);
+            let slowest =
+                (0..self.instance.devices.len()).map(|device| before(device, self.instance.segments));
+            let (mut low, mut high) = (0.0, slowest.fold(0.0, f64::max));
+            for _ in 0..HALVINGS {
+                let middle = (low + high) / 2.0;
+                let mut most = INFINITE;
+                *part(&mut most) = middle;
+                let rules = Rules::new(self.instance, &self.merged, &Limits { most, forbidden: &[] });
+                let may = dual::may_hold(self.instance, &self.merged, &rules, &weights);
+                if may { high = middle } else { low = middle }
+            }
+            low
+        };
+        let busy = if busy_weight > 0.0 { least(|costs| &mut costs.busy) } else { 0.0 };
+        let chunk = if chunk_weight > 0.0 { least(|costs| &mut costs.chunk) } else { 0.0 };
+        let prices = Prices::new(self.instance);
+        Region { lower: Costs { busy, time: 0.0, chunk }, upper: INFINITE, prices }
+    }
+
+    /// No placement in the region scores less.
+    fn bound(&self, region: &Region) -> f64 {
+        self.instance.score.of(&Costs { time: region.prices.bound.max(0.0), ..region.lower })
+    }
+
+    /// Bounds a region and looks for placements in it.
+    fn look(&mut self, region: &mut Region) {
+        let instance = self.instance;
+        let first = region.upper == INFINITE;
+        let rules = Rules::new(instance, &self.single, &Limits { most: region.upper, forbidden: &[] });
+        self.offer_orders(&rules);
+        let room = instance.score.room(self.solution.best(), &region.lower);
+        let rules = Rules::new(instance, &self.merged, &Limits { most: region.upper, forbidden: &[] });
+        // New prices sum to 1; those of a part are about those of the whole.
+        let slowest = instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
+        let largest = if first { slowest * 2.0 } else { LARGEST_FACTOR };
+        region.prices.scale(instance, &self.merged, &rules, largest);
+        let target = self.solution.best_by_stages.iter().flatten().map(|p| instance.totals(&p.stages).time);
+        let target = if first { target.fold(f64::INFINITY, f64::min) } else { room.time };
+        if target.is_finite() {
+            let steps = if first { FIRST_STEPS } else { STEPS };
+            region.prices.improve(instance, &self.merged, &rules, target, steps);
+        }
+    }
+
+    /// The two halves of a region, along the term that counts more; `None` if there is nothing to halve.
+    fn halve(&self, region: &Region) -> Option<[Region; 2]> {
+        let (lower, least) = (region.lower, region.prices.bound.max(0.0));
+        let room = self.instance.score.room(self.solution.best(), &Costs { time: least, ..lower });
+        let busy = region.upper.busy.min(room.busy);
+        let chunk = region.upper.chunk.min(room.chunk);
+        let worth = |costs: Costs| self.instance.score.of(&Costs { time: least, ..costs });
+        let (busy_weight, chunk_weight) = self.instance.score.weights();
+        let busy_counts = if busy_weight > 0.0 { worth(Costs { busy, ..lower }) } else { 0.0 };
+        let chunk_counts = if chunk_weight > 0.0 { worth(Costs { chunk, ..lower }) } else { 0.0 };
+        if busy_counts.max(chunk_counts) <= worth(lower) * (1.0 + GAP / 4.0) {
+            return None;
+        }
+        let upper = Costs { busy, chunk, ..region.upper };
+        let part = |lower, upper| Region { lower, upper, prices: region.prices.clone() };
+        let (below, above) = if busy_counts >= chunk_counts {
+            let middle = (lower.busy + busy) / 2.0;
+            (Costs { busy: middle, ..upper }, Costs { busy: middle, ..lower })
+        } else {
+            let middle = (lower.chunk + chunk) / 2.0;
+            (Costs { chunk: middle, ..upper }, Costs { chunk: middle, ..lower })
+        };
+        Some([part(lower, below), part(above, upper)])
+    }
+
+    /// Tries all known orders under rules.
+    fn offer_orders(&mut self, rules: &Rules) {
+        let place = |order: &Vec<usize>| orders::least(self.instance, &self.single, rules, order);
+        let found: Vec<_> = self.orders.par_iter().map(place).collect();
+        for stages in found.into_iter().flatten() {
+            self.solution.offer(self.instance, &stages);
+        }
+    }
+
+    /// Local search around the best placement: devices change places, or move, in its order.
+    fn improve_orders(&mut self) {
+        let Some(mut best) = self.best_placement().cloned() else { return };
+        let mut order = self.order_of(&best);
+        for round in 0..ROUNDS {
+            let totals = self.instance.totals(&best.stages);
+            let most = Costs { time: f64::INFINITY, ..totals };
+            let rules = Rules::new(self.instance, &self.single, &Limits { most, forbidden: &[] });
+            let trial = |at: usize| {
+                let order = moved(&order, round * TRIALS + at, self.single.len());
+                let stages = orders::least(self.instance, &self.single, &rules, &order)?;
+                Some((super::score(self.instance, &stages), at, order, stages))
+            };
+            let trials: Vec<_> = (0..TRIALS).into_par_iter().filter_map(trial).collect();
+            let found = trials.into_iter().min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            if let Some((score, _, better, stages)) = found.filter(|(score, ..)| *score < best.score) {
+                self.solution.offer(self.instance, &stages);
+                (best, order) = (Placement { stages, score }, better);
+            }
+        }
+        self.orders.push(order);
+    }
+
+    fn best_placement(&self) -> Option<&Placement> {
+        self.solution.choose(0.0)
+    }
+
+    /// The order of a placement, with the devices that it leaves out behind, as far as there may be stages.
+    fn order_of(&self, placement: &Placement) -> Vec<usize> {
+        let at = |device: usize| self.single.iter().position(|kind| kind[0] == device);
+        let mut order: Vec<usize> = placement.stages.iter().filter_map(|(device, _)| at(*device)).collect();
+        let others: Vec<usize> = (0..self.single.len()).filter(|kind| !order.contains(kind)).collect();
+        order.extend(others);
+        order.truncate(self.instance.max_stages);
+        order
+    }
+}
+
+/// An order with a small change: the same change for the same number. Devices that are not in it may come in.
+fn moved(order: &[usize], number: usize, devices: usize) -> Vec<usize> {
+    // Weyl's sequence, scrambled: spread, without a state and without a pattern.
+    let scramble = |salt: u64| {
+        let mut bits = (number as u64).wrapping_mul(2).wrapping_add(salt).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        bits ^= bits >> 31;
+        bits = bits.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (bits ^ (bits >> 29)) as usize
+    };
+    let mut order = order.to_vec();
+    let (from, to) = (scramble(0) % order.len(), scramble(1) % devices);
+    match order.iter().position(|kind| *kind == to) {
+        Some(to) if number.is_multiple_of(2) => order.swap(from, to),
+        Some(to) => {
+            let kind = order.remove(from);
+            order.insert(to.min(order.len()), kind);
+        }
+        None => order[from] = to,
+    }
+    order
+}

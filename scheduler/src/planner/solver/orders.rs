@@ -1,0 +1,126 @@
+//! Placements for a given order of devices, each used or skipped, and good orders to begin with.
+//!
+//! This module must not know scores.
+
+use super::rules::{Rules, slide};
+use super::{Instance, Stage};
+
+/// The least time of a placement that keeps the order; indices into the order are those of kinds with one member each.
+/// `None` if the rules allow none.
+pub(super) fn least(
+    instance: &Instance,
+    kinds: &[Vec<usize>],
+    rules: &Rules,
+    order: &[usize],
+) -> Option<Vec<Stage>> {
+    let width = instance.segments + 1;
+    let must: Vec<bool> = order.iter().map(|kind| instance.required.contains(&kinds[*kind][0])).collect();
+    let mut times = vec![f64::INFINITY; order.len() * width];
+    let mut costs = vec![f64::INFINITY; width];
+    let mut queue = Vec::new();
+    // Behind the last device before this one that must take part.
+    let mut earliest = vec![0; order.len()];
+    for (at, &kind) in order.iter().enumerate() {
+        earliest[at] = (0..at).rev().find(|before| must[*before]).unwrap_or(0);
+        let (before, own) = times.split_at_mut(at * width);
+        let own = &mut own[..width];
+        let to = &rules.kinds[kind];
+        if !must[..at].contains(&true) {
+            own.copy_from_slice(&to.opening);
+        }
+        for (group, windows) in to.groups.iter().enumerate() {
+            let mut any = false;
+            for place in earliest[at]..at {
+                let Some(way) = rules.way(order[place], kind).filter(|way| way.group == group) else {
+                    continue;
+                };
+                any = true;
+                for (cost, time) in costs.iter_mut().zip(&before[place * width..][..instance.segments]) {
+                    *cost = cost.min(time + way.time);
+                }
+            }
+            if any {
+                costs.iter_mut().zip(&to.prefix).for_each(|(cost, prefix)| *cost -= prefix);
+                let range = 1..instance.segments;
+                slide(&costs, range, &windows.from, 2.min(instance.segments), &mut queue, |end, least| {
+                    own[end] = own[end].min(least + to.finish[end]);
+                });
+                costs.fill(f64::INFINITY);
+            }
+        }
+    }
+    let last = must.iter().rposition(|must| *must).unwrap_or(0);
+    let end = |place: &usize| times[place * width + instance.segments];
+    let mut place =
+        (last..order.len()).filter(|p| end(p).is_finite()).min_by(|a, b| end(a).total_cmp(&end(b)))?;
+    let mut stages = Vec::new();
+    let mut end = instance.segments;
+    loop {
+        let kind = order[place];
+        let to = &rules.kinds[kind];
+        // What the stage begins with: the first segment, or the place and the end before it.
+        let mut best = (if must[..place].contains(&true) { f64::INFINITY } else { to.opening[end] }, None);
+        for before in earliest[place]..place {
+            let Some(way) = rules.way(order[before], kind) else { continue };
+            for first in to.groups[way.group].from[end] as usize..end {
+                let time = times[before * width + first] + way.time + to.finish[end] - to.prefix[first];
+                if time < best.0 {
+                    best = (time, Some((before, first)));
+                }
+            }
+        }
+        let Some((before, first)) = best.1 else {
+            stages.push((kinds[kind][0], 0..end));
+            break;
+        };
+        stages.push((kinds[kind][0], first..end));
+        (place, end) = (before, first);
+    }
+    stages.reverse();
+    Some(stages)
+}
+
+/// Orders to begin with: by speed, by memory, by both, and by the nearest next device; each of as many devices as there may
+/// be stages, with those that must take part.
+pub(super) fn starts(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    let costs = |kind: usize| &instance.devices[kinds[kind][0]];
+    let slow = |kind: usize| costs(kind).before[instance.segments].time;
+    let holds = |kind: usize| {
+        let longest = |reach: &Vec<usize>| reach.iter().enumerate().map(|(first, end)| end - first).max();
+        costs(kind).reach.iter().filter_map(longest).max().unwrap_or(0) as f64
+    };
+    let by = |key: &dyn Fn(usize) -> f64| {
+        let mut order: Vec<usize> = (0..kinds.len()).collect();
+        order.sort_by(|a, b| key(*a).total_cmp(&key(*b)));
+        order.sort_by_key(|kind| !instance.required.contains(&kinds[*kind][0]));
+        order.truncate(instance.max_stages);
+        order.sort_by(|a, b| key(*a).total_cmp(&key(*b)));
+        order
+    };
+    let by_speed = by(&slow);
+    let by_memory = by(&|kind| -holds(kind));
+    let by_both = by(&|kind| slow(kind) / (holds(kind) + 1.0));
+    let mut orders = vec![nearest_next(instance, kinds, &by_speed), nearest_next(instance, kinds, &by_both)];
+    for order in [by_speed, by_memory, by_both] {
+        orders.push(order.iter().rev().copied().collect());
+        orders.push(order);
+    }
+    orders
+}
+
+/// The devices of an order, each followed by the one that is the cheapest to reach; the order decides between equals.
+fn nearest_next(instance: &Instance, kinds: &[Vec<usize>], order: &[usize]) -> Vec<usize> {
+    let mut left = order.to_vec();
+    let mut chain: Vec<usize> = Vec::new();
+    while !left.is_empty() {
+        let far = |to: usize| match chain.last() {
+            None => 0.0,
+            Some(last) => {
+                instance.crossing(kinds[*last][0], kinds[to][0]).map_or(f64::INFINITY, |c| c.costs.time)
+            }
+        };
+        let next = (0..left.len()).min_by(|a, b| far(left[*a]).total_cmp(&far(left[*b]))).unwrap_or(0);
+        chain.push(left.remove(next));
+    }
+    chain
+}

@@ -1,0 +1,225 @@
+//! What limits on the parts of a score leave of an instance: which runs and which crossings are allowed, and how much time
+//! the rest of a placement takes at least.
+//!
+//! For a given device every condition on a run (memory, pins, limits) still holds when the run gets shorter, so the runs
+//! that are allowed up to an end are those that begin in an interval that ends there.
+//!
+//! This module must not know the searches.
+
+use super::{Costs, Instance};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Limits that a search keeps.
+#[derive(Clone, Copy)]
+pub(super) struct Limits<'a> {
+    /// The largest `busy` and `chunk` of a stage or crossing and the largest sum of `time`, all inclusive.
+    pub most: Costs,
+    /// Pairs (from, to) of devices that must not follow one another.
+    pub forbidden: &'a [(usize, usize)],
+}
+
+/// A crossing that is allowed.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub time: f64,
+    /// The [`Windows`] of the stage behind it.
+    pub group: usize,
+}
+
+/// The runs of a kind of device that are allowed behind some crossings.
+#[derive(PartialEq)]
+pub(super) struct Windows {
+    /// At an end: the first segment of the longest run; the end itself if there is none. Never falls.
+    pub from: Vec<u32>,
+    /// At a first segment: the end of the longest run; the segment itself if there is none. Never falls.
+    pub to: Vec<u32>,
+}
+
+/// One kind of device under limits.
+pub(super) struct KindRules {
+    /// `time` of the segments `0 .. i`.
+    pub prefix: Vec<f64>,
+    /// At an end: `time` of a stage with that end, plus `prefix` at its first segment.
+    pub finish: Vec<f64>,
+    /// At an end: `time` of a first stage with that end; infinite if it is not allowed.
+    pub opening: Vec<f64>,
+    /// Without doubles.
+    pub groups: Vec<Windows>,
+    /// At i: the least `time` behind a stage that ends at i, if devices could be used again and again.
+    pub rest: Vec<f64>,
+}
+
+/// An instance under limits.
+pub(super) struct Rules {
+    pub kinds: Vec<KindRules>,
+    /// At `from * kinds + to`.
+    ways: Vec<Option<Way>>,
+    /// At `(from * kinds + to) * buses + bus`: what a crossing adds to a shared bus.
+    rides: Vec<f64>,
+    buses: usize,
+    /// The most that a shared bus may be busy.
+    most_busy: f64,
+}
+
+impl Rules {
+    pub fn new(instance: &Instance, kinds: &[Vec<usize>], limits: &Limits<'_>) -> Self {
+        let (all, group_of): (Vec<_>, Vec<_>) =
+            kinds.iter().map(|kind| kind_rules(instance, kind[0], &limits.most)).unzip();
+        let way = |from: usize, to: usize| {
+            let source = kinds[from][0];
+            // Within a kind the crossing is one between two members.
+            let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
+            let crossing = instance.crossing(source, target)?;
+            let within = crossing.costs.busy <= limits.most.busy && crossing.costs.chunk <= limits.most.chunk;
+            let allowed = within && !limits.forbidden.contains(&(source, target));
+            allowed.then(|| Way { time: crossing.costs.time, group: group_of[to][crossing.class] })
+        };
+        let pairs = || (0..kinds.len()).flat_map(|from| (0..kinds.len()).map(move |to| (from, to)));
+        let ride = |(from, to): (usize, usize)| {
+            let pair = (kinds[from][0], kinds[to][0]);
+            instance.shared.iter().map(move |bus| bus.load(pair))
+        };
+        let mut rules = Self {
+            kinds: all,
+            ways: pairs().map(|(from, to)| way(from, to)).collect(),
+            rides: pairs().flat_map(ride).collect(),
+            buses: instance.shared.len(),
+            most_busy: limits.most.busy,
+        };
+        rules.find_rest(instance.segments);
+        rules
+    }
+
+    pub fn way(&self, from: usize, to: usize) -> Option<Way> {
+        self.ways[from * self.kinds.len() + to]
+    }
+
+    /// The loads of the shared buses behind a crossing; `None` if one is too busy then.
+    pub fn ride<'a>(
+        &'a self,
+        from: usize,
+        to: usize,
+        loads: &'a [f64],
+    ) -> Option<impl Iterator<Item = f64> + 'a> {
+        let at = (from * self.kinds.len() + to) * self.buses;
+        let sums = move || self.rides[at..at + self.buses].iter().zip(loads).map(|(ride, load)| ride + load);
+        sums().all(|load| load <= self.most_busy).then(sums)
+    }
+
+    /// Fills `rest` from the end: at each place a crossing, then the best run from there.
+    fn find_rest(&mut self, segments: usize) {
+        let mut queues: Vec<Vec<VecDeque<u32>>> =
+            self.kinds.iter().map(|kind| vec![VecDeque::new(); kind.groups.len()]).collect();
+        let mut runs: Vec<Vec<f64>> = self.kinds.iter().map(|kind| vec![0.0; kind.groups.len()]).collect();
+        for first in (1..segments).rev() {
+            for (to, kind) in self.kinds.iter().enumerate() {
+                let key = |end: u32| kind.finish[end as usize] + kind.rest[end as usize];
+                for (group, windows) in kind.groups.iter().enumerate() {
+                    let queue = &mut queues[to][group];
+                    let end = first as u32 + 1;
+                    while queue.back().is_some_and(|last| key(*last) >= key(end)) {
+                        queue.pop_back();
+                    }
+                    queue.push_back(end);
+                    while queue.front().is_some_and(|end| *end > windows.to[first]) {
+                        queue.pop_front();
+                    }
+                    runs[to][group] = queue.front().map_or(f64::INFINITY, |e| key(*e) - kind.prefix[first]);
+                }
+            }
+            for from in 0..self.kinds.len() {
+                let ways = (0..self.kinds.len()).filter_map(|to| Some((to, self.way(from, to)?)));
+                let least =
+                    ways.map(|(to, way)| way.time + runs[to][way.group]).fold(f64::INFINITY, f64::min);
+                self.kinds[from].rest[first] = least;
+            }
+        }
+    }
+}
+
+/// The rules for a device, without `rest`, and the group of each class.
+fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, Vec<usize>) {
+    let costs = &instance.devices[device];
+    let segments = instance.segments;
+    let within = |run: Range<usize>| {
+        let stage = instance.stage(device, run);
+        stage.busy <= most.busy && stage.chunk <= most.chunk
+    };
+    // At an end: behind the last segment before it that another device must run.
+    let mut free = vec![0; segments + 1];
+    for (at, pin) in instance.pins.iter().enumerate() {
+        free[at + 1] = if pin.is_none_or(|pin| pin == device) { free[at] } else { at + 1 };
+    }
+    let prefix: Vec<f64> = costs.before.iter().map(|c| c.time).collect();
+    let mut finish: Vec<f64> = prefix.iter().map(|time| time + costs.stage.time).collect();
+    finish[segments] += costs.exit.time;
+    let opens = |end: usize| end > 0 && free[end] == 0 && costs.reach[0][0] >= end && within(0..end);
+    let opening = |end: usize| if opens(end) { instance.stage(device, 0..end).time } else { f64::INFINITY };
+    let mut groups: Vec<Windows> = Vec::new();
+    let mut group_of = Vec::new();
+    for reach in &costs.reach {
+        let allowed =
+            |run: Range<usize>| free[run.end] <= run.start && reach[run.start] >= run.end && within(run);
+        let windows = windows(segments, allowed);
+        group_of.push(groups.iter().position(|g| *g == windows).unwrap_or(groups.len()));
+        if group_of.last() == Some(&groups.len()) {
+            groups.push(windows);
+        }
+    }
+    let mut rest = vec![f64::INFINITY; segments + 1];
+    rest[segments] = 0.0;
+    (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups, rest }, group_of)
+}
+
+/// The windows of the runs, behind a first stage, that are allowed.
+fn windows(segments: usize, allowed: impl Fn(Range<usize>) -> bool) -> Windows {
+    let mut windows = Windows { from: vec![0; segments + 1], to: (0..=segments as u32).collect() };
+    let mut first = 1;
+    for end in 1..=segments {
+        while first < end && !allowed(first..end) {
+            first += 1;
+        }
+        windows.from[end] = first as u32;
+        if first < end {
+            windows.to[first] = end as u32;
+        }
+    }
+    for first in 1..=segments {
+        windows.to[first] = windows.to[first].max(windows.to[first - 1]);
+    }
+    windows
+}
+
+/// For each end from `begin`: the least `costs[first]` with `first` in `range`, before the end and in its window, through
+/// `each(end, least)`. `queue` is scratch.
+pub(super) fn slide(
+    costs: &[f64],
+    range: Range<usize>,
+    from: &[u32],
+    begin: usize,
+    queue: &mut Vec<u32>,
+    mut each: impl FnMut(usize, f64),
+) {
+    queue.clear();
+    let mut head = 0;
+    let mut entering = range.start.max(from[begin] as usize);
+    for (end, &window) in from.iter().enumerate().skip(begin) {
+        if window as usize >= range.end {
+            return;
+        }
+        while entering < end.min(range.end) {
+            while queue.len() > head && costs[queue[queue.len() - 1] as usize] >= costs[entering] {
+                queue.pop();
+            }
+            queue.push(entering as u32);
+            entering += 1;
+        }
+        while head < queue.len() && queue[head] < window {
+            head += 1;
+        }
+        if head < queue.len() {
+            each(end, costs[queue[head] as usize]);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! JSON Schemas of the formats that people write or read: fleets and plans. They are made from the types, and
+//! `cargo xtask schemas` writes them to `docs/schemas`.
+//!
+//! This module must not know what the formats are for.
+
+use crate::fleet::Fleet;
+use crate::plan::Plan;
+use ragtag_graph::Granularity;
+use ragtag_hal::AdapterKind;
+use ragtag_kernels::{Activations, KvType};
+use schemars::generate::SchemaSettings;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Serialize;
+
+/// Every schema as a file: its name and its text.
+pub fn all() -> [(&'static str, String); 2] {
+    [("fleet.schema.json", text::<Fleet>()), ("plan.schema.json", text::<Plan>())]
+}
+
+fn text<T: JsonSchema>() -> String {
+    let schema = SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
+    // Written with `{:#}`, a JSON value is indented.
+    format!("{:#}\n", schema.as_value())
+}
+
+/// One of these values, as they are written.
+fn one_of(values: &[impl Serialize]) -> Schema {
+    json_schema!({ "enum": values })
+}
+
+pub(crate) fn adapter_kind(_: &mut SchemaGenerator) -> Schema {
+    use AdapterKind::{Cpu, Discrete, Integrated, Software};
+    one_of(&[Some(Discrete), Some(Integrated), Some(Cpu), Some(Software), None])
+}
+
+pub(crate) fn kv_type(_: &mut SchemaGenerator) -> Schema {
+    one_of(&[KvType::F32, KvType::F16])
+}
+
+pub(crate) fn granularity(_: &mut SchemaGenerator) -> Schema {
+    one_of(&[Granularity::Block, Granularity::HalfBlock])
+}
+
+pub(crate) fn activations(_: &mut SchemaGenerator) -> Schema {
+    one_of(&Activations::ALL)
+}
+
+/// [`Route`](ragtag_transfer::Route): a name, or a ring with its size.
+pub(crate) fn route(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "anyOf": [
+            { "enum": ["same-device", "peer", "import"] },
+            {
+                "type": "object",
+                "properties": {
+                    "host-staged": {
+                        "type": "object",
+                        "properties": {
+                            "chunk_bytes": { "type": "integer", "minimum": 1 },
+                            "depth": { "type": "integer", "minimum": 1 },
+                        },
+                        "required": ["chunk_bytes", "depth"],
+                        "additionalProperties": false,
+                    },
+                },
+                "required": ["host-staged"],
+                "additionalProperties": false,
+            },
+        ],
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_transfer::Route;
+
+    #[test]
+    fn the_committed_schemas_are_those_of_the_types() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schemas/");
+        for (name, text) in all() {
+            let committed = std::fs::read_to_string(format!("{folder}{name}")).unwrap_or_default();
+            assert_eq!(committed, text, "docs/schemas/{name} is stale; run `cargo xtask schemas`");
+        }
+    }
+
+    /// The one schema that is written by hand.
+    #[test]
+    fn the_schema_of_routes_has_their_names() {
+        let schema = route(&mut SchemaGenerator::default());
+        let (names, ring) =
+            (&schema.as_value()["anyOf"][0]["enum"], &schema.as_value()["anyOf"][1]["properties"]);
+        let written = |route: Route| serde_json::to_value(route).unwrap();
+        for route in [Route::SameDevice, Route::Peer, Route::Import] {
+            assert!(names.as_array().unwrap().contains(&written(route)));
+        }
+        let staged = written(Route::HOST_STAGED);
+        let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&staged), keys(ring));
+        assert_eq!(keys(&staged["host-staged"]), keys(&ring["host-staged"]["properties"]));
+    }
+}

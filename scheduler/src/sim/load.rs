@@ -1,0 +1,468 @@
+//! Loads: which requests come when. Drawn from a seed, or read from a file.
+//!
+//! This module must not know devices or plans.
+
+use crate::core::{Nanoseconds, Want};
+use crate::sim::SimRequest;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Deserialize;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// Most requests of a load.
+pub const MOST_REQUESTS: u32 = 1 << 20;
+/// Most tokens of a load, those of prompts and those to generate together.
+pub const MOST_TOKENS: u64 = 1 << 26;
+/// Most tokens of a prompt, and most tokens to generate for a request.
+pub const LONGEST: u32 = 1 << 24;
+/// The last moment at which a request may come, in seconds.
+pub const LATEST_S: f64 = 1e9;
+
+/// Requests, and how they come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// The requests; at least one.
+    pub requests: Vec<SimRequest>,
+    /// With a number, so many are there at once: another comes when one has ended, and not at its time.
+    pub at_once: Option<u32>,
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arrivals {
+    /// All at the start.
+    Together,
+    /// At random moments, independent of each other: a Poisson process of so many a second.
+    Poisson {
+        /// Requests a second, on average.
+        per_s: f64,
+    },
+    /// So many at the start, and another whenever one has ended: a closed loop.
+    Closed {
+        /// How many.
+        at_once: u32,
+    },
+}
+
+/// How long prompts or answers are, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lengths {
+    /// All the same.
+    Fixed(u32),
+    /// Any of these is as likely as another.
+    Uniform {
+        /// The shortest.
+        least: u32,
+        /// The longest.
+        most: u32,
+    },
+    /// At least 1; after each token it is as likely as after any other that it was the last.
+    Geometric {
+        /// The mean, at least 1.
+        mean: f64,
+    },
+}
+
+/// A load to be drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DrawnLoad {
+    /// How many requests.
+    pub requests: u32,
+    /// When they come.
+    pub arrivals: Arrivals,
+    /// Tokens of their prompts; at least 1.
+    pub prompt_tokens: Lengths,
+    /// Tokens that they generate.
+    pub new_tokens: Lengths,
+    /// Everything follows from it.
+    pub seed: u64,
+}
+
+/// Why there is no such load.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LoadError {
+    /// A figure that makes no sense.
+    #[error("{what}")]
+    Figure {
+        /// Which, and what it should be.
+        what: String,
+    },
+    /// A line of a file.
+    #[error("line {line}: {what}")]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// No request in a file.
+    #[error("there is no request in it")]
+    Empty,
+    /// More than is simulated.
+    #[error("more than {most} {what}")]
+    TooMuch {
+        /// What there is too much of.
+        what: &'static str,
+        /// How much of it there may be.
+        most: u64,
+    },
+}
+
+impl DrawnLoad {
+    /// Draws it.
+    ///
+    /// # Errors
+    /// [`LoadError::Figure`] for no requests, lengths, rates or numbers that make no sense, [`LoadError::TooMuch`] beyond
+    /// [`MOST_REQUESTS`] and [`MOST_TOKENS`].
+    pub fn draw(&self) -> Result<Load, LoadError> {
+        self.check()?;
+        let mut rng = SmallRng::seed_from_u64(self.seed);
+        let (mut requests, mut at_s, mut tokens) = (Vec::new(), 0.0, Tokens::default());
+        for _ in 0..self.requests {
+            if let Arrivals::Poisson { per_s } = self.arrivals {
+                at_s += exponential(&mut rng) / per_s;
+            }
+            let (prompt, new) = (self.prompt_tokens.draw(&mut rng), self.new_tokens.draw(&mut rng));
+            tokens.add(prompt, new)?;
+            requests.push(request(at_s.min(LATEST_S), prompt, new));
+        }
+        let at_once = match self.arrivals {
+            Arrivals::Closed { at_once } => Some(at_once),
+            Arrivals::Together | Arrivals::Poisson { .. } => None,
+        };
+        Ok(Load { requests, at_once })
+    }
+
+    fn check(&self) -> Result<(), LoadError> {
+        let figure = |what: &str| Err(LoadError::Figure { what: what.into() });
+        if self.requests == 0 {
+            return figure("a load needs a request at least");
+        }
+        if self.requests > MOST_REQUESTS {
+            return Err(LoadError::TooMuch { what: "requests", most: MOST_REQUESTS.into() });
+        }
+        match self.arrivals {
+            Arrivals::Poisson { per_s } if !(per_s.is_finite() && per_s >= 1e-6) => {
+                figure("a rate is a number of requests a second, at least 0.000001")
+            }
+            Arrivals::Closed { at_once: 0 } => figure("a closed loop needs a request at once at least"),
+            _ => Ok(()),
+        }?;
+        self.prompt_tokens.check("prompt", 1)?;
+        self.new_tokens.check("answer", 0)
+    }
+}
+
+impl Lengths {
+    fn check(&self, of: &str, least: u32) -> Result<(), LoadError> {
+        let (from, to) = match *self {
+            Lengths::Fixed(tokens) => (tokens, tokens),
+            Lengths::Uniform { least, most } => (least, most),
+            Lengths::Geometric { mean } if mean >= 1.0 && mean <= f64::from(LONGEST) => (1, 1),
+            Lengths::Geometric { .. } => (1, 0),
+        };
+        if from < least || from > to || to > LONGEST {
+            let what = format!("the lengths of a {of}, {self:?}: from {least} to {LONGEST} tokens, in order");
+            return Err(LoadError::Figure { what });
+        }
+        Ok(())
+    }
+
+    fn draw(&self, rng: &mut SmallRng) -> u32 {
+        match *self {
+            Lengths::Fixed(tokens) => tokens,
+            Lengths::Uniform { least, most } => rng.random_range(least..=most),
+            Lengths::Geometric { mean } if mean <= 1.0 => 1,
+            Lengths::Geometric { mean } => {
+                // The whole part of an exponential variable is geometric.
+                let more = exponential(rng) / -(-1.0 / mean).ln_1p();
+                (1.0 + more.floor()).min(f64::from(LONGEST)) as u32
+            }
+        }
+    }
+}
+
+impl FromStr for Lengths {
+    type Err = LoadError;
+
+    /// `512`, `100-300` (uniform) or `~200` (geometric, by its mean).
+    fn from_str(text: &str) -> Result<Self, LoadError> {
+        let wrong = || {
+            let what =
+                format!("'{text}' is no length: write 512, 100-300 (uniform) or ~200 (geometric, mean)");
+            LoadError::Figure { what }
+        };
+        let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
+        if let Some(mean) = text.strip_prefix('~') {
+            let mean = mean.trim().parse::<f64>().ok().filter(|mean| *mean >= 1.0 && mean.is_finite());
+            return Ok(Lengths::Geometric { mean: mean.ok_or_else(wrong)? });
+        }
+        match text.split_once('-') {
+            Some((least, most)) => Ok(Lengths::Uniform { least: number(least)?, most: number(most)? }),
+            None => Ok(Lengths::Fixed(number(text)?)),
+        }
+    }
+}
+
+/// An exponential variable of mean 1.
+fn exponential(rng: &mut SmallRng) -> f64 {
+    -(-rng.random::<f64>()).ln_1p()
+}
+
+fn request(at_s: f64, prompt_tokens: u32, new_tokens: u32) -> SimRequest {
+    let want = Want::Generate { max_new_tokens: new_tokens, end_tokens: [].into() };
+    SimRequest { at_ns: (at_s * 1e9).round() as Nanoseconds, prompt_tokens, want, cancel_ns: None }
+}
+
+/// The tokens of a load so far.
+#[derive(Default)]
+struct Tokens(u64);
+
+impl Tokens {
+    fn add(&mut self, prompt: u32, new: u32) -> Result<(), LoadError> {
+        self.0 += u64::from(prompt) + u64::from(new);
+        if self.0 > MOST_TOKENS {
+            return Err(LoadError::TooMuch { what: "tokens", most: MOST_TOKENS });
+        }
+        Ok(())
+    }
+}
+
+/// A request as files have it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Record {
+    arrival_s: f64,
+    prompt_tokens: u32,
+    output_tokens: u32,
+}
+
+/// The columns of a table, by their names.
+const COLUMNS: [&str; 3] = ["arrival_s", "prompt_tokens", "output_tokens"];
+
+impl Load {
+    /// Reads requests from a text: an object with `arrival_s`, `prompt_tokens` and `output_tokens` on each line, or a
+    /// table with commas whose first line has these names, in any order. Lines that are empty are passed over.
+    ///
+    /// # Errors
+    /// [`LoadError::Line`] with the first line that is wrong; [`LoadError::Empty`]; [`LoadError::TooMuch`].
+    pub fn from_text(text: &str) -> Result<Self, LoadError> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let lines = (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty());
+        let mut lines = lines.peekable();
+        let at = |line| move |what| LoadError::Line { line, what };
+        let columns = match lines.peek() {
+            None => return Err(LoadError::Empty),
+            Some((_, line)) if line.starts_with('{') => None,
+            Some(&(number, line)) => {
+                lines.next();
+                Some(columns(line).map_err(at(number))?)
+            }
+        };
+        let (mut requests, mut tokens) = (Vec::new(), Tokens::default());
+        for (number, line) in lines {
+            let record = match &columns {
+                None => serde_json::from_str(line).map_err(|e| said(&e)),
+                Some(columns) => row(line, columns),
+            };
+            let record = record.and_then(checked).map_err(at(number))?;
+            if requests.len() == MOST_REQUESTS as usize {
+                return Err(LoadError::TooMuch { what: "requests", most: MOST_REQUESTS.into() });
+            }
+            tokens.add(record.prompt_tokens, record.output_tokens)?;
+            requests.push(request(record.arrival_s, record.prompt_tokens, record.output_tokens));
+        }
+        if requests.is_empty() { Err(LoadError::Empty) } else { Ok(Load { requests, at_once: None }) }
+    }
+}
+
+/// For each of [`COLUMNS`] where it stands.
+fn columns(line: &str) -> Result<[usize; 3], String> {
+    let names: Vec<_> = line.split(',').map(str::trim).collect();
+    if let Some(other) = names.iter().find(|name| !COLUMNS.contains(name)) {
+        return Err(format!("{} is no column; they are {}", quoted(other), COLUMNS.join(", ")));
+    }
+    let mut places = [0; 3];
+    for (place, name) in places.iter_mut().zip(COLUMNS) {
+        let mut found = names.iter().enumerate().filter(|(_, n)| **n == name);
+        *place = found.next().ok_or_else(|| format!("the column {name} is missing"))?.0;
+        if found.next().is_some() {
+            return Err(format!("the column {name} is there twice"));
+        }
+    }
+    Ok(places)
+}
+
+fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
+    let values: Vec<_> = line.split(',').map(str::trim).collect();
+    if values.len() != columns.len() {
+        return Err(format!("{} values for {} columns", values.len(), columns.len()));
+    }
+    let value = |column: usize| values[columns[column]];
+    let wrong =
+        |column: usize| format!("{} is {}, which is no number", COLUMNS[column], quoted(value(column)));
+    Ok(Record {
+        arrival_s: value(0).parse().map_err(|_| wrong(0))?,
+        prompt_tokens: value(1).parse().map_err(|_| wrong(1))?,
+        output_tokens: value(2).parse().map_err(|_| wrong(2))?,
+    })
+}
+
+fn checked(record: Record) -> Result<Record, String> {
+    if !(0.0..=LATEST_S).contains(&record.arrival_s) {
+        return Err(format!("arrival_s is {}; from 0 to {LATEST_S} are possible", record.arrival_s));
+    }
+    if !(1..=LONGEST).contains(&record.prompt_tokens) {
+        return Err(format!("prompt_tokens is {}; from 1 to {LONGEST} are possible", record.prompt_tokens));
+    }
+    if record.output_tokens > LONGEST {
+        return Err(format!("output_tokens is {}; up to {LONGEST} are possible", record.output_tokens));
+    }
+    Ok(record)
+}
+
+/// What the reader of JSON says, with the column; the line is known better here. It may quote the file at any length.
+fn said(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let position = format!(" at line {} column {}", error.line(), error.column());
+    format!("{} at column {}", shortened(text.strip_suffix(&position).unwrap_or(&text)), error.column())
+}
+
+fn quoted(text: &str) -> String {
+    format!("'{}'", shortened(text))
+}
+
+/// A part of a file as it may be shown: not too long, and without what a terminal obeys.
+fn shortened(text: &str) -> String {
+    const MOST: usize = 100;
+    let shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().nth(MOST).is_some() { shown + "…" } else { shown }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(arrivals: Arrivals, prompt_tokens: Lengths, new_tokens: Lengths) -> DrawnLoad {
+        DrawnLoad { requests: 20_000, arrivals, prompt_tokens, new_tokens, seed: 7 }
+    }
+
+    fn new_tokens(request: &SimRequest) -> u32 {
+        let Want::Generate { max_new_tokens, .. } = request.want else { panic!("{request:?}") };
+        max_new_tokens
+    }
+
+    #[test]
+    fn draws_have_the_means_of_their_distributions_and_follow_from_the_seed() {
+        let uniform = Lengths::Uniform { least: 10, most: 30 };
+        let load = drawn(Arrivals::Poisson { per_s: 50.0 }, uniform, Lengths::Geometric { mean: 40.0 });
+        let Load { requests, at_once } = load.draw().unwrap();
+        assert_eq!((requests.len(), at_once), (20_000, None));
+        assert_eq!(load.draw().unwrap().requests, requests);
+        assert_ne!(DrawnLoad { seed: 8, ..load }.draw().unwrap().requests, requests);
+        let mean = |of: &dyn Fn(&SimRequest) -> u32| {
+            requests.iter().map(|r| f64::from(of(r))).sum::<f64>() / requests.len() as f64
+        };
+        assert!((mean(&|r| r.prompt_tokens) - 20.0).abs() < 0.2);
+        assert!(requests.iter().all(|r| (10..=30).contains(&r.prompt_tokens) && new_tokens(r) >= 1));
+        assert!((mean(&new_tokens) - 40.0).abs() < 1.0, "{}", mean(&new_tokens));
+        // A geometric variable of mean 40 is 1 once in 40 times.
+        let ones = requests.iter().filter(|r| new_tokens(r) == 1).count();
+        assert!((400..600).contains(&ones), "{ones}");
+        // Gaps of a Poisson process: their mean is 1 / rate, and so is their deviation.
+        let gaps: Vec<_> = requests.windows(2).map(|r| (r[1].at_ns - r[0].at_ns) as f64 / 1e9).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let deviation = (gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+        assert!((mean * 50.0 - 1.0).abs() < 0.03 && (deviation * 50.0 - 1.0).abs() < 0.05);
+    }
+
+    #[test]
+    fn closed_loops_and_bursts_begin_at_once() {
+        for (arrivals, expected) in [(Arrivals::Together, None), (Arrivals::Closed { at_once: 3 }, Some(3))] {
+            let load = drawn(arrivals, Lengths::Fixed(5), Lengths::Fixed(0)).draw().unwrap();
+            assert_eq!(load.at_once, expected);
+            assert!(load.requests.iter().all(|r| (r.at_ns, r.prompt_tokens, new_tokens(r)) == (0, 5, 0)));
+        }
+    }
+
+    #[test]
+    fn loads_that_cannot_be_are_refused() {
+        let good = drawn(Arrivals::Together, Lengths::Fixed(5), Lengths::Fixed(5));
+        let uniform = |least, most| Lengths::Uniform { least, most };
+        for bad in [
+            DrawnLoad { requests: 0, ..good },
+            DrawnLoad { requests: MOST_REQUESTS + 1, ..good },
+            DrawnLoad { arrivals: Arrivals::Poisson { per_s: f64::NAN }, ..good },
+            DrawnLoad { arrivals: Arrivals::Poisson { per_s: -1.0 }, ..good },
+            DrawnLoad { arrivals: Arrivals::Closed { at_once: 0 }, ..good },
+            DrawnLoad { prompt_tokens: Lengths::Fixed(0), ..good },
+            DrawnLoad { prompt_tokens: uniform(9, 8), ..good },
+            DrawnLoad { prompt_tokens: Lengths::Fixed(LONGEST), ..good },
+            DrawnLoad { new_tokens: uniform(0, LONGEST + 1), ..good },
+            DrawnLoad { new_tokens: Lengths::Geometric { mean: f64::NAN }, ..good },
+            DrawnLoad { new_tokens: Lengths::Geometric { mean: 0.5 }, ..good },
+        ] {
+            assert!(bad.draw().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_written_in_three_ways() {
+        assert_eq!("512".parse(), Ok(Lengths::Fixed(512)));
+        assert_eq!("100-300".parse(), Ok(Lengths::Uniform { least: 100, most: 300 }));
+        assert_eq!("~2.5".parse(), Ok(Lengths::Geometric { mean: 2.5 }));
+        for wrong in ["", "-", "5-", "-5", "~", "~0", "~nan", "~inf", "x", "1e3", "4294967296"] {
+            assert!(wrong.parse::<Lengths>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn files_are_objects_on_lines_or_tables() {
+        let lines = "{\"arrival_s\": 0.5, \"prompt_tokens\": 7, \"output_tokens\": 3}\n\n\
+                     {\"output_tokens\": 0, \"arrival_s\": 0, \"prompt_tokens\": 1}\n";
+        let table = "\u{feff}output_tokens, prompt_tokens,arrival_s\r\n3,7,0.5\r\n\r\n0, 1, 0\r\n";
+        let expected = vec![request(0.5, 7, 3), request(0.0, 1, 0)];
+        for text in [lines, table] {
+            assert_eq!(Load::from_text(text).unwrap(), Load { requests: expected.clone(), at_once: None });
+        }
+        assert_eq!(expected[0].at_ns, 500_000_000);
+    }
+
+    #[test]
+    fn mistakes_in_files_are_named_with_their_lines() {
+        let header = "arrival_s,prompt_tokens,output_tokens\n";
+        let good = "{\"arrival_s\": 1, \"prompt_tokens\": 2, \"output_tokens\": 3}\n";
+        let with = |from: &str, to: &str| format!("{good}\n{}", good.replacen(from, to, 1));
+        for (text, line, words) in [
+            ("arrival_s,prompt_tokens\n".into(), 1, "output_tokens is missing"),
+            ("\narrival_s,prompt_tokens,tokens\n".into(), 2, "'tokens' is no column"),
+            ("arrival_s,arrival_s,prompt_tokens,output_tokens\n".into(), 1, "twice"),
+            (format!("{header}1,2,3\n1,2\n"), 3, "2 values for 3 columns"),
+            (
+                format!("{header}1,2,3\n1,x\u{1b}[2J,3\n"),
+                3,
+                "prompt_tokens is 'x\\u{1b}[2J', which is no number",
+            ),
+            (format!("{header}1,-2,3\n"), 2, "prompt_tokens is '-2', which is no number"),
+            (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; from 0"),
+            (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; from 0"),
+            (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; from 0"),
+            (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; from 1"),
+            (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; up to"),
+            (with("prompt", "promt"), 3, "unknown field `promt_tokens`"),
+            (with(", \"output_tokens\": 3", ""), 3, "missing field `output_tokens`"),
+            (with("2", "2.5"), 3, "invalid type: floating point"),
+            (with("}", ""), 3, "EOF"),
+            (format!("{good}1,2,3\n"), 2, "invalid type"),
+        ] {
+            let error = Load::from_text(&text).unwrap_err();
+            let LoadError::Line { line: found, what } = &error else { panic!("{text}: {error:?}") };
+            assert!(*found == line && what.contains(words), "{text}: {error}");
+        }
+        assert_eq!(Load::from_text(" \n\n"), Err(LoadError::Empty));
+        assert_eq!(Load::from_text(header), Err(LoadError::Empty));
+        let many = format!("{header}{}", format!("0,{LONGEST},{LONGEST}\n").repeat(3));
+        assert_eq!(Load::from_text(&many), Err(LoadError::TooMuch { what: "tokens", most: MOST_TOKENS }));
+    }
+}

@@ -1,0 +1,201 @@
+//! What is noted while a simulation runs: how long everything was at work, how much waited, and when tokens came.
+//!
+//! This module must not know what a figure is good for: it adds up.
+
+use crate::core::{Nanoseconds, SequenceId};
+use crate::trace::Computed;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How long something was at work; that of two things at once counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Work {
+    /// In all.
+    pub busy_ns: Nanoseconds,
+    /// When it first began.
+    pub first_ns: Option<Nanoseconds>,
+    /// When it last came to rest.
+    pub last_ns: Nanoseconds,
+    active: u32,
+    since_ns: Nanoseconds,
+}
+
+impl Work {
+    pub(super) fn start(&mut self, now: Nanoseconds) {
+        if self.active == 0 {
+            self.since_ns = now;
+            self.first_ns.get_or_insert(now);
+        }
+        self.active += 1;
+    }
+
+    pub(super) fn end(&mut self, now: Nanoseconds) {
+        self.active -= 1;
+        if self.active == 0 {
+            self.busy_ns += now - self.since_ns;
+            self.last_ns = now;
+        }
+    }
+
+    /// The share of the time between its first work and its last in which it stood idle.
+    pub fn bubble(&self) -> f64 {
+        let span_ns = self.last_ns.saturating_sub(self.first_ns.unwrap_or(self.last_ns));
+        if span_ns == 0 { 0.0 } else { 1.0 - self.busy_ns as f64 / span_ns as f64 }
+    }
+}
+
+/// A number that goes up and down.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Level {
+    /// The largest that it was for any time at all.
+    pub max: u32,
+    /// Its sum over time.
+    area: u128,
+    value: u32,
+    since_ns: Nanoseconds,
+}
+
+impl Level {
+    pub(super) fn set(&mut self, now: Nanoseconds, value: u32) {
+        if now > self.since_ns {
+            self.max = self.max.max(self.value);
+            self.area += u128::from(now - self.since_ns) * u128::from(self.value);
+            self.since_ns = now;
+        }
+        self.value = value;
+    }
+
+    pub(super) fn add(&mut self, now: Nanoseconds) {
+        self.set(now, self.value + 1);
+    }
+
+    pub(super) fn take(&mut self, now: Nanoseconds) {
+        self.set(now, self.value.saturating_sub(1));
+    }
+
+    /// Its mean over a time that ends when it was last set.
+    pub fn mean(&self, over_ns: Nanoseconds) -> f64 {
+        self.area as f64 / over_ns.max(1) as f64
+    }
+}
+
+/// A stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageWork {
+    /// Its queues, in the order of [`ragtag_hal::QueueKind::index`].
+    pub queues: [Work; 3],
+    /// Micro-batches with prompt rows.
+    pub prefill: Computed,
+    /// Micro-batches of decode steps alone.
+    pub decode: Computed,
+    /// Micro-batches whose rows have begun to arrive on the device and that are not computed.
+    pub waiting: Level,
+}
+
+/// The way from a stage to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EdgeWork {
+    /// Copies into its ring and out of it.
+    pub work: Work,
+    /// Micro-batches that have crossed.
+    pub crossings: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// A sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SequenceWork {
+    /// It was submitted.
+    pub arrived_ns: Nanoseconds,
+    /// Its first token came.
+    pub first_token_ns: Option<Nanoseconds>,
+    /// Its last token so far came.
+    pub last_token_ns: Nanoseconds,
+    /// It ended.
+    pub ended_ns: Option<Nanoseconds>,
+}
+
+/// All that was noted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Observations {
+    /// Each stage.
+    pub stages: Vec<StageWork>,
+    /// Each edge: one less than there are stages.
+    pub edges: Vec<EdgeWork>,
+    /// How long each shared link was occupied.
+    pub shared_busy_ns: Vec<Nanoseconds>,
+    /// Each sequence that has come.
+    pub sequences: BTreeMap<SequenceId, SequenceWork>,
+    /// Times from one token of a sequence to its next, of all sequences.
+    pub between_tokens_ns: Vec<Nanoseconds>,
+    /// Sequences that wait for cache blocks.
+    pub waiting: Level,
+}
+
+impl Observations {
+    pub(super) fn new(stages: usize, shared_links: usize) -> Self {
+        Self {
+            stages: vec![StageWork::default(); stages],
+            edges: vec![EdgeWork::default(); stages - 1],
+            shared_busy_ns: vec![0; shared_links],
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn arrived(&mut self, now: Nanoseconds, sequence: SequenceId) {
+        self.sequences.entry(sequence).or_default().arrived_ns = now;
+    }
+
+    pub(super) fn token(&mut self, now: Nanoseconds, sequence: SequenceId) {
+        let times = self.sequences.entry(sequence).or_default();
+        match times.first_token_ns {
+            None => times.first_token_ns = Some(now),
+            Some(_) => self.between_tokens_ns.push(now - times.last_token_ns),
+        }
+        times.last_token_ns = now;
+    }
+
+    pub(super) fn ended(&mut self, now: Nanoseconds, sequence: SequenceId) {
+        self.sequences.entry(sequence).or_default().ended_ns = Some(now);
+    }
+
+    /// The run is over: levels go on up to here.
+    pub(super) fn close(&mut self, now: Nanoseconds) {
+        let levels = self.stages.iter_mut().map(|s| &mut s.waiting).chain([&mut self.waiting]);
+        levels.for_each(|level| level.set(now, level.value));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_at_once_counts_once() {
+        let mut work = Work::default();
+        work.start(10);
+        work.start(12);
+        work.end(15);
+        work.end(20);
+        work.start(30);
+        work.end(40);
+        assert_eq!((work.busy_ns, work.first_ns, work.last_ns), (20, Some(10), 40));
+        assert!((work.bubble() - 1.0 / 3.0).abs() < 1e-12);
+        assert_eq!(Work::default().bubble(), 0.0);
+    }
+
+    #[test]
+    fn a_level_has_a_mean_over_time_and_a_largest_value() {
+        let mut level = Level::default();
+        level.add(10);
+        level.add(20);
+        // For no time at all.
+        level.add(30);
+        level.take(30);
+        level.take(40);
+        level.take(60);
+        level.set(100, 0);
+        assert_eq!((level.max, level.mean(100)), (2, (10.0 + 2.0 * 20.0 + 20.0) / 100.0));
+    }
+}

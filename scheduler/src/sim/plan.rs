@@ -1,0 +1,216 @@
+//! Plans as simulations: stages by the cost model, edges by their links, the way on which tokens return.
+//!
+//! What a plan's prediction adds up is what takes time here, too: a stage computes for [`StageCosts::time_us`]; an
+//! activation that crosses alone takes [`LinkFacts::time_us`](crate::LinkFacts::time_us); logits take
+//! [`DeviceFacts::token_return`] of the last device, which has the way of the next tokens in it. The link's latency is divided between the copies into the ring and those out of it as the two devices' own latencies are, and paid once a
+//! micro-batch; its rate holds for the copies in, and those out keep up. Messages, actors and sampling take no
+//! time: `stage_us` of a device has what they were measured to take.
+//!
+//! This module must not know how plans are found.
+
+use crate::core::RunShape;
+use crate::cost::{DeviceFacts, Links};
+use crate::plan::{InvalidPlan, Plan, PlanModel};
+use crate::planner::ModelFacts;
+use crate::sim::spec::{SimSharedLink, SimSpec, SimStage};
+use crate::sim::time::{ComputeTime, CopyTime, StageCosts, nanoseconds};
+use crate::sim::{Load, MOST_SPANS};
+use ragtag_graph::Segment;
+use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_transfer::Route;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Most of what a plan may ask of a simulation: slots, credits, sequences, chunks of a ring.
+const MOST: u32 = 1 << 16;
+/// Most cache blocks.
+const MOST_BLOCKS: u32 = 1 << 24;
+
+/// Why a plan cannot be simulated.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SimPlanError {
+    /// It is for another model or other devices, or makes no sense.
+    #[error(transparent)]
+    Plan(#[from] InvalidPlan),
+    /// A figure of a device or link that cannot be.
+    #[error("{of}: its {field} makes no sense")]
+    BadFacts {
+        /// The device or link.
+        of: String,
+        /// Which figure.
+        field: &'static str,
+    },
+    /// A plan for more than is simulated.
+    #[error("the plan's {field} is {value}; at most {most} are simulated")]
+    TooLarge {
+        /// Which figure.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// The largest.
+        most: u32,
+    },
+}
+
+impl SimSpec {
+    /// A simulation of a plan under a load. `segments` are the model's as they are lowered for the plan; `devices` has
+    /// those of the plan, and maybe others.
+    ///
+    /// # Errors
+    /// [`SimPlanError`] if the plan does not go with the rest, or a figure makes no sense.
+    pub fn of_plan(
+        plan: &Plan,
+        model: &ModelFacts,
+        segments: &[Segment],
+        devices: &[DeviceFacts],
+        links: &Links,
+        load: &Load,
+    ) -> Result<Self, SimPlanError> {
+        check(plan, model, segments, devices)?;
+        let facts = |label: &str| devices.iter().find(|d| d.label == label);
+        let stages: Vec<_> = plan.stages.iter().filter_map(|s| Some((s, facts(&s.device)?))).collect();
+        let sequences = plan.sequences.min(plan.chunk);
+        let run = RunShape {
+            stages: stages.len() as u32,
+            decode_groups: plan.decode_groups,
+            credits: plan.credits,
+            context: plan.context,
+            vocabulary: u32::try_from(model.logit_row_bytes / 4).unwrap_or(u32::MAX).max(1),
+            chunk_rows: plan.chunk,
+            max_rows: plan.chunk,
+            max_logit_rows: sequences,
+            max_sequences: sequences,
+            kv_blocks: blocks(plan),
+        };
+        let made = stages.iter().map(|(stage, facts)| SimStage {
+            device: stage.device.clone(),
+            slots: plan.slots,
+            compute: ComputeTime::Modelled(Arc::new(StageCosts {
+                segments: segments[stage.segments.range()].to_vec(),
+                device: (*facts).clone(),
+                activations: plan.activations,
+            })),
+            upload: CopyTime::default(),
+            download: CopyTime::default(),
+            logits: CopyTime {
+                copy_ns: 0,
+                once_ns: nanoseconds(return_us(facts, model, 0)),
+                byte_ns: (return_us(facts, model, 1) - return_us(facts, model, 0)) * 1e3
+                    / model.logit_row_bytes.max(1) as f64,
+            },
+            single_queue: false,
+            route: Route::SameDevice,
+        });
+        let mut made: Vec<_> = made.collect();
+        for (at, (edge, pair)) in plan.edges.iter().zip(stages.windows(2)).enumerate() {
+            let link = link_times(pair[0].1, pair[1].1, links)?;
+            (made[at].route, made[at].download, made[at + 1].upload) = (edge.route, link.0, link.1);
+        }
+        Ok(Self {
+            seed: 0,
+            stages: made,
+            run,
+            row_bytes: model.row_bytes,
+            logit_row_bytes: model.logit_row_bytes,
+            shared_links: shared_links(plan, links)?,
+            message_ns: 0,
+            handling_ns: 0,
+            jitter_percent: 0,
+            requests: load.requests.clone(),
+            at_once: load.at_once,
+            faults: Vec::new(),
+            checked: false,
+            max_spans: MOST_SPANS,
+        })
+    }
+}
+
+/// The way of tokens from the last stage back to the first, for so many rows of logits.
+fn return_us(last: &DeviceFacts, model: &ModelFacts, rows: u32) -> f64 {
+    last.token_return(rows, model.logit_row_bytes).value
+}
+
+fn check(
+    plan: &Plan,
+    model: &ModelFacts,
+    segments: &[Segment],
+    devices: &[DeviceFacts],
+) -> Result<(), SimPlanError> {
+    let labels: Vec<_> = devices.iter().map(|d| d.label.as_str()).collect();
+    let own = PlanModel {
+        name: model.name.clone(),
+        digest: model.digest.clone(),
+        segments: u32::try_from(segments.len()).unwrap_or(u32::MAX),
+        granularity: ragtag_graph::Granularity::of(segments),
+    };
+    plan.validate(&own, &labels)?;
+    for device in devices {
+        if let Some(field) = device.nonsense() {
+            return Err(SimPlanError::BadFacts { of: device.label.clone(), field });
+        }
+    }
+    let depths = plan.edges.iter().map(|edge| match edge.route {
+        Route::HostStaged { depth, .. } => ("ring's depth", depth, MOST),
+        Route::SameDevice | Route::Peer | Route::Import => ("ring's depth", 0, MOST),
+    });
+    let figures = [
+        ("slots", plan.slots, MOST),
+        ("credits", plan.credits, MOST),
+        ("sequences", plan.sequences, MOST),
+        ("cache blocks", blocks(plan), MOST_BLOCKS),
+    ];
+    match figures.into_iter().chain(depths).find(|(_, value, most)| value > most) {
+        Some((field, value, most)) => Err(SimPlanError::TooLarge { field, value, most }),
+        None => Ok(()),
+    }
+}
+
+fn blocks(plan: &Plan) -> u32 {
+    plan.context.div_ceil(BLOCK_TOKENS as u32).saturating_mul(plan.sequences)
+}
+
+fn byte_ns(bytes_per_s: f64) -> f64 {
+    1e9 / bytes_per_s
+}
+
+/// The copy into the ring and the copy out of it.
+fn link_times(
+    from: &DeviceFacts,
+    to: &DeviceFacts,
+    links: &Links,
+) -> Result<(CopyTime, CopyTime), SimPlanError> {
+    let link = links.between(&from.label, &to.label);
+    if let Some(field) = link.nonsense() {
+        let of = format!("the link from {} to {}", from.label, to.label);
+        return Err(SimPlanError::BadFacts { of, field });
+    }
+    let own = [from, to].map(|device| device.host_latency_us.value);
+    let share = if own[0] + own[1] > 0.0 { own[0] / (own[0] + own[1]) } else { 0.5 };
+    let latency_ns = nanoseconds(link.latency_us.value);
+    let out_ns = (latency_ns as f64 * share).round() as u64;
+    let download =
+        CopyTime { copy_ns: 0, once_ns: out_ns, byte_ns: byte_ns(link.bandwidth_bytes_per_s.value) };
+    let upload = CopyTime { copy_ns: 0, once_ns: latency_ns.saturating_sub(out_ns), byte_ns: 0.0 };
+    Ok((download, upload))
+}
+
+/// The shared links that edges of the plan use.
+fn shared_links(plan: &Plan, links: &Links) -> Result<Vec<SimSharedLink>, SimPlanError> {
+    let mut shared_links = Vec::new();
+    for shared in &links.shared {
+        let rate = shared.bandwidth_bytes_per_s.value;
+        if !(rate.is_finite() && rate >= 1.0) {
+            let of = format!("the shared link {}", shared.name);
+            return Err(SimPlanError::BadFacts { of, field: "bandwidth_bytes_per_s" });
+        }
+        let used = |edge: &usize| {
+            let ends = (&plan.stages[*edge].device, &plan.stages[edge + 1].device);
+            shared.users.iter().any(|(from, to)| (from, to) == ends)
+        };
+        let edges: Vec<_> = (0..plan.edges.len()).filter(used).collect();
+        if !edges.is_empty() {
+            shared_links.push(SimSharedLink { name: shared.name.clone(), edges, byte_ns: byte_ns(rate) });
+        }
+    }
+    Ok(shared_links)
+}

@@ -1,0 +1,395 @@
+//! Plans as simulations: what one sequence takes, what many get, and that nothing is lost.
+
+use super::*;
+use crate::core::Want;
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, MicroBatch, SharedLink};
+use crate::objective::{Objective, Workload};
+use crate::plan::{
+    Explanation, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
+    StageMemory,
+};
+use crate::planner::ModelFacts;
+use crate::split::Span;
+use ragtag_graph::{Segment, SegmentKind};
+use ragtag_hal::AdapterKind;
+use ragtag_kernels::{Activations, KvType};
+use ragtag_transfer::Route;
+
+const ROW_BYTES: u64 = 16_384;
+const VOCABULARY: u64 = 32_000;
+
+/// A plan with all that it is simulated from.
+struct Planned {
+    plan: Plan,
+    model: ModelFacts,
+    segments: Vec<Segment>,
+    devices: Vec<DeviceFacts>,
+    links: Links,
+}
+
+impl Planned {
+    /// One stage for each of these numbers of blocks, all on devices of the same speed; the embedding goes with the first
+    /// and the head with the last.
+    fn new(blocks: &[u32]) -> Self {
+        let devices: Vec<_> = (0..blocks.len()).map(device).collect();
+        let all: u32 = blocks.iter().sum();
+        let kinds = (0..all + 2).map(|segment| match segment {
+            0 => SegmentKind::Embedding,
+            s if s == all + 1 => SegmentKind::Head,
+            _ => SegmentKind::Block,
+        });
+        let segments: Vec<_> = kinds.map(segment).collect();
+        let model = ModelFacts {
+            name: "made up".into(),
+            digest: "none".into(),
+            context: 1024,
+            row_bytes: ROW_BYTES,
+            logit_row_bytes: VOCABULARY * 4,
+        };
+        let (mut first, mut stages) = (0, Vec::new());
+        for (at, &blocks_here) in blocks.iter().enumerate() {
+            let ends = u32::from(at == 0) + u32::from(at + 1 == blocks.len());
+            let last = first + blocks_here + ends - 1;
+            stages.push(stage(&devices[at].label, first, last));
+            first = last + 1;
+        }
+        let plan = plan(&model, segments.len() as u32, stages);
+        Self { plan, model, segments, devices, links: Links::default() }
+    }
+
+    /// For so many sequences, spread over so many groups.
+    fn sequences(mut self, sequences: u32, groups: u32) -> Self {
+        (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
+        (self.plan.credits, self.plan.slots) = (groups + 1, 4);
+        self
+    }
+
+    fn spec(&self, load: &Load) -> SimSpec {
+        let Self { plan, model, segments, devices, links } = self;
+        SimSpec::of_plan(plan, model, segments, devices, links, load).unwrap()
+    }
+
+    fn run(&self, load: &Load) -> SimSummary {
+        let spec = self.spec(load);
+        let report = simulate(&spec).unwrap();
+        SimSummary::new(&spec, report)
+    }
+
+    /// The time of a stage for so many rows, all with their logits or one alone.
+    fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
+        let costs = StageCosts {
+            segments: self.segments[self.plan.stages[stage].segments.range()].to_vec(),
+            device: self.devices[stage].clone(),
+            activations: Activations::Int8,
+        };
+        costs.time_us(&MicroBatch { rows, logit_rows, sequences: logit_rows, positions })
+    }
+
+    fn stages_us(&self, rows: u32, logit_rows: u32, positions: f64) -> f64 {
+        (0..self.plan.stages.len()).map(|stage| self.stage_us(stage, rows, logit_rows, positions)).sum()
+    }
+
+    /// All crossings of so many rows, and the way of as many tokens back.
+    fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
+        let crossings = self.devices.windows(2).map(|pair| {
+            let link = self.links.between(&pair[0].label, &pair[1].label);
+            link.time_us(u64::from(rows) * ROW_BYTES)
+        });
+        let logits = u64::from(logit_rows) * self.model.logit_row_bytes;
+        let last = &self.devices[self.devices.len() - 1];
+        crossings.sum::<f64>() + last.host_copy_us(logits)
+    }
+}
+
+fn device(at: usize) -> DeviceFacts {
+    let label = format!("device:{at}");
+    let mut facts = DeviceFacts::assumed(&label, AdapterKind::Discrete, 1, 1 << 40, FigureSource::User);
+    facts.host_latency_us = Figure::assumed(5.0 + 10.0 * at as f64);
+    facts
+}
+
+/// Costs that make 250 µs of a block for a row. Keys and values make it slower by little with each position.
+fn segment(kind: SegmentKind) -> Segment {
+    let (read_bytes, flops_per_row) = match kind {
+        SegmentKind::Embedding => (0, 0),
+        SegmentKind::Block | SegmentKind::Attention | SegmentKind::FeedForward => (76_000_000, 400_000_000),
+        SegmentKind::Head => (40_000_000, 260_000_000),
+    };
+    Segment {
+        kind,
+        name: "segment".into(),
+        tensors: Vec::new(),
+        flops_per_row,
+        flops_per_row_position: 1_000,
+        read_bytes,
+        read_bytes_per_row: 100_000,
+        kv_bytes_per_position: if kind == SegmentKind::Block { 4096 } else { 0 },
+        scratch_bytes: 0,
+        wide_scratch_bytes: 0,
+    }
+}
+
+fn stage(device: &str, first: u32, last: u32) -> PlanStage {
+    let memory_bytes =
+        StageMemory { weights: 0, kv: 0, scratch: 0, slots: 0, staging: 0, total: 0, available: 0 };
+    PlanStage {
+        device: device.into(),
+        segments: Span::new(first, last).expect("in order"),
+        memory_bytes,
+        predicted: PredictedTimes::default(),
+    }
+}
+
+fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
+    let edge = PlanEdge { route: Route::HOST_STAGED, predicted: PredictedTimes::default() };
+    Plan {
+        ragtag_plan: PLAN_VERSION,
+        model: PlanModel {
+            name: model.name.clone(),
+            digest: model.digest.clone(),
+            segments,
+            granularity: ragtag_graph::Granularity::Block,
+        },
+        objective: Objective::Throughput,
+        workload: Workload::default(),
+        context: 1024,
+        sequences: 1,
+        chunk: 128,
+        decode_rows: 1,
+        decode_groups: 1,
+        credits: stages.len() as u32 + 1,
+        slots: 3,
+        kv: KvType::F16,
+        activations: Activations::Int8,
+        edges: vec![edge; stages.len() - 1],
+        stages,
+        token_return: PredictedTimes::default(),
+        predicted: PredictedRun {
+            decode_tokens_per_s: 0.0,
+            prefill_tokens_per_s: 0.0,
+            first_token_us: 0.0,
+            token_us: 0.0,
+        },
+        explanation: Explanation::default(),
+        reasons: Vec::new(),
+    }
+}
+
+/// So many requests at once, all the same.
+fn burst(requests: u32, prompt: u32, new: u32) -> Load {
+    let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
+    DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 0 }.draw().unwrap()
+}
+
+fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
+    assert!((got / expected - 1.0).abs() <= tolerance, "{what}: {got} where {expected} was expected");
+}
+
+#[test]
+fn a_token_of_one_sequence_takes_all_stages_all_crossings_and_the_return() {
+    for blocks in [&[3][..], &[2, 5], &[4, 1, 3], &[1, 1, 1, 1, 1, 1, 1, 1]] {
+        let planned = Planned::new(blocks);
+        let summary = planned.run(&burst(1, 100, 101));
+        // The tokens after the first: their rows attend to 101 up to 200 positions.
+        let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
+        let between = summary.between_tokens_us;
+        assert_eq!(between.count, 100);
+        assert_near(between.mean, expected, 1e-3, "between tokens");
+        // The prompt is one chunk, of whose rows the last has logits. One crosses in several chunks of the ring.
+        let expected = planned.stages_us(100, 1, 50.5) + planned.moving_us(100, 1);
+        assert_near(summary.first_token_us.mean, expected, 1e-3, "first token");
+        // One micro-batch is somewhere at any time.
+        let busy: f64 = summary.stages.iter().map(|s| s.utilisation).sum();
+        assert!(busy > 0.5 && busy < 1.0, "{busy}");
+        assert_eq!(summary.waiting_requests, Depth::default());
+    }
+}
+
+#[test]
+fn chunks_of_a_prompt_overlap() {
+    let planned = Planned::new(&[2, 4, 3]);
+    let summary = planned.run(&burst(1, 1024, 1));
+    // Eight chunks: the slowest stage has all of them, the others one each.
+    let times: Vec<_> = (0..3).map(|stage| planned.stage_us(stage, 128, 0, 512.5)).collect();
+    let expected = 8.0 * times[1] + times[0] + times[2];
+    assert_near(summary.first_token_us.mean, expected, 0.05, "first token");
+    assert_eq!(summary.stages.iter().map(|s| s.prefill.micro_batches).collect::<Vec<_>>(), [8; 3]);
+    assert!(summary.stages[1].bubble < 0.02, "{}", summary.stages[1].bubble);
+    assert!(summary.stages[0].queue.max > 1);
+}
+
+#[test]
+fn many_sequences_get_what_the_slowest_stage_gives() {
+    let planned = Planned::new(&[4, 6, 3]).sequences(32, 4);
+    let summary = planned.run(&burst(32, 16, 600));
+    // Groups of eight; halfway they attend to 316 positions.
+    let stage_us = planned.stage_us(1, 8, 8, 316.0);
+    assert!((0..3).all(|stage| planned.stage_us(stage, 8, 8, 316.0) <= stage_us));
+    assert_near(summary.decode_tokens_per_s, 8.0 / stage_us * 1e6, 0.03, "tokens per second");
+    let slowest = &summary.stages[1];
+    assert!(slowest.utilisation > 0.97 && slowest.utilisation <= 1.0, "{slowest:?}");
+    assert!(slowest.bubble < 0.03);
+    assert!(summary.stages.iter().all(|s| s.utilisation <= slowest.utilisation));
+    // Someone always waits for the slowest, and nobody for those behind it.
+    assert!(slowest.queue.mean > 1.0 && summary.stages[2].queue.mean < 1.0, "{:?}", summary.stages);
+    assert_eq!((summary.finished, summary.new_tokens, summary.refused), (32, 32 * 600, 0));
+}
+
+#[test]
+fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
+    let slow = |planned: &mut Planned| {
+        planned.links.other.bandwidth_bytes_per_s = Figure { value: 0.1e9, source: FigureSource::User };
+    };
+    let crossing_us = |rows: u64, bytes_per_s: f64| (rows * ROW_BYTES) as f64 / bytes_per_s * 1e6;
+    let mut planned = Planned::new(&[1, 1, 1]).sequences(32, 4);
+    slow(&mut planned);
+    let alone = planned.run(&burst(32, 16, 800));
+    // Bytes cross at the link's rate while the latency of the next copy goes on beside.
+    let expected = 8.0 / (crossing_us(8, 0.1e9) + 20.0 * 5.0 / 20.0) * 1e6;
+    assert_near(alone.decode_tokens_per_s, expected, 0.05, "tokens per second");
+    assert!(alone.links[0].utilisation > 0.95, "{:?}", alone.links);
+    assert!(alone.shared_links.is_empty());
+
+    // The same rate, but for both crossings together; a third user is not part of the plan.
+    let users = [("device:0", "device:1"), ("device:1", "device:2"), ("device:5", "device:1")];
+    planned.links.shared = vec![SharedLink {
+        name: "bus".into(),
+        users: users.map(|(from, to)| (from.into(), to.into())).into(),
+        bandwidth_bytes_per_s: Figure { value: 0.1e9, source: FigureSource::User },
+    }];
+    let shared = planned.run(&burst(32, 16, 800));
+    let expected = 8.0 / (2.0 * crossing_us(8, 0.1e9)) * 1e6;
+    assert_near(shared.decode_tokens_per_s, expected, 0.05, "tokens per second over the bus");
+    assert!(shared.shared_links[0].utilisation > 0.95, "{:?}", shared.shared_links);
+    // A bus that nobody else uses changes nothing.
+    planned.links.shared[0].users = vec![("device:1".into(), "device:0".into())];
+    assert_eq!(planned.run(&burst(32, 16, 800)), alone);
+}
+
+/// The simulator compares each sequence with what it must say; here are the sums, of loads of every kind.
+#[test]
+fn every_token_that_was_asked_for_comes_once() {
+    let planned = Planned::new(&[2, 3, 2]).sequences(6, 3);
+    let lengths = (Lengths::Uniform { least: 1, most: 300 }, Lengths::Geometric { mean: 30.0 });
+    for arrivals in [Arrivals::Together, Arrivals::Poisson { per_s: 60.0 }, Arrivals::Closed { at_once: 4 }] {
+        let (prompt_tokens, new_tokens) = lengths;
+        let load = DrawnLoad { requests: 200, arrivals, prompt_tokens, new_tokens, seed: 3 }.draw().unwrap();
+        let spec = planned.spec(&load);
+        let report = simulate(&spec).unwrap();
+        let mut asked = (0, 0);
+        for (request, outcome) in load.requests.iter().zip(report.outcomes.values()) {
+            let Want::Generate { max_new_tokens, .. } = request.want else { panic!("{request:?}") };
+            let Outcome::Finished { tokens, .. } = outcome else { panic!("{outcome:?}") };
+            assert_eq!(tokens.len() as u32, max_new_tokens);
+            asked = (asked.0 + u64::from(request.prompt_tokens), asked.1 + u64::from(max_new_tokens));
+        }
+        let summary = SimSummary::new(&spec, report);
+        assert_eq!((summary.prompt_tokens, summary.new_tokens), asked);
+        assert_eq!((summary.finished, summary.refused, summary.cut_short), (200, 0, 0));
+        assert_eq!(summary.between_tokens_us.count, asked.1 - 200);
+        assert_eq!((summary.first_token_us.count, summary.request_us.count), (200, 200));
+        // Each stage computes every token but the last of each sequence.
+        for stage in &summary.stages {
+            assert_eq!(stage.prefill.rows + stage.decode.rows, asked.0 + asked.1 - 200);
+        }
+        for link in &summary.links {
+            assert_eq!(link.bytes, (asked.0 + asked.1 - 200) * ROW_BYTES);
+            assert_eq!(
+                link.crossings,
+                summary.stages[0].prefill.micro_batches + summary.stages[0].decode.micro_batches
+            );
+        }
+        assert_eq!(planned.run(&load), summary, "the same once more");
+        if let Arrivals::Closed { .. } = arrivals {
+            // There is room for six at least.
+            assert_eq!(summary.waiting_requests, Depth::default());
+        }
+        if arrivals == Arrivals::Together {
+            // Cache blocks are given out by what a request needs: more than six fit.
+            assert!((100..194).contains(&summary.waiting_requests.max), "{:?}", summary.waiting_requests);
+            assert!(summary.first_token_us.p90 > summary.first_token_us.p50);
+        }
+    }
+}
+
+#[test]
+fn requests_that_do_not_fit_are_refused_or_cut_short() {
+    let load = Load {
+        requests: [(1025, 1), (1000, 100), (10, 10)]
+            .map(|(prompt, new)| burst(1, prompt, new).requests.remove(0))
+            .into(),
+        at_once: None,
+    };
+    let summary = Planned::new(&[1, 1]).sequences(2, 2).run(&load);
+    assert_eq!((summary.refused, summary.cut_short, summary.finished), (1, 1, 2));
+    assert_eq!((summary.prompt_tokens, summary.new_tokens), (1010, 25 + 10));
+}
+
+#[test]
+fn a_chart_has_bounds() {
+    let planned = Planned::new(&[1, 1]);
+    let mut spec = planned.spec(&burst(1, 10, 10));
+    let all = SimSummary::new(&spec, simulate(&spec).unwrap());
+    // Ten micro-batches: each is computed twice, leaves and enters once, and its logits leave.
+    assert_eq!((all.spans.len(), all.dropped_spans), (50, 0));
+    let kinds = |kind| all.spans.iter().filter(|span| span.kind == kind).count();
+    assert_eq!((kinds(SimSpanKind::Prefill), kinds(SimSpanKind::Decode)), (2, 18));
+    spec.max_spans = 7;
+    let some = SimSummary::new(&spec, simulate(&spec).unwrap());
+    assert_eq!((&some.spans[..], some.dropped_spans), (&all.spans[..7], 43));
+    assert_eq!(some, SimSummary { spans: some.spans.clone(), dropped_spans: 43, ..all });
+}
+
+#[test]
+fn plans_that_do_not_suit_are_refused() {
+    let load = burst(1, 10, 10);
+    let error = |change: &dyn Fn(&mut Planned)| {
+        let mut planned = Planned::new(&[1, 1]);
+        change(&mut planned);
+        let Planned { plan, model, segments, devices, links } = &planned;
+        SimSpec::of_plan(plan, model, segments, devices, links, &load).unwrap_err().to_string()
+    };
+    for (error, words) in [
+        (error(&|p| p.devices.truncate(1)), "no device device:1"),
+        (error(&|p| p.segments.truncate(3)), "3 segments"),
+        (error(&|p| p.model.digest = "other".into()), "digest other"),
+        (error(&|p| p.plan.chunk = 0), "chunk is 0"),
+        (error(&|p| p.plan.slots = u32::MAX), "slots is 4294967295; at most 65536"),
+        (error(&|p| p.plan.credits = u32::MAX), "credits is 4294967295"),
+        (error(&|p| (p.plan.context, p.plan.sequences) = (u32::MAX, 60_000)), "cache blocks is 4294967295"),
+        (
+            error(&|p| p.plan.edges[0].route = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }),
+            "ring's depth is 4294967295",
+        ),
+        (error(&|p| p.devices[1].stage_us.value = f64::NAN), "device:1: its stage_us"),
+        (error(&|p| p.links.other.latency_us.value = -1.0), "device:0 to device:1: its latency_us"),
+        (
+            error(&|p| {
+                p.links.shared = vec![SharedLink {
+                    name: "bus".into(),
+                    users: Vec::new(),
+                    bandwidth_bytes_per_s: Figure::assumed(0.0),
+                }];
+            }),
+            "the shared link bus",
+        ),
+    ] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+}
+
+/// The slowest that figures allow: time goes to the end of the clock and stays there.
+#[test]
+fn times_beyond_the_clock_end_it() {
+    let mut planned = Planned::new(&[1, 1]);
+    let slowest = Figure { value: 1.0, source: FigureSource::User };
+    for device in &mut planned.devices {
+        (device.bandwidth_bytes_per_s, device.fast_flops_per_s) = (slowest, slowest);
+        device.host_bandwidth_bytes_per_s = slowest;
+    }
+    planned.links.other = LinkFacts { bandwidth_bytes_per_s: slowest, ..LinkFacts::assumed() };
+    planned.segments.iter_mut().for_each(|s| s.read_bytes = u64::MAX);
+    let summary = planned.run(&burst(1, 100, 3));
+    assert_eq!(summary.finished, 1);
+    assert!(summary.duration_us.is_finite());
+}

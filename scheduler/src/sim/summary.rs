@@ -1,0 +1,277 @@
+//! What a simulated run comes to: rates, latencies, how much everything was used, and the spans of its chart.
+//!
+//! This module must not know how a run is simulated.
+
+use crate::core::{FinishReason, Nanoseconds};
+use crate::sim::observe::{Level, Observations, Work};
+use crate::sim::{Outcome, SimReport, SimSpan, SimSpec};
+use crate::trace::Computed;
+use ragtag_hal::QueueKind;
+use serde::{Deserialize, Serialize};
+
+/// What a simulated run comes to. Rates and shares are over the time from the first request to the end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SimSummary {
+    /// Requests that have all their tokens, or as many as the context has room for.
+    pub finished: u64,
+    /// Those of them that the context cut short.
+    pub cut_short: u64,
+    /// Requests that the plan has no room for.
+    pub refused: u64,
+    /// Tokens of the prompts of finished requests.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub new_tokens: u64,
+    /// From the first request to the end.
+    pub duration_us: f64,
+    /// Requests a second.
+    pub requests_per_s: f64,
+    /// Prompt tokens a second.
+    pub prefill_tokens_per_s: f64,
+    /// Generated tokens a second.
+    pub decode_tokens_per_s: f64,
+    /// From the arrival of a request to its first token.
+    pub first_token_us: Percentiles,
+    /// From a token of a request to its next.
+    pub between_tokens_us: Percentiles,
+    /// From the arrival of a request to its end.
+    pub request_us: Percentiles,
+    /// Requests that wait for room in the caches.
+    pub waiting_requests: Depth,
+    /// The stages.
+    pub stages: Vec<StageUse>,
+    /// The ways between them: one less than there are stages.
+    pub links: Vec<LinkUse>,
+    /// What several of these have in common.
+    pub shared_links: Vec<SharedLinkUse>,
+    /// What the devices did, in the order in which it ended, as far as it was kept.
+    pub spans: Vec<SimSpan>,
+    /// How many more spans there were.
+    pub dropped_spans: u64,
+}
+
+/// How times are distributed, in microseconds; all 0 where there is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Percentiles {
+    /// How many there are.
+    pub count: u64,
+    /// Their mean.
+    pub mean: f64,
+    /// Half of them are no longer.
+    pub p50: f64,
+    /// Nine of ten are no longer.
+    pub p90: f64,
+    /// 99 of a hundred are no longer.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// How many there are at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Depth {
+    /// On average over the time.
+    pub mean: f64,
+    /// At most.
+    pub max: u32,
+}
+
+/// How a stage was used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StageUse {
+    /// Its device.
+    pub device: String,
+    /// Share of the time in which it computed.
+    pub utilisation: f64,
+    /// Share of the time between its first computation and the end of its last in which it did not compute.
+    pub bubble: f64,
+    /// Share of the time in which activations or logits left it.
+    pub download_utilisation: f64,
+    /// Micro-batches with prompt rows.
+    pub prefill: Computed,
+    /// Micro-batches of decode steps alone.
+    pub decode: Computed,
+    /// Micro-batches on the device that are not computed yet, the one that is being computed included.
+    pub queue: Depth,
+}
+
+/// How the way from a stage to the next was used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkUse {
+    /// The device that it leaves.
+    pub from: String,
+    /// The device that it leads to.
+    pub to: String,
+    /// Share of the time in which something was on its way, waiting for a shared link included.
+    pub utilisation: f64,
+    /// Micro-batches that crossed.
+    pub crossings: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// How a shared link was used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedLinkUse {
+    /// Its name.
+    pub name: String,
+    /// Share of the time in which bytes crossed it.
+    pub utilisation: f64,
+}
+
+impl SimSummary {
+    /// Sums a run up.
+    pub fn new(spec: &SimSpec, report: SimReport) -> Self {
+        let seen = &report.observations;
+        let begin_ns = seen.sequences.values().map(|s| s.arrived_ns).min().unwrap_or(0);
+        let over_ns = report.makespan_ns.saturating_sub(begin_ns);
+        let ends = Ends::count(spec, &report);
+        let per_s = |count: u64| count as f64 / (over_ns.max(1) as f64 / 1e9);
+        let arrivals = || seen.sequences.iter().filter(|(id, _)| ends.is_finished(**id)).map(|(_, s)| s);
+        Self {
+            finished: ends.finished,
+            cut_short: ends.cut_short,
+            refused: ends.refused,
+            prompt_tokens: ends.prompt_tokens,
+            new_tokens: ends.new_tokens,
+            duration_us: over_ns as f64 / 1e3,
+            requests_per_s: per_s(ends.finished),
+            prefill_tokens_per_s: per_s(ends.prompt_tokens),
+            decode_tokens_per_s: per_s(ends.new_tokens),
+            first_token_us: percentiles(
+                arrivals().filter_map(|s| Some(s.first_token_ns? - s.arrived_ns)).collect(),
+            ),
+            between_tokens_us: percentiles(seen.between_tokens_ns.clone()),
+            request_us: percentiles(arrivals().filter_map(|s| Some(s.ended_ns? - s.arrived_ns)).collect()),
+            waiting_requests: depth(&seen.waiting, over_ns),
+            stages: stages(spec, seen, over_ns),
+            links: links(spec, seen, over_ns),
+            shared_links: shared_links(spec, seen, over_ns),
+            spans: report.spans,
+            dropped_spans: report.dropped_spans,
+        }
+    }
+}
+
+/// How the sequences ended.
+#[derive(Default)]
+struct Ends {
+    finished: u64,
+    cut_short: u64,
+    refused: u64,
+    prompt_tokens: u64,
+    new_tokens: u64,
+    /// For each request.
+    is_finished: Vec<bool>,
+}
+
+impl Ends {
+    fn count(spec: &SimSpec, report: &SimReport) -> Self {
+        let mut ends = Self::default();
+        for (request, outcome) in spec.requests.iter().zip(report.outcomes.values()) {
+            let is_finished = match outcome {
+                Outcome::Finished { reason, tokens } => {
+                    ends.finished += 1;
+                    ends.cut_short += u64::from(*reason == FinishReason::ContextFull);
+                    ends.prompt_tokens += u64::from(request.prompt_tokens);
+                    ends.new_tokens += tokens.len() as u64;
+                    true
+                }
+                Outcome::Failed { .. } => {
+                    ends.refused += 1;
+                    false
+                }
+            };
+            ends.is_finished.push(is_finished);
+        }
+        ends
+    }
+
+    fn is_finished(&self, sequence: crate::core::SequenceId) -> bool {
+        self.is_finished.get(sequence.0 as usize).copied().unwrap_or(false)
+    }
+}
+
+fn share(busy_ns: Nanoseconds, over_ns: Nanoseconds) -> f64 {
+    busy_ns as f64 / over_ns.max(1) as f64
+}
+
+fn depth(level: &Level, over_ns: Nanoseconds) -> Depth {
+    Depth { mean: level.mean(over_ns), max: level.max }
+}
+
+fn stages(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<StageUse> {
+    let stage = |(stage, work): (&crate::sim::SimStage, &crate::sim::StageWork)| {
+        let queue = |kind: QueueKind| &work.queues[kind.index()];
+        let used = |work: &Work| share(work.busy_ns, over_ns);
+        StageUse {
+            device: stage.device.clone(),
+            utilisation: used(queue(QueueKind::Compute)),
+            bubble: queue(QueueKind::Compute).bubble(),
+            download_utilisation: used(queue(QueueKind::Download)),
+            prefill: work.prefill,
+            decode: work.decode,
+            queue: depth(&work.waiting, over_ns),
+        }
+    };
+    spec.stages.iter().zip(&seen.stages).map(stage).collect()
+}
+
+fn links(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<LinkUse> {
+    let link = |(pair, edge): (&[crate::sim::SimStage], &crate::sim::EdgeWork)| LinkUse {
+        from: pair[0].device.clone(),
+        to: pair[1].device.clone(),
+        utilisation: share(edge.work.busy_ns, over_ns),
+        crossings: edge.crossings,
+        bytes: edge.bytes,
+    };
+    spec.stages.windows(2).zip(&seen.edges).map(link).collect()
+}
+
+fn shared_links(spec: &SimSpec, seen: &Observations, over_ns: Nanoseconds) -> Vec<SharedLinkUse> {
+    let links = spec.shared_links.iter().zip(&seen.shared_busy_ns);
+    links
+        .map(|(link, &busy_ns)| SharedLinkUse {
+            name: link.name.clone(),
+            utilisation: share(busy_ns, over_ns),
+        })
+        .collect()
+}
+
+/// By nearest rank.
+fn percentiles(mut times_ns: Vec<Nanoseconds>) -> Percentiles {
+    times_ns.sort_unstable();
+    let Some(&max) = times_ns.last() else { return Percentiles::default() };
+    let us = |ns: Nanoseconds| ns as f64 / 1e3;
+    let rank = |share: f64| us(times_ns[(share * times_ns.len() as f64).ceil() as usize - 1]);
+    let sum: f64 = times_ns.iter().map(|&ns| us(ns)).sum();
+    Percentiles {
+        count: times_ns.len() as u64,
+        mean: sum / times_ns.len() as f64,
+        p50: rank(0.5),
+        p90: rank(0.9),
+        p99: rank(0.99),
+        max: us(max),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_members_of_what_they_divide() {
+        let times = percentiles((1..=100).rev().map(|n| n * 1000).collect());
+        let expected = Percentiles { count: 100, mean: 50.5, p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 };
+        assert_eq!(times, expected);
+        let one = percentiles(vec![2500]);
+        assert_eq!((one.p50, one.p99, one.max), (2.5, 2.5, 2.5));
+        assert_eq!(percentiles(Vec::new()), Percentiles::default());
+    }
+}

@@ -1,0 +1,121 @@
+//! How long made-up devices take: by a line, as random pipelines do, or by the cost model, as plans do.
+//!
+//! This module must not know plans, and not what happens when.
+
+use crate::core::{self, Nanoseconds};
+use crate::cost::{self, DeviceFacts, segment_time_us};
+use ragtag_graph::Segment;
+use ragtag_kernels::Activations;
+use std::sync::Arc;
+
+/// How long a stage computes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ComputeTime {
+    /// So long for any micro-batch, and so long for each of its rows.
+    Linear {
+        /// For any micro-batch.
+        batch_ns: Nanoseconds,
+        /// For each row.
+        row_ns: Nanoseconds,
+    },
+    /// As the cost model has it.
+    Modelled(Arc<StageCosts>),
+}
+
+impl ComputeTime {
+    /// The time of a micro-batch.
+    pub(super) fn of(&self, batch: &core::MicroBatch) -> Nanoseconds {
+        match self {
+            ComputeTime::Linear { batch_ns, row_ns } => batch_ns + u64::from(batch.rows()) * row_ns,
+            ComputeTime::Modelled(costs) => nanoseconds(costs.time_us(&shape(batch))),
+        }
+    }
+}
+
+/// What the cost model needs to know of a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageCosts {
+    /// The segments of the stage.
+    pub segments: Vec<Segment>,
+    /// The device that it is on.
+    pub device: DeviceFacts,
+    /// How activations enter matrix products.
+    pub activations: Activations,
+}
+
+impl StageCosts {
+    /// The time of a micro-batch, in microseconds.
+    pub fn time_us(&self, batch: &cost::MicroBatch) -> f64 {
+        let segment = |s: &Segment| segment_time_us(s, &self.device, self.activations, batch);
+        self.device.stage_us.value + self.segments.iter().map(segment).sum::<f64>()
+    }
+}
+
+/// What costs depend on: of positions the mean, for a row attends to itself and all before it.
+fn shape(batch: &core::MicroBatch) -> cost::MicroBatch {
+    let positions = |item: &core::Item| {
+        let rows = item.tokens.len() as f64;
+        rows * (f64::from(item.first_position) + (rows + 1.0) / 2.0)
+    };
+    let rows = batch.rows();
+    cost::MicroBatch {
+        rows,
+        logit_rows: batch.logit_rows(),
+        sequences: batch.items.len() as u32,
+        positions: batch.items.iter().map(positions).sum::<f64>() / f64::from(rows.max(1)),
+    }
+}
+
+/// How long a copy takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CopyTime {
+    /// Any copy, besides the rest.
+    pub copy_ns: Nanoseconds,
+    /// One copy of a micro-batch, besides, however many chunks there are: the first that leaves a device, the last that
+    /// enters one.
+    pub once_ns: Nanoseconds,
+    /// Each byte.
+    pub byte_ns: f64,
+}
+
+impl CopyTime {
+    /// The time of a copy. One of no bytes is a submission that only waits and signals.
+    pub(super) fn of(&self, pays_once: bool, bytes: u64) -> Nanoseconds {
+        let once = if pays_once && bytes > 0 { self.once_ns } else { 0 };
+        // A float that is too large becomes the largest integer.
+        self.copy_ns.saturating_add(once).saturating_add((bytes as f64 * self.byte_ns).round() as u64)
+    }
+}
+
+/// Microseconds as the virtual clock counts. What is longer than the clock goes takes as long as that.
+pub(super) fn nanoseconds(us: f64) -> Nanoseconds {
+    (us * 1e3).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Item, LogitRows, MicroBatchId, SequenceId};
+
+    fn item(sequence: u64, first_position: u32, rows: usize, logits: LogitRows) -> Item {
+        let (tokens, blocks) = (vec![0; rows], [].into());
+        Item { sequence: SequenceId(sequence), first_position, tokens, blocks, logits }
+    }
+
+    #[test]
+    fn costs_depend_on_rows_logits_sequences_and_the_mean_of_positions() {
+        let items = vec![item(0, 9, 1, LogitRows::Last), item(1, 4, 3, LogitRows::None)];
+        let batch = core::MicroBatch { id: MicroBatchId(0), credit: 0, items };
+        // Positions 9 and 4, 5, 6: rows that attend to 10 and to 5, 6, 7 positions.
+        let expected = cost::MicroBatch { rows: 4, logit_rows: 1, sequences: 2, positions: 7.0 };
+        assert_eq!(shape(&batch), expected);
+        assert!(!batch.decodes_only());
+    }
+
+    #[test]
+    fn what_is_paid_once_is_paid_by_one_chunk() {
+        let time = CopyTime { copy_ns: 1, once_ns: 100, byte_ns: 0.5 };
+        assert_eq!([time.of(true, 10), time.of(false, 10), time.of(true, 0)], [106, 6, 1]);
+        assert_eq!(CopyTime { byte_ns: f64::MAX, ..time }.of(true, u64::MAX), u64::MAX);
+    }
+}
