@@ -1,7 +1,7 @@
 //! The devices of this machine, as users choose them.
 
 use crate::error::{Error, Result};
-use ragtag_devices::{Backends, Check, Choice, Config, ProbeChild, Report, Requested};
+use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 use std::ffi::OsString;
@@ -23,6 +23,8 @@ pub struct DeviceOptions {
     /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
     /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
     pub hip_compiler: Vec<OsString>,
+    /// Devices and links that are slowed on purpose, for tests.
+    pub handicaps: Vec<Handicap>,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -33,6 +35,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    handicaps: Vec<Handicap>,
     limits: Limits,
     check: Box<Check>,
 }
@@ -47,14 +50,18 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// [`Error::Devices`] for a selection that cannot be read or that nothing fits.
+    /// [`Error::Devices`] for a selection that cannot be read or that nothing fits; [`Error::Handicap`] for a handicap of
+    /// something that is not selected or cannot be slowed.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
         let backends = backends(options);
         let report = backends.probe();
         let choice = requested.choose(&report)?;
+        let selected: Vec<_> = choice.selected.iter().map(Adapter::label).collect();
+        let handicaps = options.handicaps.clone();
+        Handicap::check(&handicaps, &selected)?;
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
-        Ok(Self { backends, report, choice, limits: Limits::default(), check })
+        Ok(Self { backends, report, choice, handicaps, limits: Limits::default(), check })
     }
 
     /// Probes every backend, whatever is selected.
@@ -106,9 +113,26 @@ impl Devices {
         self.selected().iter().map(Adapter::label).collect()
     }
 
-    /// One line: `requested=auto detected=[cpu:0] selected=[cpu:0]`.
+    /// One line: `requested=auto detected=[cpu:0] selected=[cpu:0]`, and what is slowed on purpose if anything is.
     pub fn start_line(&self) -> String {
-        self.choice.to_string()
+        if self.handicaps.is_empty() {
+            return self.choice.to_string();
+        }
+        let handicaps: Vec<_> = self.handicaps.iter().map(Handicap::to_string).collect();
+        format!("{} handicaps=[{}]", self.choice, handicaps.join(", "))
+    }
+
+    /// What is slowed on purpose.
+    pub fn handicaps(&self) -> &[Handicap] {
+        &self.handicaps
+    }
+
+    /// The rate to which a link is slowed on purpose.
+    pub(crate) fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<f64> {
+        self.handicaps.iter().find_map(|handicap| match handicap {
+            Handicap::LinkRate { from, to, bytes_per_s } if from == a && to == b => Some(*bytes_per_s as f64),
+            _ => None,
+        })
     }
 
     /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
@@ -121,13 +145,15 @@ impl Devices {
         self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
-    /// What `--strict` has against the selection: software devices where a GPU was asked for.
+    /// What `--strict` has against the selection: software devices where a GPU was asked for, and handicaps.
     pub(crate) fn strict_findings(&self) -> Vec<String> {
         let software = |a: &&Adapter| a.kind == AdapterKind::Software;
+        let slowed = self.handicaps.iter().map(|handicap| format!("{handicap} is slowed on purpose"));
         self.selected()
             .iter()
             .filter(software)
             .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
+            .chain(slowed)
             .collect()
     }
 
@@ -158,6 +184,7 @@ fn backends(options: &DeviceOptions) -> Backends {
         cpu_threads: options.cpu_threads,
         child: options.probe_child.clone(),
         hip_compiler: options.hip_compiler.clone(),
+        handicaps: options.handicaps.clone(),
         ..Config::default()
     })
 }

@@ -9,7 +9,7 @@ use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
 use ragtag_scheduler::plan::Plan;
-use ragtag_scheduler::{Pipeline, PipelineOptions, StageReport, StageSpec, WeightSource};
+use ragtag_scheduler::{Pipeline, PipelineOptions, PipelineStats, StageReport, StageSpec, WeightSource};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -115,25 +115,24 @@ impl Engine {
     }
 
     fn start_told(model: &Model, devices: &Devices, plan: &Plan, options: &Options) -> Result<Self> {
-        let lowering = Lowering {
-            activations: plan.activations,
-            kv: plan.kv,
-            context: plan.context,
-            sequences: plan.sequences,
-            chunk: plan.chunk,
-            logit_rows: if options.all_logits { plan.chunk } else { plan.sequences.min(plan.chunk) },
-        };
+        let lowering = lowering(plan, options.all_logits);
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
+        let graph = model.graph().with_granularity(plan.model.granularity);
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
         for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open(&labels)?) {
             let segments = stage.segments.range();
-            let compiled = ragtag_graph::compile(model.graph(), segments.clone(), &lowering, &adapter.caps)
+            let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
             stages.push(StageInfo { adapter, segments, kernels: compiled.variants.clone() });
             specs.push(stage_spec(model, compiled, Box::new(device)));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
-        run.routes.clone_from(&plan.routes);
+        run.routes = plan.routes();
+        let pairs = labels.iter().zip(labels.iter().skip(1));
+        run.link_limits_bytes_per_s =
+            pairs.map(|(from, to)| devices.link_limit_bytes_per_s(from, to)).collect();
+        run.decode_groups = plan.decode_groups;
+        run.credits = plan.credits;
         run.slots = plan.slots;
         run.trace_spans = if options.trace { TRACE_SPANS } else { 0 };
         let progress = Arc::clone(&options.progress);
@@ -161,6 +160,11 @@ impl Engine {
         &self.stages
     }
 
+    /// What the pipeline has done so far: stages, edges, the return of tokens.
+    pub fn stats(&self) -> PipelineStats {
+        self.pipeline.stats()
+    }
+
     /// What each stage has done so far, as of some micro-batches ago.
     pub fn stage_reports(&self) -> Vec<StageReport> {
         self.pipeline.stats().stages
@@ -183,16 +187,34 @@ impl Engine {
     }
 }
 
+/// How a plan has the model lowered.
+pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
+    Lowering {
+        activations: plan.activations,
+        kv: plan.kv,
+        context: plan.context,
+        sequences: plan.sequences,
+        chunk: plan.chunk,
+        logit_rows: if all_logits { plan.chunk } else { plan.sequences.min(plan.chunk) },
+    }
+}
+
 fn stage_spec(model: &Model, compiled: CompiledStage, device: Box<dyn Device>) -> StageSpec {
-    let weights =
-        FileWeights { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() };
+    let weights = FileWeights::new(model, &compiled);
     StageSpec { device, compiled, weights: Box::new(weights) }
 }
 
 /// Weights that come out of the model's files, packed for the device on the way.
-struct FileWeights {
+pub(crate) struct FileWeights {
     weights: Arc<Weights>,
     buffers: Vec<WeightBuffer>,
+}
+
+impl FileWeights {
+    /// The weights of a stage of a model.
+    pub(crate) fn new(model: &Model, compiled: &CompiledStage) -> Self {
+        Self { weights: Arc::clone(model.graph().weights()), buffers: compiled.weights.clone() }
+    }
 }
 
 impl WeightSource for FileWeights {

@@ -41,6 +41,9 @@ pub enum Error {
     /// The choice of devices.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
+    /// Something that cannot be slowed on purpose.
+    #[error(transparent)]
+    Handicap(#[from] ragtag_devices::HandicapError),
     /// A placement that cannot be had.
     #[error(transparent)]
     Planner(#[from] ragtag_scheduler::planner::PlanError),
@@ -54,6 +57,31 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         cause: Box<ragtag_scheduler::plan::InvalidPlan>,
+    },
+    /// A load that makes no sense.
+    #[error("the load: {0}")]
+    Load(#[from] ragtag_scheduler::sim::LoadError),
+    /// A file of requests that cannot be understood.
+    #[error("{}: {cause}", path.display())]
+    RequestFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        cause: ragtag_scheduler::sim::LoadError,
+    },
+    /// A plan that cannot be simulated.
+    #[error(transparent)]
+    Simulation(#[from] ragtag_scheduler::sim::SimPlanError),
+    /// A simulation that found a promise of the scheduler broken.
+    #[error("internal: the simulation found a defect: {0}")]
+    Simulated(#[from] ragtag_scheduler::sim::SimFailure),
+    /// A fleet that cannot be.
+    #[error("{of}: {cause}")]
+    Fleet {
+        /// The file, or the option.
+        of: String,
+        /// What is wrong with it.
+        cause: ragtag_scheduler::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
@@ -101,10 +129,12 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         use ragtag_scheduler::planner::PlanError;
         match self {
-            Error::Usage(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
+            Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
+            Error::Load(_) | Error::RequestFile { .. } => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Planner(PlanError::DoesNotFit { .. }) => 6,
             Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
+            Error::Simulation(_) | Error::Fleet { .. } => 4,
             Error::Devices(_) => 5,
             Error::File { .. } => 7,
             Error::Strict { .. } => 8,
@@ -113,6 +143,7 @@ impl Error {
                 ragtag_scheduler::Error::Stage { cause, .. } | ragtag_scheduler::Error::Memory { cause, .. },
             ) if cause.is_out_of_memory() => 6,
             Error::Compile { .. } | Error::Device { .. } | Error::Run(_) | Error::SelfTest { .. } => 1,
+            Error::Simulated(_) => 1,
         }
     }
 }

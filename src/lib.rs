@@ -23,6 +23,7 @@
 //! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
 //! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
 
+mod calibrate;
 pub mod cli;
 pub mod compute;
 mod devices;
@@ -32,30 +33,40 @@ mod error;
 mod map;
 mod model;
 pub mod npy;
+pub mod pictures;
 mod planner;
 mod selftest;
 mod session;
+mod simulate;
 mod stop;
 mod strict;
 mod trace;
 
+pub use calibrate::{Calibration, CalibrationOptions};
 pub use devices::{DeviceOptions, Devices};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
-pub use planner::{DEFAULT_CHUNK, Planner, SLOTS};
+pub use planner::{DEFAULT_CHUNK, Planner, Replanned, SLOTS};
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
 pub use ragtag_conformance::Shapes;
-pub use ragtag_devices::ProbeChild;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
+pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
+pub use ragtag_graph::Granularity;
 pub use ragtag_hal::AdapterKind;
-pub use ragtag_kernels::{Activations, KvType};
+pub use ragtag_kernels::{Activations, KvType, TensorType};
+pub use ragtag_scheduler::compare;
+pub use ragtag_scheduler::fleet;
 pub use ragtag_scheduler::plan::Plan;
+/// Loads, simulations and what comes of them.
+pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{
-    DeviceFacts, Figure, FigureSource, Links, Objective, Sampling, Span, SpanKind, Split, Workload,
+    Baseline, Constraints, DeviceFacts, Figure, FigureSource, Fleet, InvalidFleet, LinkFacts, Links, Mix,
+    Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split, Workload,
 };
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
+pub use simulate::{simulate, simulation_spec};
 pub use strict::suspicious_weights;
 pub use trace::{Overlap, Trace, overlap};

@@ -3,7 +3,10 @@
 use crate::error::{Error, Result};
 use crate::map::MappedFile;
 use ragtag_graph::tokenizer::Tokenizer;
-use ragtag_graph::{Directory, Hyperparameters, MemorySource, ModelFile, Source, checkpoint};
+use ragtag_graph::{
+    Directory, FormatError, Hyperparameters, MemorySource, ModelError, ModelFile, Source, checkpoint,
+};
+use ragtag_kernels::TensorType;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -58,19 +61,8 @@ impl Model {
     }
 
     fn open_directory(path: &Path) -> Result<Self> {
-        // A path of dots has no name of its own.
-        let name = match path.file_name() {
-            Some(_) => file_name(path),
-            None => path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path)),
-        };
+        let (name, mut directory) = directory(path)?;
         let model_error = |cause| Error::Model { name: name.clone(), cause };
-        let mut directory = Directory::new(path.display().to_string());
-        for file in checkpoint::FILES {
-            // Those that are not there may not be needed; the graph knows.
-            if path.join(file).exists() {
-                directory.insert(file, map(&path.join(file))?);
-            }
-        }
         let names = checkpoint::shard_names(&directory).map_err(|e| model_error(e.into()))?;
         let mut shards = Vec::new();
         for name in &names {
@@ -85,6 +77,35 @@ impl Model {
         let others = others.map(|(name, source)| (name.to_owned(), Arc::clone(source))).collect();
         let graph = ragtag_graph::Model::from_directory(directory).map_err(model_error)?;
         Ok(Self::new(name, graph, shards, others))
+    }
+
+    /// Opens what there is of a model: as [`Model::open`], but `.gguf` files may end after their headers, and a directory may
+    /// hold nothing but `config.json`. Such a model can be planned for, not run. Where there are no weights, matrices are of the
+    /// type `matrices`, or of the one that `config.json` names.
+    ///
+    /// # Errors
+    /// As [`Model::open`]; [`Error::Usage`] for a type where there are weights, which say theirs.
+    pub fn open_metadata(path: impl AsRef<Path>, matrices: Option<TensorType>) -> Result<Self> {
+        let path = path.as_ref();
+        if path.is_dir() && !has_weights(path) {
+            let (name, directory) = directory(path)?;
+            let others =
+                directory.files().map(|(name, source)| (name.to_owned(), Arc::clone(source))).collect();
+            let graph = ragtag_graph::Model::described(directory, matrices);
+            let graph = graph.map_err(|cause| Error::Model { name: name.clone(), cause })?;
+            return Ok(Self::new(name, graph, Vec::new(), others));
+        }
+        if matrices.is_some() {
+            let path = path.display();
+            return Err(Error::Usage(format!(
+                "{path} has weights, which say their types; none can be assumed"
+            )));
+        }
+        if path.is_dir() || path.extension().is_some_and(|extension| extension == "safetensors") {
+            return Self::open(path);
+        }
+        let sources = shard_paths(path).iter().map(|shard| map(shard)).collect::<Result<_>>()?;
+        Self::from_headers(file_name(path), sources)
     }
 
     /// The model that is embedded in this build.
@@ -110,9 +131,20 @@ impl Model {
     }
 
     fn from_sources(name: String, sources: Vec<Arc<dyn Source>>) -> Result<Self> {
-        let model_error = |cause| Error::Model { name: name.clone(), cause };
-        let file = ModelFile::open(sources.clone()).map_err(|e| model_error(e.into()))?;
-        let graph = ragtag_graph::Model::new(file).map_err(model_error)?;
+        Self::from_file(name, ModelFile::open(sources.clone()), sources)
+    }
+
+    fn from_headers(name: String, sources: Vec<Arc<dyn Source>>) -> Result<Self> {
+        Self::from_file(name, ModelFile::open_headers(sources.clone()), sources)
+    }
+
+    fn from_file(
+        name: String,
+        file: std::result::Result<ModelFile, FormatError>,
+        sources: Vec<Arc<dyn Source>>,
+    ) -> Result<Self> {
+        let graph = file.map_err(ModelError::from).and_then(ragtag_graph::Model::new);
+        let graph = graph.map_err(|cause| Error::Model { name: name.clone(), cause })?;
         Ok(Self::new(name, graph, sources, Vec::new()))
     }
 
@@ -169,7 +201,8 @@ impl Model {
     }
 
     /// What tells this model from others at the cost of its headers: a digest of everything before the weights, of the
-    /// files' sizes, and of the files without weights. Plans name models by it. For the whole content see [`Model::digest`].
+    /// weights' sizes, and of the files without weights. Plans name models by it: a plan that was made from a file's header
+    /// alone suits the whole file. For the whole content see [`Model::digest`].
     ///
     /// # Errors
     /// [`Error::Model`] if a file cannot be read any more.
@@ -177,10 +210,17 @@ impl Model {
         let tensors = self.inner.graph.weights().tensors();
         let mut hasher = blake3::Hasher::new();
         for (shard, source) in self.inner.shards.iter().enumerate() {
-            let header =
-                tensors.iter().filter(|t| t.shard == shard).map(|t| t.offset).min().unwrap_or(source.bytes());
-            hasher.update(&source.bytes().to_le_bytes());
+            let (mut header, mut end) = (source.bytes(), 0);
+            for tensor in tensors.iter().filter(|t| t.shard == shard) {
+                header = header.min(tensor.offset);
+                end = end.max(tensor.offset.saturating_add(tensor.bytes));
+            }
+            hasher.update(&end.to_le_bytes());
             hasher.update(source.range(0..header).map_err(|e| self.source_error(e))?);
+        }
+        // Types that no file names.
+        for tensor in tensors.iter().filter(|_| self.inner.shards.is_empty()) {
+            hasher.update(tensor.tensor_type.name().as_bytes());
         }
         for (name, source) in &self.inner.others {
             hasher.update(name.as_bytes());
@@ -215,6 +255,28 @@ fn map(path: &Path) -> Result<Arc<dyn Source>> {
         Ok(file) => Ok(Arc::new(file)),
         Err(cause) => Err(Error::File { action: "read", path: path.into(), cause }),
     }
+}
+
+/// A directory with those files of a model, weights apart, that are there, and its name.
+fn directory(path: &Path) -> Result<(String, Directory)> {
+    // A path of dots has no name of its own.
+    let name = match path.file_name() {
+        Some(_) => file_name(path),
+        None => path.canonicalize().map_or_else(|_| file_name(path), |path| file_name(&path)),
+    };
+    let mut directory = Directory::new(path.display().to_string());
+    for file in checkpoint::FILES {
+        // Those that are not there may not be needed; the graph knows.
+        if path.join(file).exists() {
+            directory.insert(file, map(&path.join(file))?);
+        }
+    }
+    Ok((name, directory))
+}
+
+/// Whether a directory holds weights, or says which files do.
+fn has_weights(path: &Path) -> bool {
+    checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
 
 fn file_name(path: &Path) -> String {

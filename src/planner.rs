@@ -1,17 +1,25 @@
 //! Plans without running: which device would run which segments of a model.
 
+mod measured;
+
+pub use measured::Replanned;
+
+use crate::calibrate::Calibration;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::Lowering;
+use ragtag_graph::{Granularity, Lowering, Segment};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::{Plan, PlanModel};
-use ragtag_scheduler::planner::{self, ModelFacts, Objective, PlanLimits, PlannerInput, Workload};
-use ragtag_scheduler::{DeviceFacts, Links, Split};
+use ragtag_scheduler::planner::{self, Baseline, Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
+use ragtag_scheduler::{DeviceFacts, Fleet, Links, Objective, Split, Workload};
 
-/// Prefill chunk unless one is asked for: long enough to use the arithmetic of a device, short enough that one prompt
-/// fills a pipeline.
+/// Prefill chunk that is tried first unless one is asked for: long enough to use the arithmetic of a device, short enough that
+/// one prompt fills a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
+
+/// The others that are tried: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
+const OTHER_CHUNKS: [u32; 4] = [64, 256, 512, 1024];
 
 /// Micro-batches that a stage holds: one arriving, one computed, one leaving.
 pub const SLOTS: u32 = 3;
@@ -30,6 +38,7 @@ pub const SLOTS: u32 = 3;
 #[derive(Clone, Debug)]
 pub struct Planner {
     model: Model,
+    granularity: Granularity,
     devices: Vec<DeviceFacts>,
     links: Links,
     objective: Objective,
@@ -37,6 +46,7 @@ pub struct Planner {
     limits: PlanLimits,
     /// Whether the chunk was asked for.
     chunk_given: bool,
+    constraints: Constraints,
     split: Option<Split>,
 }
 
@@ -44,7 +54,7 @@ pub struct Planner {
 const SMALLEST_CHUNK: u32 = 16;
 
 impl Planner {
-    /// A planner for one sequence at a time, int8 activations and the longest context that fits.
+    /// A planner for one sequence at a time, int8 activations, blocks as segments and the longest context that fits.
     pub fn new(model: &Model) -> Self {
         let limits = PlanLimits {
             context: None,
@@ -57,12 +67,14 @@ impl Planner {
         };
         Self {
             model: model.clone(),
+            granularity: Granularity::default(),
             devices: Vec::new(),
             links: Links::default(),
             objective: Objective::Throughput,
             workload: Workload::default(),
             limits,
             chunk_given: false,
+            constraints: Constraints::default(),
             split: None,
         }
     }
@@ -72,10 +84,32 @@ impl Planner {
         self.device_facts(devices.facts())
     }
 
+    /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
+    pub fn calibrated(mut self, calibration: &Calibration) -> Self {
+        self.devices = calibration.apply(self.devices);
+        self.links = calibration.links.clone();
+        self
+    }
+
     /// Plans for devices described by figures, whether they exist or not.
     pub fn device_facts(mut self, facts: Vec<DeviceFacts>) -> Self {
         self.devices = facts;
         self
+    }
+
+    /// Plans for devices and links that need not exist.
+    ///
+    /// # Errors
+    /// [`Error::Fleet`] names the figure, label or link that cannot be.
+    pub fn fleet(self, fleet: &Fleet) -> Result<Self> {
+        let facts = fleet.facts().map_err(|cause| Error::Fleet { of: "the fleet".into(), cause });
+        let (devices, links) = facts?;
+        Ok(self.device_facts(devices).links(links))
+    }
+
+    /// Labels of the devices.
+    pub fn labels(&self) -> Vec<String> {
+        self.devices.iter().map(|device| device.label.clone()).collect()
     }
 
     /// Figures of the links between the devices.
@@ -94,6 +128,11 @@ impl Planner {
     pub fn workload(mut self, workload: Workload) -> Self {
         self.workload = workload;
         self
+    }
+
+    /// The request that is planned for.
+    pub fn request(&self) -> Workload {
+        self.workload
     }
 
     /// The longest sequence that must fit, in tokens.
@@ -134,48 +173,109 @@ impl Planner {
         self
     }
 
+    /// A segment must be on a device; segment 0 is the embedding, the last one the head.
+    pub fn pin(mut self, segment: u32, device: &str) -> Self {
+        self.constraints.pins.push(Pin { segment, device: device.into() });
+        self
+    }
+
+    /// A device must not be used.
+    pub fn exclude(mut self, device: &str) -> Self {
+        self.constraints.excluded.push(device.into());
+        self
+    }
+
+    /// The plan has so many stages at most.
+    pub fn max_stages(mut self, stages: u32) -> Self {
+        self.constraints.max_stages = Some(stages);
+        self
+    }
+
+    /// What of a transformer block is one segment. Halves balance unlike devices better, and take longer to plan for.
+    pub fn granularity(mut self, granularity: Granularity) -> Self {
+        self.granularity = granularity;
+        self
+    }
+
     /// A placement to check and prove instead of a search.
     pub fn split(mut self, split: Split) -> Self {
         self.split = Some(split);
         self
     }
 
-    /// Makes the plan: memory is proved, then the busiest stage is made as short as the segments allow.
+    /// Makes the plan: memory is proved, then the objective is made as small as the segments allow, over all subsets and
+    /// orders of the devices. For many sequences the best few placements are tried in simulation, some tens of milliseconds
+    /// each, and the best of them there is chosen.
     ///
     /// # Errors
-    /// [`Error::Planner`] says what does not fit, or which figure or part of the split is wrong.
+    /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
     pub fn plan(&self) -> Result<Plan> {
+        self.with_input(|input| Ok(planner::plan(input)?))
+    }
+
+    /// The plan that a rule without a search makes, for comparison; none if it does not fit.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`], except that what does not fit is no error.
+    pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
+        self.with_input(|input| Ok(planner::baseline(input, rule)?))
+    }
+
+    fn with_input<T>(&self, then: impl FnOnce(&PlannerInput<'_>) -> Result<T>) -> Result<T> {
         let model = &self.model;
         let context = self.limits.context.unwrap_or(model.hyperparameters().context);
-        let limits = PlanLimits { chunk: self.limits.chunk.min(context.max(1)), ..self.limits };
-        let limits = PlanLimits { chunk: limits.chunk.max(limits.sequences), ..limits };
+        let bounded = |chunk: u32| chunk.min(context.max(1)).max(self.limits.sequences);
+        let chunk = bounded(self.limits.chunk);
+        let mut others: Vec<u32> = Vec::new();
+        if !self.chunk_given {
+            others.extend(OTHER_CHUNKS.map(bounded));
+            others.retain(|other| *other != chunk);
+            others.dedup();
+        }
+        let segments = self.segments(context, chunk)?;
+        let others: Vec<(u32, Vec<Segment>)> = others
+            .into_iter()
+            .map(|chunk| Ok((chunk, self.segments(context, chunk)?)))
+            .collect::<Result<_>>()?;
+        let others: Vec<_> = others.iter().map(|(chunk, segments)| (*chunk, segments.as_slice())).collect();
+        let facts = model_facts(model)?;
+        then(&PlannerInput {
+            model: &facts,
+            segments: &segments,
+            other_chunks: &others,
+            devices: &self.devices,
+            links: &self.links,
+            objective: self.objective,
+            workload: self.workload,
+            limits: PlanLimits { chunk, ..self.limits },
+            constraints: &self.constraints,
+            trials: true,
+            split: self.split.as_ref(),
+        })
+    }
+
+    /// The model's segments as they are with a chunk.
+    fn segments(&self, context: u32, chunk: u32) -> Result<Vec<Segment>> {
+        let limits = &self.limits;
         let lowering = Lowering {
             activations: limits.activations,
             kv: limits.kv,
             context,
             sequences: limits.sequences,
-            chunk: limits.chunk,
-            logit_rows: limits.logit_rows.min(limits.chunk),
+            chunk,
+            logit_rows: limits.logit_rows.min(chunk),
         };
-        let segments = model
-            .graph()
-            .segments(&lowering)
-            .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
-        let facts = model_facts(model)?;
-        Ok(planner::plan(&PlannerInput {
-            model: &facts,
-            segments: &segments,
-            devices: &self.devices,
-            links: &self.links,
-            objective: self.objective,
-            workload: self.workload,
-            limits: PlanLimits { logit_rows: lowering.logit_rows, ..limits },
-            split: self.split.as_ref(),
-        })?)
+        let as_error = |cause| Error::Model { name: self.model.name().into(), cause };
+        self.model.graph().with_granularity(self.granularity).segments(&lowering).map_err(as_error)
     }
 }
 
 impl Planner {
+    /// What it plans with: the devices and the links.
+    pub fn facts(&self) -> (&[DeviceFacts], &Links) {
+        (&self.devices, &self.links)
+    }
+
     /// The same for a device that turned out to hold no more than so many bytes.
     pub(crate) fn holding_at_most(mut self, device: &str, bytes: u64) -> Self {
         for facts in self.devices.iter_mut().filter(|facts| facts.label == device) {
@@ -195,7 +295,7 @@ impl Planner {
         let steps = chunks.iter().map(|&chunk| (chunk, before.slots)).chain(fewer);
         let with = |chunk: u32, slots: u32, context: Option<u32>| {
             let limits = PlanLimits { chunk, slots, context, ..self.limits };
-            Self { limits, ..self.clone() }.plan()
+            Self { limits, chunk_given: true, ..self.clone() }.plan()
         };
         let mut last = (smallest, before.slots);
         for (chunk, slots) in steps {
@@ -208,7 +308,7 @@ impl Planner {
     }
 }
 
-fn model_facts(model: &Model) -> Result<ModelFacts> {
+pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
     let h = model.hyperparameters();
     Ok(ModelFacts {
         name: model.name().into(),
@@ -219,11 +319,12 @@ fn model_facts(model: &Model) -> Result<ModelFacts> {
     })
 }
 
-/// What a plan must name to be one for this model.
-pub(crate) fn plan_model(model: &Model) -> Result<PlanModel> {
+/// What a plan must name to be one for this model, cut at this granularity.
+pub(crate) fn plan_model(model: &Model, granularity: Granularity) -> Result<PlanModel> {
     Ok(PlanModel {
         name: model.name().into(),
         digest: model.fingerprint()?,
-        segments: model.graph().segment_count() as u32,
+        segments: model.graph().with_granularity(granularity).segment_count() as u32,
+        granularity,
     })
 }

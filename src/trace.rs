@@ -2,6 +2,8 @@
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
+use ragtag_scheduler::plan::Plan;
+use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;
 
@@ -23,9 +25,40 @@ impl Trace {
         Self { spans: trace.spans, turns: trace.turns, devices }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(spans: Vec<Span>, devices: Vec<String>) -> Self {
+        Self { spans, turns: Vec::new(), devices }
+    }
+
+    /// The trace of a plan that was simulated, on the simulation's clock. Actors take no time there.
+    pub fn simulated(plan: &Plan, summary: &SimSummary) -> Self {
+        let span = |span: &SimSpan| {
+            let segments = plan.stages.get(span.stage as usize)?.segments.range();
+            let kind = match span.kind {
+                SimSpanKind::Prefill | SimSpanKind::Decode => SpanKind::Compute,
+                SimSpanKind::Upload => SpanKind::Upload,
+                SimSpanKind::Download => SpanKind::Download,
+                SimSpanKind::Logits => SpanKind::Logits,
+            };
+            let SimSpan { stage, queue, rows, start_ns, end_ns, .. } = *span;
+            let micro_batch = Some(span.micro_batch);
+            Some(Span { stage, queue, kind, segments, micro_batch, rows, start_ns, end_ns })
+        };
+        Self {
+            spans: summary.spans.iter().filter_map(span).collect(),
+            turns: Vec::new(),
+            devices: plan.stages.iter().map(|s| s.device.clone()).collect(),
+        }
+    }
+
     /// The spans, in the order in which they were learnt.
     pub fn spans(&self) -> &[Span] {
         &self.spans
+    }
+
+    /// Labels of the stages' devices.
+    pub fn devices(&self) -> &[String] {
+        &self.devices
     }
 
     /// What the stages' actors did themselves: a turn for each message that one handled.

@@ -1,6 +1,10 @@
 //! The command line as data. Help texts live here; what they promise is done in the modules beside this one.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use ragtag_devices::Handicap;
+use ragtag_kernels::TensorType;
+use ragtag_scheduler::Objective;
+use ragtag_scheduler::sim::Lengths;
 use std::path::PathBuf;
 
 /// Runs one language model as a pipeline across whatever GPUs and CPUs this machine has.
@@ -28,8 +32,15 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the devices of this machine, API by API.
     Devices(DevicesArgs),
+    /// Time the devices with a model's own layers, and the ways between them; the result is kept for plans.
+    Calibrate(CalibrateArgs),
     /// Show which device would run which segments, and why, without running.
     Plan(PlanArgs),
+    /// List the cards that `plan --fleet` knows.
+    #[command(
+        after_help = "Example:\n  ragtag cards\n  ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx"
+    )]
+    Cards(CardsArgs),
     /// Generate text.
     Run(RunArgs),
     /// Measure prompt processing (pp) and generation (tg) speed.
@@ -42,6 +53,8 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     /// Try out whether the devices do what Ragtag relies on.
     Selftest(SelftestArgs),
+    /// Show what a load of requests would get of a plan, without running.
+    Simulate(SimulateArgs),
     /// Ask one backend for its adapters and print them for the process that wants to know.
     #[command(hide = true)]
     Probe {
@@ -79,7 +92,11 @@ pub(crate) struct DeviceArgs {
     /// Seconds that a driver may take to say which devices it has, where it is asked in a process of its own.
     #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) probe_limit: u64,
-    /// Refuse software devices where a GPU was asked for, fallbacks and suspicious weights, with exit code 8.
+    /// Slow a device or a link on purpose, for tests: cpu:0=threads:1, cpu:1=duty:50%, link:cpu:0->cpu:1=1GB/s. May be given
+    /// several times.
+    #[arg(long, value_name = "HANDICAP", hide_short_help = true)]
+    pub(crate) handicap: Vec<Handicap>,
+    /// Refuse software devices where a GPU was asked for, fallbacks, handicaps and suspicious weights, with exit code 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) strict: bool,
 }
@@ -88,12 +105,25 @@ pub(crate) struct DeviceArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
+    /// What is placed as a whole: transformer blocks, or their attention and feed-forward halves, for finer cuts. Default:
+    /// block, or as the plan of --plan has it.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) granularity: Option<GranularityArg>,
     /// Segments by hand, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` numbers the segments.
     #[arg(long, value_name = "SPLIT", conflicts_with = "plan")]
     pub(crate) split: Option<String>,
     /// Use a plan written by `ragtag plan --json`.
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
+    /// Segments that must be on a device, as --split writes them: 0=cpu:0 is the embedding. May be given again.
+    #[arg(long, value_name = "SEGMENTS=DEVICE", conflicts_with_all = ["split", "plan"])]
+    pub(crate) pin: Vec<String>,
+    /// A device that the plan must not use. May be given again.
+    #[arg(long, value_name = "DEVICE", conflicts_with_all = ["split", "plan"])]
+    pub(crate) exclude: Vec<String>,
+    /// Most stages that the plan may have.
+    #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) max_stages: Option<u32>,
     /// Longest sequence that must fit, in tokens. Default: what fits, up to the model's context.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216))]
     pub(crate) ctx: Option<u32>,
@@ -106,6 +136,10 @@ pub(crate) struct PlacementArgs {
     /// Form of the activations in products with quantised weights: f32 is exact, int8 is fast.
     #[arg(long, value_name = "FORM", default_value = "int8")]
     pub(crate) activations: ActivationsArg,
+    /// Do not time devices of unknown speed first; assume what is usual of their kind. They are timed where there are
+    /// several to choose from, about a second each, once.
+    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) no_calibration: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -120,6 +154,13 @@ pub(crate) enum ActivationsArg {
     Int8,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GranularityArg {
+    Block,
+    #[value(alias = "half-block")]
+    Half,
+}
+
 /// What a run leaves behind.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Records")]
@@ -130,6 +171,40 @@ pub(crate) struct RecordArgs {
     /// Write what really ran: model digest, devices, drivers, plan, kernels, routes.
     #[arg(long, value_name = "FILE")]
     pub(crate) receipt: Option<PathBuf>,
+}
+
+/// How a model is completed that is described alone.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct DescribedArgs {
+    /// Type of the matrices of a directory without weights: f16, q8_0, q4_k … Default: what its config.json says.
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    pub(crate) assume_type: Option<TensorType>,
+}
+
+/// The tensor type of this name, in upper or lower case.
+fn tensor_type(name: &str) -> Result<TensorType, String> {
+    TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        format!("known are {}", TensorType::ALL.map(TensorType::name).join(", ").to_lowercase())
+    })
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CardsArgs {
+    /// JSON, with sources and with what plans reckon with, instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a run says of its plan.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Predicted against measured")]
+pub(crate) struct CompareArgs {
+    /// Write a page with what the plan predicted beside what was measured.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) report: Option<PathBuf>,
+    /// Plan again from what a first run measures, and go on with that plan if it is predicted to be better by more than 3 %.
+    #[arg(long)]
+    pub(crate) replan: bool,
 }
 
 #[derive(Debug, Args)]
@@ -150,11 +225,72 @@ pub(crate) struct DevicesArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  ragtag calibrate model.gguf
+  ragtag calibrate model.gguf --device cuda:0,cpu --parallel 8 --seconds 5 --force")]
+pub(crate) struct CalibrateArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    /// Most sequences that decode together.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: u32,
+    /// Most tokens that go through the pipeline together in prefill.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) chunk: Option<u32>,
+    /// Type of the key-value cache. Default: f32 with --activations f32, else f16.
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) kv: Option<Kv>,
+    /// Form of the activations in products with quantised weights.
+    #[arg(long, value_name = "FORM", default_value = "int8")]
+    pub(crate) activations: ActivationsArg,
+    /// Seconds of timing for each device, about.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// Time everything again, whatever was kept.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// A number of seconds that somebody may want to wait.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0 to 3600 is needed".into()),
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
   ragtag plan model.gguf --cpu-devices 2
-  ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json && ragtag run model.gguf --plan plan.json")]
+  ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json && ragtag run model.gguf --plan plan.json
+  ragtag plan model.gguf --html plan.html --dot - | dot -Tsvg > graph.svg
+  ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx --objective latency
+  ragtag plan directory --assume-type q4_k --fleet fleet.json
+
+Only what describes the model is read: a .gguf file may end after its header, a directory may hold nothing but config.json.")]
 pub(crate) struct PlanArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) described: DescribedArgs,
+    /// Plan for devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
+    pub(crate) fleet: Option<String>,
+    /// What to minimise: latency (of one sequence), throughput, first-token, or mix:latency=1,throughput=2. Default:
+    /// throughput.
+    #[arg(long, value_name = "OBJECTIVE")]
+    pub(crate) objective: Option<Objective>,
+    /// Tokens of the prompt of the request to plan for. Default: 512.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216))]
+    pub(crate) prompt_tokens: Option<u32>,
+    /// Tokens that it generates. Default: 128.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216))]
+    pub(crate) new_tokens: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
@@ -165,6 +301,24 @@ pub(crate) struct PlanArgs {
     /// The plan as JSON, for --plan, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) pictures: PictureArgs,
+}
+
+/// Pictures of a plan.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Pictures")]
+pub(crate) struct PictureArgs {
+    /// Write the plan as a page that needs nothing else: stages, links, memory, a timeline, alternatives. For this and the
+    /// two below, "-" is standard output, which then has nothing else.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Write the charts as one drawing.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Write devices, stages and edges in Graphviz's language.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dot: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -173,7 +327,8 @@ Examples:
   ragtag run -p \"Once upon a time\"
   ragtag run model.gguf -p \"The old woman\" -n 64 --temp 0 --cpu-devices 2
   ragtag run model.gguf -p \"Hello\" --split 0-5=cpu:0,6-13=cpu:1 --cpu-devices 2 --json
-  ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json")]
+  ragtag run -p \"Once upon a time\" --cpu-devices 2 --trace trace.json
+  ragtag run -p \"Once upon a time\" --cpu-devices 2 --replan --compare")]
 pub(crate) struct RunArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
@@ -194,6 +349,11 @@ pub(crate) struct RunArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
+    #[command(flatten)]
+    pub(crate) comparison: CompareArgs,
+    /// Show what the plan predicted beside what was measured, on standard error.
+    #[arg(long, help_heading = "Predicted against measured")]
+    pub(crate) compare: bool,
     /// One JSON object on standard output instead of the text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -230,7 +390,8 @@ pub(crate) struct SamplingArgs {
 #[command(after_help = "\
 Examples:
   ragtag bench model.gguf
-  ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json")]
+  ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json
+  ragtag bench model.gguf --cpu-devices 2 --parallel 8 --replan --report report.html")]
 pub(crate) struct BenchArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
@@ -252,6 +413,8 @@ pub(crate) struct BenchArgs {
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
     pub(crate) records: RecordArgs,
+    #[command(flatten)]
+    pub(crate) comparison: CompareArgs,
     /// JSON, with every sample, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -261,16 +424,23 @@ pub(crate) struct BenchArgs {
 #[command(after_help = "\
 Examples:
   ragtag inspect model.gguf
+  ragtag inspect model.gguf --granularity half
   ragtag inspect model.gguf --dot | dot -Tsvg > model.svg")]
 pub(crate) struct InspectArgs {
-    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model. What describes
+    /// it will do: a file that ends after its header, a directory with nothing but config.json.
     pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) described: DescribedArgs,
     /// Every tensor, too.
     #[arg(long)]
     pub(crate) tensors: bool,
     /// The operator graph in Graphviz's language instead.
     #[arg(long, conflicts_with = "json")]
     pub(crate) dot: bool,
+    /// What is a segment: a transformer block, or each of its halves.
+    #[arg(long, value_name = "SIZE", default_value = "block")]
+    pub(crate) granularity: GranularityArg,
     /// Form of the activations that the graph is lowered for.
     #[arg(long, value_name = "FORM", default_value = "int8")]
     pub(crate) activations: ActivationsArg,
@@ -348,4 +518,58 @@ pub(crate) struct SelftestArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ragtag simulate model.gguf --cpu-devices 2 --requests 100 --rate 4
+  ragtag simulate model.gguf --closed 8 --prompt-tokens 100-900 --new-tokens ~200 --json
+  ragtag simulate model.gguf --plan plan.json --trace-file requests.csv --chrome timeline.json
+  ragtag simulate model.gguf --fleet 2x-arc-a770+rx7900xtx --closed 16
+
+Lengths are 512 (fixed), 100-300 (uniform) or ~200 (geometric, by its mean). A file of requests has lines of JSON, or a
+table with commas and a first line of names: arrival_s, prompt_tokens, output_tokens.")]
+pub(crate) struct SimulateArgs {
+    /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) described: DescribedArgs,
+    /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
+    pub(crate) fleet: Option<String>,
+    /// How many requests.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1048576))]
+    pub(crate) requests: u32,
+    /// They come at random, R a second on average (Poisson). Default: all at the start.
+    #[arg(long, value_name = "R", conflicts_with = "closed")]
+    pub(crate) rate: Option<f64>,
+    /// N come at the start, and another whenever one has ended.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) closed: Option<u32>,
+    /// Tokens of their prompts.
+    #[arg(long, value_name = "LENGTHS", default_value = "128")]
+    pub(crate) prompt_tokens: Lengths,
+    /// Tokens that they generate.
+    #[arg(long, value_name = "LENGTHS", default_value = "64")]
+    pub(crate) new_tokens: Lengths,
+    /// Seed of all that is drawn.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Requests from a file instead.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
+    pub(crate) trace_file: Option<PathBuf>,
+    /// Sequences that must fit at the full context at the same time. Default: as --closed says, else 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: Option<u32>,
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+    /// Write the timeline for Perfetto or chrome://tracing: one lane for each device queue.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chrome: Option<PathBuf>,
+    /// JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
 }

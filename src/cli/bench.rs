@@ -1,6 +1,7 @@
 //! `ragtag bench`: prompt processing (pp) and generation (tg) in tokens per second, as llama-bench has made usual.
 
 use super::args::BenchArgs;
+use super::compare;
 use super::output::{note, print, print_json, table};
 use super::plan::{Needs, placed, summary};
 use super::progress;
@@ -9,6 +10,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::session::{Event, Generation, Prompt, Session};
+use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
 use std::time::Instant;
@@ -33,6 +35,7 @@ struct Measurement {
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
+    compare::check(&args.comparison)?;
     let model = super::open_model(args.model.as_deref())?;
     let tests = tests(args);
     if tests.is_empty() {
@@ -46,20 +49,30 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         ));
     }
     let needs = Needs { sequences: args.parallel, all_logits: false, context: Some(longest) };
-    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
-    let options = EngineOptions {
-        trace: records.wants_trace(),
+    let options = || EngineOptions {
+        trace: records.wants_trace() || args.comparison.report.is_some(),
         progress: Some(progress::loading()),
         ..EngineOptions::default()
     };
-    let engine = placed.start(&model, options)?;
+    let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
+    if args.comparison.replan {
+        for test in &tests {
+            once(&model, &engine.session(), *test, args.parallel)?;
+        }
+        (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
+    }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     let mut measurements = Vec::new();
     for test in &tests {
         measurements.push(measure(&model, &engine.session(), *test, args, &bar)?);
     }
     bar.finish_and_clear();
+    let bursts: Vec<_> =
+        tests.iter().zip(&measurements).map(|(test, m)| (test.burst(args), m.median_tokens_per_s)).collect();
+    let comparison = placed.planner.compare(&engine, &bursts)?;
+    compare::write_report(&args.comparison, &engine, &comparison)?;
     if args.json {
         print_json(&json!({
             "model": model.name(),
@@ -67,10 +80,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "parameters": model.graph().parameters(),
             "plan": engine.plan(),
             "measurements": measurements,
+            "comparison": comparison,
+            "replanned": replanned,
             "stages": super::records::stage_reports(&engine),
         }));
     } else {
-        print(&as_table(&model, &engine, &measurements));
+        print(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)));
     }
     records.write(&model, &placed.devices, engine)
 }
@@ -101,6 +116,15 @@ impl Test {
     fn positions(self) -> u32 {
         let (prompt, new) = self.shape();
         prompt.saturating_add(new - 1)
+    }
+
+    /// As the cost model sees it.
+    fn burst(self, args: &BenchArgs) -> Burst {
+        let sequences = args.parallel;
+        match self {
+            Test::Prompt(tokens) => Burst::Prompts { tokens, sequences },
+            Test::Generate(tokens) => Burst::Generations { prompt: 1, tokens, sequences },
+        }
     }
 
     fn counted_tokens(self) -> u32 {

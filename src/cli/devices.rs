@@ -20,6 +20,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "requested": choice.requested,
             "detected": choice.detected,
             "selected": devices.labels(),
+            "handicaps": devices.handicaps(),
             "report": devices.report(),
         }));
     } else {

@@ -4,19 +4,21 @@ use super::args::InspectArgs;
 use super::output::{bytes, count, print, print_json, table};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{Lowering, Segment};
+use ragtag_graph::{Granularity, Lowering, ModelError, Segment};
 use ragtag_kernels::{Activations, KvType};
 use serde_json::json;
 use std::collections::BTreeMap;
 
 pub(super) fn run(args: &InspectArgs) -> Result<()> {
-    let model = super::open_model(args.model.as_deref())?;
-    let activations = args.activations.into();
+    let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let (graph, activations) =
+        (model.graph().with_granularity(args.granularity.into()), args.activations.into());
     if args.dot {
-        print(&model.graph().dot(activations));
+        print(&graph.dot(activations));
         return Ok(());
     }
-    let segments = segments(&model, activations)?;
+    let segments =
+        segments(&graph, activations).map_err(|cause| Error::Model { name: model.name().into(), cause })?;
     if args.json {
         print_json(&as_json(&model, &segments, args.tensors)?);
         return Ok(());
@@ -29,10 +31,13 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-fn segments(model: &Model, activations: Activations) -> Result<Vec<Segment>> {
-    let context = model.hyperparameters().context;
+fn segments(
+    graph: &ragtag_graph::Model,
+    activations: Activations,
+) -> std::result::Result<Vec<Segment>, ModelError> {
+    let context = graph.hyperparameters().context;
     let lowering = Lowering { activations, kv: KvType::F16, context, sequences: 1, chunk: 1, logit_rows: 1 };
-    model.graph().segments(&lowering).map_err(|cause| Error::Model { name: model.name().into(), cause })
+    graph.segments(&lowering)
 }
 
 fn types(model: &Model) -> BTreeMap<&'static str, (usize, u64)> {
@@ -49,6 +54,7 @@ fn print_summary(model: &Model) {
     let mut table = table(&["model", model.name()]);
     let types: Vec<_> =
         types(model).iter().map(|(name, (n, b))| format!("{n} {name} ({})", bytes(*b))).collect();
+    let described = model.graph().weights().without_data().is_some();
     let heads = format!("{} of {} values, {} for keys and values", h.heads, h.head_dimensions, h.kv_heads);
     let mut rope = format!("base {}, {} of {} values", h.rope_base, h.rope_dimensions, h.head_dimensions);
     if let Some(scaling) = h.rope_llama3 {
@@ -64,6 +70,7 @@ fn print_summary(model: &Model) {
         ("parameters", count(model.graph().parameters())),
         ("file", bytes(model.file_bytes())),
         ("tensors", types.join(", ")),
+        ("weights", if described { "described alone: their data is not there" } else { "there" }.into()),
         ("blocks", h.layers.to_string()),
         ("width", format!("{}, feed-forward {}", h.width, h.feed_forward)),
         ("heads", heads),
@@ -79,32 +86,54 @@ fn print_summary(model: &Model) {
 fn print_segments(segments: &[Segment]) {
     let mut table =
         table(&[">#", "segment", ">resident", ">read / micro-batch", ">FLOP / token", ">KV / token (f16)"]);
-    // Blocks that cost the same share a row.
-    let mut first = 0;
-    for (index, segment) in segments.iter().enumerate() {
-        let same = |a: &Segment, b: &Segment| {
-            a.kind == b.kind
-                && (a.read_bytes, a.flops_per_row, resident_bytes(a))
-                    == (b.read_bytes, b.flops_per_row, resident_bytes(b))
-        };
-        if segments.get(index + 1).is_some_and(|next| same(segment, next)) {
-            continue;
-        }
-        let (range, name) = match first == index {
-            true => (index.to_string(), segment.name.clone()),
-            false => (format!("{first}-{index}"), format!("{} … {}", segments[first].name, segment.name)),
+    for row in rows(segments) {
+        let (segment, last) = (&segments[row[0]], &segments[row[row.len() - 1]]);
+        let name = match row.len() {
+            1 => segment.name.clone(),
+            _ => format!("{} … {}", segment.name, last.name),
         };
         table.add_row([
-            range,
+            numbers(&row),
             name,
             bytes(resident_bytes(segment)),
             bytes(segment.read_bytes),
             count(segment.flops_per_row),
             bytes(segment.kv_bytes_per_position),
         ]);
-        first = index + 1;
     }
     print(&format!("{table}\n"));
+}
+
+/// Blocks that cost the same share a row; so do their halves, which take turns.
+fn rows(segments: &[Segment]) -> Vec<Vec<usize>> {
+    let step = match Granularity::of(segments) {
+        Granularity::Block => 1,
+        Granularity::HalfBlock => 2,
+    };
+    let same = |a: &Segment, b: &Segment| {
+        a.kind == b.kind
+            && (a.read_bytes, a.flops_per_row, resident_bytes(a))
+                == (b.read_bytes, b.flops_per_row, resident_bytes(b))
+    };
+    let mut rows: Vec<Vec<usize>> = Vec::new();
+    for (index, segment) in segments.iter().enumerate() {
+        let before = rows.iter_mut().find(|row| row.last().is_some_and(|&last| last + step == index));
+        match before.filter(|row| same(&segments[row[0]], segment)) {
+            Some(row) => row.push(index),
+            None => rows.push(vec![index]),
+        }
+    }
+    rows
+}
+
+/// `5`, `1-12`, or `1, 3 … 23`.
+fn numbers(row: &[usize]) -> String {
+    match row {
+        [first, second] if second - first > 1 => format!("{first}, {second}"),
+        [first, second, .., last] if second - first > 1 => format!("{first}, {second} … {last}"),
+        [first, .., last] => format!("{first}-{last}"),
+        few => few.iter().map(usize::to_string).collect(),
+    }
 }
 
 fn resident_bytes(segment: &Segment) -> u64 {
@@ -134,6 +163,7 @@ fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_j
         "fingerprint": model.fingerprint()?,
         "file_bytes": model.file_bytes(),
         "parameters": model.graph().parameters(),
+        "has_weights": model.graph().weights().without_data().is_none(),
         "hyperparameters": model.hyperparameters(),
         "tensor_types": types,
         "segments": segments,

@@ -3,23 +3,28 @@
 
 mod args;
 mod bench;
+mod calibrate;
+mod cards;
+mod compare;
 mod devices;
 mod doctor;
 mod inspect;
 mod logits;
 mod output;
 mod perplexity;
+mod pictures;
 mod plan;
 mod progress;
 mod records;
 mod run;
 mod selftest;
+mod simulate;
 mod strict;
 
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use args::{Cli, Command, DeviceArgs};
+use args::{Cli, Command, DescribedArgs, DeviceArgs};
 use clap::{CommandFactory, Parser};
 use ragtag_devices::ProbeChild;
 use std::ffi::OsString;
@@ -43,13 +48,16 @@ pub fn main() -> ExitCode {
 fn execute(command: &Command) -> Result<()> {
     match command {
         Command::Devices(args) => devices::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Cards(args) => cards::run(args),
         Command::Run(args) => run::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Perplexity(args) => perplexity::run(args),
         Command::Selftest(args) => selftest::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::Probe { backend } => {
             let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
             output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?);
@@ -81,6 +89,15 @@ fn open_model(path: Option<&Path>) -> Result<Model> {
     }
 }
 
+/// What there is of a model: enough to look at it and to plan for it.
+fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model> {
+    match (path, described.assume_type) {
+        (Some(path), matrices) => Model::open_metadata(path, matrices),
+        (None, None) => Model::bundled(),
+        (None, Some(_)) => Err(Error::Usage("the bundled model has weights; no type can be assumed".into())),
+    }
+}
+
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
     DeviceOptions {
         requested: args.device.clone(),
@@ -89,6 +106,7 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),
         hip_compiler: hip_compiler(),
+        handicaps: args.handicap.clone(),
     }
 }
 

@@ -1,15 +1,26 @@
 //! `ragtag plan`, and how the other commands come by their plan.
 
-use super::args::{ActivationsArg, DeviceArgs, Kv, PlacementArgs, PlanArgs};
+use super::args::{ActivationsArg, DeviceArgs, GranularityArg, Kv, PlacementArgs, PlanArgs};
 use super::output::{bytes, note, print, table};
+use super::pictures::{Pictures, bars};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
+use ragtag_graph::Granularity;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::Plan;
+use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
+use ragtag_scheduler::{Fleet, Split, Workload};
+use std::io::Read;
 use std::path::Path;
+
+/// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
+const MOST_PINS: usize = 1 << 16;
+/// Most bytes of a fleet: 64 devices with all their links take a tenth.
+const MOST_FLEET_BYTES: u64 = 16 << 20;
 
 impl From<ActivationsArg> for Activations {
     fn from(arg: ActivationsArg) -> Self {
@@ -20,13 +31,26 @@ impl From<ActivationsArg> for Activations {
     }
 }
 
-impl PlacementArgs {
-    /// The cache type that was asked for, or that goes with the activations.
-    fn kv(&self) -> KvType {
-        match (self.kv, self.activations) {
-            (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
-            (Some(Kv::F16), _) | (None, ActivationsArg::Int8) => KvType::F16,
+impl From<GranularityArg> for Granularity {
+    fn from(arg: GranularityArg) -> Self {
+        match arg {
+            GranularityArg::Block => Granularity::Block,
+            GranularityArg::Half => Granularity::HalfBlock,
         }
+    }
+}
+
+impl PlacementArgs {
+    fn kv(&self) -> KvType {
+        kv_type(self.kv, self.activations)
+    }
+}
+
+/// The cache type that was asked for, or that goes with the activations.
+pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
+    match (wanted, activations) {
+        (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
+        (Some(Kv::F16), _) | (None, ActivationsArg::Int8) => KvType::F16,
     }
 }
 
@@ -41,11 +65,20 @@ pub(super) struct Needs {
     pub(super) context: Option<u32>,
 }
 
+/// A planner for devices that are there, with what was measured of them.
+fn on_devices(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs) -> Planner {
+    let planner = Planner::new(model).devices(devices);
+    match super::calibrate::for_placement(model, devices, args, needs.sequences) {
+        Some(calibration) => planner.calibrated(&calibration),
+        None => planner,
+    }
+}
+
 /// A planner for what the arguments describe: a plan that is read, split by hand, or made.
-fn planner(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs) -> Result<Planner> {
-    let mut planner = Planner::new(model).devices(devices).sequences(needs.sequences);
+fn arranged(planner: Planner, model: &Model, args: &PlacementArgs, needs: Needs) -> Result<Planner> {
+    let mut planner = planner.sequences(needs.sequences);
     planner = match &args.plan {
-        Some(path) => like_file(planner, path, model, devices, args)?,
+        Some(path) => like_file(planner, path, model, args)?,
         None => by_arguments(planner, args, needs.context)?,
     };
     if needs.all_logits {
@@ -56,6 +89,7 @@ fn planner(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs)
 
 fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>) -> Result<Planner> {
     planner = planner.kv(args.kv()).activations(args.activations.into());
+    planner = planner.granularity(args.granularity.map(Granularity::from).unwrap_or_default());
     if let Some(context) = args.ctx.or(context) {
         planner = planner.context(context);
     }
@@ -65,18 +99,25 @@ fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>
     if let Some(split) = &args.split {
         planner = planner.split(split.parse()?);
     }
+    for pin in &args.pin {
+        for part in pin.parse::<Split>()?.parts {
+            planner = (part.span.first()..=part.span.last())
+                .take(MOST_PINS)
+                .fold(planner, |planner, segment| planner.pin(segment, &part.device));
+        }
+    }
+    for device in &args.exclude {
+        planner = planner.exclude(device);
+    }
+    if let Some(stages) = args.max_stages {
+        planner = planner.max_stages(stages);
+    }
     Ok(planner)
 }
 
 /// A plan from a file is held against this model and these devices, and its memory is proved again: less may be free
 /// than when it was made.
-fn like_file(
-    planner: Planner,
-    path: &Path,
-    model: &Model,
-    devices: &Devices,
-    args: &PlacementArgs,
-) -> Result<Planner> {
+fn like_file(planner: Planner, path: &Path, model: &Model, args: &PlacementArgs) -> Result<Planner> {
     let json = std::fs::read_to_string(path).map_err(|cause| Error::File {
         action: "read",
         path: path.into(),
@@ -84,28 +125,100 @@ fn like_file(
     })?;
     let invalid = |cause| Error::PlanFile { path: path.into(), cause: Box::new(cause) };
     let plan = Plan::from_json(&json).map_err(invalid)?;
-    let labels = devices.labels();
+    let labels = planner.labels();
     let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-    plan.validate(&crate::planner::plan_model(model)?, &labels).map_err(invalid)?;
+    let granularity = args.granularity.map_or(plan.model.granularity, Granularity::from);
+    plan.validate(&crate::planner::plan_model(model, granularity)?, &labels).map_err(invalid)?;
     Ok(planner
+        .granularity(granularity)
         .context(args.ctx.unwrap_or(plan.context))
         .sequences(plan.sequences)
         .chunk(args.chunk.unwrap_or(plan.chunk))
         .kv(if args.kv.is_some() { args.kv() } else { plan.kv })
         .activations(plan.activations)
+        .objective(plan.objective)
+        .workload(plan.workload)
         .split(plan.split()))
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
-    let model = super::open_model(args.model.as_deref())?;
+    let pictures = Pictures::new(&args.pictures, args.json)?;
+    let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs { sequences: args.parallel, all_logits: false, context: None };
-    let Placed { plan, .. } = placed(&model, &args.devices, &args.placement, needs)?;
+    let planner = for_fleet_or_devices(&model, args.fleet.as_deref(), &args.devices, &args.placement, needs)?;
+    let planner = aimed(planner, args);
+    let mut report = Report::new(planner.plan()?);
+    if pictures.are_wanted() {
+        // A plan that cannot be simulated keeps the charts that its times allow.
+        report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);
+    }
+    pictures.write(&report)?;
     if args.json {
-        print(&plan.to_json());
-    } else {
-        print(&as_table(&plan));
+        print(&report.plan.to_json());
+    } else if !pictures.take_standard_output() {
+        print(&format!("{}\n{}", as_table(&report.plan), bars(&report)));
     }
     Ok(())
+}
+
+/// A planner for a fleet, or for the devices that are there.
+pub(super) fn for_fleet_or_devices(
+    model: &Model,
+    fleet: Option<&str>,
+    devices: &DeviceArgs,
+    placement: &PlacementArgs,
+    needs: Needs,
+) -> Result<Planner> {
+    let planner = match fleet {
+        Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
+        None => on_devices(model, &open_devices(model, devices)?, placement, needs),
+    };
+    arranged(planner, model, placement, needs)
+}
+
+/// Charts of what a plan does with its sequences at once, two rounds of the request that it was made for.
+fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>> {
+    let prompt = plan.workload.prompt_tokens.clamp(1, (plan.context / 2).max(1));
+    let new = plan.workload.generated_tokens.clamp(1, plan.context.saturating_sub(prompt).max(1));
+    let load = DrawnLoad {
+        requests: plan.sequences.saturating_mul(2),
+        arrivals: Arrivals::Closed { at_once: plan.sequences },
+        prompt_tokens: Lengths::Fixed(prompt),
+        new_tokens: Lengths::Fixed(new),
+        seed: 1,
+    };
+    let (devices, links) = planner.facts();
+    let summary = crate::simulate(model, plan, devices, links, &load.draw().ok()?).ok()?;
+    Some(Gantt::simulated(plan, &summary).excerpts()).filter(|charts| !charts.is_empty())
+}
+
+/// The objective and the request that were asked for, over those of a plan that was read.
+fn aimed(planner: Planner, args: &PlanArgs) -> Planner {
+    let planner = match args.objective {
+        Some(objective) => planner.objective(objective),
+        None => planner,
+    };
+    let usual = planner.request();
+    planner.workload(Workload {
+        prompt_tokens: args.prompt_tokens.unwrap_or(usual.prompt_tokens),
+        generated_tokens: args.new_tokens.unwrap_or(usual.generated_tokens),
+    })
+}
+
+/// A fleet from a file, whose name ends in `.json`, or of cards.
+fn open_fleet(text: &str) -> Result<Fleet> {
+    if !text.ends_with(".json") {
+        return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
+    }
+    let cannot = |cause| Error::File { action: "read", path: text.into(), cause };
+    let mut json = String::new();
+    let file = std::fs::File::open(text).map_err(cannot)?;
+    // One byte more than is read of any fleet tells a file that is too large.
+    file.take(MOST_FLEET_BYTES + 1).read_to_string(&mut json).map_err(cannot)?;
+    if json.len() as u64 > MOST_FLEET_BYTES {
+        return Err(Error::Usage(format!("{text} has more than {MOST_FLEET_BYTES} bytes: it is no fleet")));
+    }
+    Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }
 
 /// The plan as a table, with the reasons for it below.
@@ -171,6 +284,15 @@ impl Placed {
     }
 }
 
+/// Selects devices, which `--strict` may have something against.
+fn open_devices(model: &Model, args: &DeviceArgs) -> Result<Devices> {
+    let devices = super::open_devices(args)?;
+    if args.strict {
+        super::strict::check(&devices, model)?;
+    }
+    Ok(devices)
+}
+
 /// Selects devices and makes a plan for them.
 pub(super) fn placed(
     model: &Model,
@@ -178,11 +300,8 @@ pub(super) fn placed(
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Placed> {
-    let devices = super::open_devices(device_args)?;
-    if device_args.strict {
-        super::strict::check(&devices, model)?;
-    }
-    let planner = planner(model, &devices, placement, needs)?;
+    let devices = open_devices(model, device_args)?;
+    let planner = arranged(on_devices(model, &devices, placement, needs), model, placement, needs)?;
     let plan = planner.plan()?;
     Ok(Placed { devices, planner, plan, strict: device_args.strict })
 }

@@ -1,6 +1,7 @@
 //! `ragtag run`: a prompt in, text out as it is made.
 
 use super::args::{RunArgs, SamplingArgs};
+use super::compare;
 use super::output::{note, print, print_json};
 use super::plan::{Needs, as_table, placed, summary};
 use super::progress;
@@ -9,32 +10,45 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::Sampling;
+use ragtag_scheduler::compare::Burst;
 use serde_json::json;
 use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Tokens that a run generates before it plans again.
+const WARM_UP_STEPS: u32 = 16;
+
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
+    compare::check(&args.comparison)?;
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
     // Before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: false, context: None };
-    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     if !args.json {
         note(&summary(&placed.plan));
         if placed.plan.stages.len() > 1 {
             note(as_table(&placed.plan).trim_end());
         }
     }
-    let progress = progress::loading();
-    let options =
-        EngineOptions { trace: records.wants_trace(), progress: Some(progress), ..EngineOptions::default() };
-    let engine = placed.start(&model, options)?;
+    let options = || EngineOptions {
+        trace: records.wants_trace() || args.comparison.report.is_some(),
+        progress: Some(progress::loading()),
+        ..EngineOptions::default()
+    };
+    let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
+    if args.comparison.replan {
+        super::block_on(warm_up(&engine))?;
+        (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
+    }
 
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
+    let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
+    compare::write_report(&args.comparison, &engine, &comparison)?;
     if args.json {
         print_json(&json!({
             "text": outcome.text,
@@ -44,11 +58,37 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "seed": generation.sampling.seed,
             "plan": engine.plan(),
             "timings": outcome.summary.timings(),
+            "comparison": comparison,
+            "replanned": replanned,
         }));
     } else {
         note(&figures(&outcome.summary, generation.sampling.seed));
+        if args.compare || args.comparison.report.is_some() {
+            note(compare::as_table(&comparison).trim_end());
+        }
     }
     records.write(&model, &placed.devices, engine)
+}
+
+/// Has the engine work a little, so that there is something to plan from: a prompt of up to two chunks, and some steps.
+async fn warm_up(engine: &Engine) -> Result<()> {
+    let plan = engine.plan();
+    let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
+    let prompt_tokens = plan.chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
+    // Which tokens does not matter for how long they take; 0 is in every vocabulary.
+    let ids = vec![0; prompt_tokens as usize];
+    let generation = Generation { max_tokens: steps, ignore_end: true, ..Generation::greedy() };
+    let mut stream = engine.session().generate(Prompt::Tokens(&ids), &generation)?;
+    while !matches!(stream.next_event().await?, Event::Finished(_)) {}
+    Ok(())
+}
+
+/// What ran, as the cost model sees it, as far as it took any time.
+fn bursts(summary: &Summary) -> Vec<(Burst, f64)> {
+    let (prompt, tokens) = (summary.prompt_tokens, summary.new_tokens);
+    let prefill = (Burst::Prompts { tokens: prompt, sequences: 1 }, summary.prefill_tokens_per_s());
+    let decode = (Burst::Generations { prompt, tokens, sequences: 1 }, summary.decode_tokens_per_s());
+    [prefill, decode].into_iter().filter(|(_, tokens_per_s)| *tokens_per_s > 0.0).collect()
 }
 
 struct Outcome {

@@ -4,14 +4,14 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 
-/// Refuses software devices where a GPU was asked for, and suspicious weights.
+/// Refuses software devices where a GPU was asked for, handicaps, and suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
     let mut findings = devices.strict_findings();
     findings.extend(crate::strict::suspicious_weights(model)?);
     refuse(findings)
 }
 
-/// Refuses software devices where a GPU was asked for.
+/// Refuses software devices where a GPU was asked for, and handicaps.
 pub(super) fn check_devices(devices: &Devices) -> Result<()> {
     refuse(devices.strict_findings())
 }

@@ -458,13 +458,13 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
         "\"chunk\"",
         "\"chunkiness\": 1, \"chunk\"",
         PLACEMENT,
-        &["not a plan: unknown field `chunkiness`", "line"],
+        &["not a plan: chunkiness: unknown field `chunkiness`", "line"],
     );
     plan.changed(
-        "\"ragtag_plan\": 1",
-        "\"ragtag_plan\": 2, \"more\": []",
+        "\"ragtag_plan\": 2",
+        "\"ragtag_plan\": 3, \"more\": []",
         PLACEMENT,
-        &["of version 2, this build reads version 1"],
+        &["of version 3, this build reads version 2"],
     );
     plan.changed("cpu:1", "cuda:0", PLACEMENT, &["there is no device cuda:0"]);
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);
@@ -575,6 +575,7 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
             &["bench", "-p", "4", "-n", "1", "--trace", path],
             &["perplexity", "-f", text(&file), "--receipt", path],
             &["selftest", "--report", path],
+            &["simulate", "--chrome", path],
         ] {
             let err = refused(arguments, FILE, &["cannot write", path]);
             assert!(!err.contains("requested=") && !err.contains("testing"), "before the run: {err}");

@@ -88,7 +88,17 @@ fn run_json_is_one_object_and_nothing_else() {
             ["run", &file, "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32", "--json"];
         let done = done(&[&arguments[..], &TWO].concat());
         let json = done.json();
-        let expected = ["finish_reason", "plan", "prompt_tokens", "seed", "text", "timings", "tokens"];
+        let expected = [
+            "comparison",
+            "finish_reason",
+            "plan",
+            "prompt_tokens",
+            "replanned",
+            "seed",
+            "text",
+            "timings",
+            "tokens",
+        ];
         assert_eq!(keys(&json), BTreeSet::from(expected));
         assert_eq!(numbers(&json["prompt_tokens"]), case.prompt_ids);
         assert_eq!(numbers(&json["tokens"]), case.greedy_ids);
@@ -273,6 +283,63 @@ fn inspect_shows_a_model_as_tables_and_as_json() {
     assert!(done(&["inspect", "--json"]).json().get("tensors").is_none());
 }
 
+#[test]
+fn inspect_numbers_the_halves_of_blocks() {
+    let out = done(&["inspect", &file(LLAMA), "--granularity", "half"]).out;
+    for words in ["1, 3 … 23", "block 0 attention … block 11 attention", "2, 4 … 24", "block 11 ffn", "25"]
+    {
+        assert!(out.contains(words), "{words} in {out}");
+    }
+    let json = done(&["inspect", "--granularity", "half", "--json"]).json();
+    let segments = json["segments"].as_array().unwrap();
+    let kinds: Vec<_> = segments.iter().map(|s| s["kind"].as_str().unwrap()).collect();
+    assert_eq!(
+        (kinds.len(), &kinds[..3], kinds[25]),
+        (26, &["embedding", "attention", "feed-forward"][..], "head")
+    );
+    let whole = done(&["inspect", "--json"]).json();
+    let sum = |list: &[Value], figure: &str| list.iter().map(|s| s[figure].as_u64().unwrap()).sum::<u64>();
+    for figure in ["flops_per_row", "read_bytes", "kv_bytes_per_position"] {
+        assert_eq!(sum(segments, figure), sum(whole["segments"].as_array().unwrap(), figure), "{figure}");
+    }
+    let (clusters, _) = read_dot(&done(&["inspect", "--dot", "--granularity", "half"]).out);
+    assert_eq!(clusters.len(), 26);
+}
+
+#[test]
+fn a_plan_of_halves_is_made_and_run_and_is_none_of_blocks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, case) = (folder.path().join("plan.json"), &golden(BITNET).cases[1]);
+    let halves = ["--granularity", "half", "--activations", "f32"];
+    let split = ["--split", "0-11=cpu:0,12-25=cpu:1", "--ctx", "128"];
+    let plan = done(&[&["plan", "--json"][..], &halves, &split, &TWO].concat());
+    let model = plan.json()["model"].clone();
+    assert_eq!((&model["granularity"], &model["segments"]), (&"half-block".into(), &26.into()));
+    std::fs::write(&path, &plan.out).unwrap();
+    let run = ["run", "-p", &case.prompt, "-n", "32", "--temp", "0", "--json", "--plan", text(&path)];
+    for granularity in [&[][..], &["--granularity", "half"]] {
+        let json = done(&[&run[..], granularity, &TWO].concat()).json();
+        assert_eq!(numbers(&json["tokens"]), case.greedy_ids[..32]);
+        assert_eq!(json["plan"]["stages"][1]["segments"], serde_json::json!([12, 25]));
+        assert_eq!(json["plan"]["model"], model);
+    }
+    let output = ragtag().args([&run[..], &["--granularity", "block"], &TWO].concat()).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{err}");
+    let words = err.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        words.contains(
+            "the plan's segments are of granularity half-block (26 of them), those wanted of granularity block (14 of them)"
+        ),
+        "{err}"
+    );
+    // The planner places halves by itself as well.
+    let planned = done(&[&["plan", "--json", "--ctx", "128"][..], &halves, &TWO].concat()).json();
+    assert_eq!(planned["model"], model);
+    let stages = planned["stages"].as_array().unwrap();
+    assert_eq!(stages[stages.len() - 1]["segments"][1], 25);
+}
+
 /// Reads Graphviz's language as far as `inspect` writes it; nodes of each cluster, and edges.
 fn read_dot(dot: &str) -> (Vec<Vec<String>>, Vec<(String, String)>) {
     let (mut clusters, mut edges, mut depth) = (Vec::<Vec<String>>::new(), Vec::new(), 0);
@@ -447,6 +514,7 @@ fn a_receipt_says_what_really_ran() {
     let expected = [
         "compute_path",
         "detected",
+        "handicaps",
         "model",
         "plan",
         "ragtag",
@@ -463,7 +531,7 @@ fn a_receipt_says_what_really_ran() {
     assert_eq!(receipt["model"]["fingerprint"], json["plan"]["model"]["digest"]);
     assert_eq!(receipt["compute_path"], "cpu:1(0-6) -> cpu:0(7-13)");
     assert_eq!(receipt["plan"], json["plan"]);
-    assert_eq!(receipt["routes"], json["plan"]["routes"]);
+    assert_eq!(receipt["routes"][0], json["plan"]["edges"][0]["route"]);
     assert_eq!(receipt["routes"].as_array().unwrap().len(), 1);
     let stages = receipt["stages"].as_array().unwrap();
     assert_eq!(stages.len(), 2);
@@ -646,12 +714,46 @@ fn selftest_runs_kernels_on_the_devices_that_are_named() {
     assert!(named.err.contains("testing cpu:1"), "{}", named.err);
 }
 
+#[test]
+fn constraints_of_a_plan_are_kept_or_named() {
+    let devices = ["--cpu-devices", "3", "--threads", "1", "--json"];
+    let plan = |options: &[&str]| -> String {
+        let json: serde_json::Value =
+            serde_json::from_str(&done(&[&["plan"], options, &devices].concat()).out).unwrap();
+        let stage = |stage: &serde_json::Value| stage["device"].as_str().unwrap().to_string();
+        json["stages"].as_array().unwrap().iter().map(stage).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(plan(&["--max-stages", "1", "--exclude", "cpu:0", "--exclude", "cpu:1"]), "cpu:2");
+    assert_eq!(plan(&["--pin", "0-3=cpu:2", "--pin", "13=cpu:0", "--exclude", "cpu:1"]), "cpu:2 cpu:0");
+    for (options, code, said) in [
+        (["--pin", "0=gpu:9"], 4, "there is no device gpu:9"),
+        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, and the last one is 13"),
+        (["--pin", "first=cpu:0"], 4, "is not FIRST-LAST=DEVICE"),
+        (["--max-stages", "0"], 2, "0 is not in 1..=64"),
+    ] {
+        let output = ragtag().arg("plan").args(options).args(devices).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {err}");
+        assert!(err.contains(said), "{options:?}: {err}");
+    }
+}
+
 // ---- help ---------------------------------------------------------------------------------------------------------
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    let commands =
-        ["devices", "plan", "run", "bench", "inspect", "logits", "perplexity", "selftest", "completions"];
+    let commands = [
+        "devices",
+        "plan",
+        "run",
+        "bench",
+        "inspect",
+        "logits",
+        "perplexity",
+        "selftest",
+        "simulate",
+        "completions",
+    ];
     let whole = done(&["--help"]).out;
     assert!(whole.contains("Examples:") && whole.contains("Exit codes: 0 done"), "{whole}");
     for command in commands {

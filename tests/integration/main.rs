@@ -5,15 +5,20 @@
 
 mod bad_input;
 mod binding;
+mod calibrate;
 mod checkpoint;
 mod command;
 mod compute;
 mod drivers;
 mod faults;
+mod fleets;
 mod golden;
 mod gpus;
 mod hip;
+mod measured;
 mod memory;
+mod pictures;
 mod pipelines;
+mod simulation;
 mod support;
 mod tensor_types;

@@ -2,7 +2,7 @@
 //! what was wanted and what there is. The process lives on, and tokens are the same as ever.
 
 use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, within};
-use ragtag::{Engine, EngineOptions, Error, Model, Plan, Planner, Prompt};
+use ragtag::{Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Workload};
 use ragtag_hal::{Checked, Error as DeviceError, Faults, Limits};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Error as RunError;
@@ -17,12 +17,14 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 2, split: Some("0-6=cpu:0,7-13=cpu:1"), ..Setup::default() }
 }
 
-/// A planner that was asked for nothing but the split and the types.
+/// A planner that was asked for nothing but the split and the types. Without prompts it has no reason to choose another chunk
+/// than the usual one.
 fn planner(model: &Model, found: &ragtag::Devices) -> Planner {
     Planner::new(model)
         .devices(found)
         .activations(Activations::F32)
         .kv(KvType::F32)
+        .workload(Workload { prompt_tokens: 0, generated_tokens: 128 })
         .split(setup().split.unwrap().parse().unwrap())
 }
 

@@ -5,8 +5,8 @@ use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Model, Planner, Prompt, Reason,
-    Session, overlap,
+    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model, Planner,
+    Prompt, Reason, Session, overlap,
 };
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_scheduler::SpanKind;
@@ -20,6 +20,8 @@ const BITNET: &str = "tales-bitnet-tq2_0";
 const LLAMA: &str = "tales-q8_0";
 /// Embedding, twelve blocks, head.
 const SEGMENTS: u32 = 14;
+/// Embedding, twelve attention and feed-forward halves, head.
+const HALVES: u32 = 26;
 
 fn open(name: &str) -> Model {
     Model::open(model_path(name).expect("bundled")).unwrap()
@@ -72,6 +74,49 @@ fn check_every_cut(name: &'static str, activations: Activations) {
                 let out = block_on(engine.session().logits(&ids)).unwrap();
                 assert_same_bits(&out, &alone, &format!("{name} {activations:?} {split}"));
             }
+        }
+    });
+}
+
+/// Each of the twelve cuts between the halves of a block.
+fn check_cuts_within_blocks(name: &'static str, activations: Activations) {
+    within(120, move || {
+        let (model, ids) = (open(name), ids(name, 8));
+        let setup = Setup { activations, chunk: 8, context: 32, ..Setup::default() };
+        let alone = logits(&model, &setup, &ids);
+        assert!(alone.iter().all(|v| v.is_finite()));
+        for cut in (2..HALVES).step_by(2) {
+            let split = format!("0-{}=cpu:1,{cut}-{}=cpu:0", cut - 1, HALVES - 1);
+            let granularity = Granularity::HalfBlock;
+            let setup = Setup { cpu_devices: 2, granularity, split: Some(&split), ..setup.clone() };
+            let out = logits(&model, &setup, &ids);
+            assert_same_bits(&out, &alone, &format!("{name} {activations:?} {split}"));
+        }
+    });
+}
+
+#[test]
+fn every_cut_within_a_block_of_the_ternary_model_gives_the_bits_of_one_device() {
+    check_cuts_within_blocks(BITNET, Activations::Int8);
+}
+
+#[test]
+fn every_cut_within_a_block_of_the_llama_model_gives_the_bits_of_one_device() {
+    check_cuts_within_blocks(LLAMA, Activations::F32);
+}
+
+#[test]
+fn each_half_of_a_block_on_its_own_device_gives_the_bits_of_one() {
+    within(120, || {
+        let each: Vec<_> = (0..HALVES).map(|s| format!("{s}=cpu:{s}")).collect();
+        for (name, activations) in [(BITNET, Activations::F32), (LLAMA, Activations::Int8)] {
+            let (model, ids) = (open(name), ids(name, 8));
+            let setup = Setup { activations, chunk: 8, context: 32, ..Setup::default() };
+            let alone = logits(&model, &setup, &ids);
+            let granularity = Granularity::HalfBlock;
+            let split = each.join(",");
+            let setup = Setup { cpu_devices: HALVES, granularity, split: Some(&split), ..setup };
+            assert_same_bits(&logits(&model, &setup, &ids), &alone, name);
         }
     });
 }

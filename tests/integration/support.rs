@@ -1,7 +1,8 @@
 //! What the tests share: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Summary, TokenStream,
+    DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Granularity, Model, Planner, Summary,
+    TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;
@@ -84,6 +85,7 @@ pub struct Setup<'a> {
     pub devices: &'a str,
     pub cpu_devices: u32,
     pub threads: u32,
+    pub granularity: Granularity,
     pub split: Option<&'a str>,
     pub activations: Activations,
     pub chunk: u32,
@@ -99,6 +101,7 @@ impl Default for Setup<'_> {
             devices: "cpu",
             cpu_devices: 1,
             threads: 1,
+            granularity: Granularity::Block,
             split: None,
             activations: Activations::F32,
             chunk: 32,
@@ -130,6 +133,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
         .context(setup.context)
         .sequences(setup.sequences)
         .chunk(setup.chunk)
+        .granularity(setup.granularity)
         .activations(setup.activations)
         .kv(if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 });
     if setup.all_logits {
@@ -182,6 +186,8 @@ pub fn ragtag() -> assert_cmd::Command {
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
     command.env("VK_DRIVER_FILES", root().join("tests/golden/no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
+    // Devices are timed where a test is about that.
+    command.env("RAGTAG_NO_CALIBRATION", "1");
     command.timeout(std::time::Duration::from_secs(300));
     command
 }

@@ -7,6 +7,7 @@
 
 mod checks;
 mod kernels;
+mod schemas;
 mod support;
 mod tidy;
 
@@ -38,6 +39,8 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Write docs/schemas, the JSON Schemas of fleets and plans, from the types.
+    Schemas,
     /// Write a GGUF file with random weights, in any shape and tensor type.
     SynthModel(ragtag_synth::Args),
 }
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Task::Ci => checks::ci(&root()),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
+        Task::Schemas => schemas::run(&root()),
         Task::SynthModel(args) => ragtag_synth::run(&args),
     };
     match result {

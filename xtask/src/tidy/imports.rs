@@ -64,8 +64,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hip-shim", &["ragtag-hip"]),
     ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
     ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
-    // Writes made-up models, and kernels for devices by their features, translated as a backend does.
-    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-synth"]),
+    // Writes made-up models, kernels for devices by their features, translated as a backend does, and schemas.
+    ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-scheduler", "ragtag-synth"]),
 ];
 
 /// Edges that tests may have besides.

@@ -1,0 +1,257 @@
+//! Calibration: each device times the model's own segments at the model's own shapes, each pair of devices the way between
+//! them. What was measured is kept on disk and taken from there the next time.
+//!
+//! Devices that are one processor are timed at the same time, since they work at the same time in a pipeline and share
+//! caches and memory; every other device is timed alone.
+
+mod kept;
+mod measure;
+mod steps;
+
+use crate::devices::Devices;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use kept::Kept;
+use measure::Timer;
+use ragtag_hal::{Adapter, AdapterKind};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::cost::Profile;
+use ragtag_scheduler::{DeviceFacts, LinkFacts, Links, SoloDevice};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use steps::Steps;
+
+/// What to time, and for how long.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CalibrationOptions {
+    /// Form of the activations in products with quantised weights.
+    pub activations: Activations,
+    /// Form of keys and values.
+    pub kv: KvType,
+    /// Most rows of a micro-batch of prefill.
+    pub chunk: u32,
+    /// Most sequences that decode together.
+    pub sequences: u32,
+    /// Seconds of timing for each device, about.
+    pub seconds: f64,
+    /// Time everything, whatever was kept.
+    pub force: bool,
+    /// Where results are kept; by default in the folder that `RAGTAG_CACHE_DIR` names, else in the user's for caches.
+    pub folder: Option<PathBuf>,
+}
+
+impl Default for CalibrationOptions {
+    fn default() -> Self {
+        Self {
+            activations: Activations::Int8,
+            kv: KvType::F16,
+            chunk: crate::planner::DEFAULT_CHUNK,
+            sequences: 1,
+            seconds: 1.0,
+            force: false,
+            folder: None,
+        }
+    }
+}
+
+/// What was measured of devices and of the ways between them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Calibration {
+    /// Profiles by the devices' labels.
+    pub profiles: Vec<(String, Arc<Profile>)>,
+    /// The links between them.
+    pub links: Links,
+    /// The devices that were timed now; the others' profiles were kept from before.
+    pub timed: Vec<String>,
+    /// What went wrong or was odd, for people: a device that could not be timed, times that drifted.
+    pub warnings: Vec<String>,
+}
+
+impl Calibration {
+    /// Times what is not known of the selected devices. `progress` is told how many of how many steps are done; it is not
+    /// called where everything was kept.
+    ///
+    /// # Errors
+    /// If the model cannot be lowered, or a device does not open. A device that cannot be timed is left out with a warning.
+    pub fn run(
+        model: &Model,
+        devices: &Devices,
+        options: &CalibrationOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Self> {
+        let steps = Steps::new(model, options)?;
+        let kept = Kept::new(options.folder.clone());
+        let mut known = Vec::new();
+        for adapter in devices.selected() {
+            let identity = steps.identity(adapter, together(devices, adapter))?;
+            let profile = if options.force { None } else { kept.profile(&identity) };
+            let complete =
+                profile.as_ref().is_some_and(|profile| steps.wanted().all(|(k, at)| profile.has(&k, &at)));
+            known.push(Known { adapter: adapter.clone(), identity, profile, complete });
+        }
+        // Those that share a processor are timed together or not at all.
+        if known.iter().any(|k| !k.complete && is_processor(&k.adapter)) {
+            known.iter_mut().filter(|k| is_processor(&k.adapter)).for_each(|k| k.complete = false);
+        }
+        let pairs = link_pairs(&known);
+        let link = |&(from, to): &(usize, usize)| {
+            let facts =
+                if options.force { None } else { kept.link(&known[from].adapter, &known[to].adapter) };
+            (from, to, facts)
+        };
+        let links: Vec<_> = pairs.iter().map(link).collect();
+        let mut calibration = Self::default();
+        if known.iter().all(|k| k.complete) && links.iter().all(|(_, _, facts)| facts.is_some()) {
+            calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
+            calibration.links.known = named(&devices.labels(), links);
+            return Ok(calibration);
+        }
+        let missing = known.iter().filter(|k| !k.complete).count() as u64;
+        let total =
+            missing * steps.count() + links.iter().filter(|(_, _, facts)| facts.is_none()).count() as u64;
+        let done = AtomicU64::new(0);
+        let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+        let job = Job { model, steps: &steps, kept: &kept, seconds: options.seconds, tick: &tick };
+        job.run(devices, known, links, &mut calibration)?;
+        Ok(calibration)
+    }
+
+    /// The profile of a device.
+    pub fn profile(&self, label: &str) -> Option<&Arc<Profile>> {
+        self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
+    }
+
+    /// Facts of devices with what was measured of them.
+    pub fn apply(&self, facts: Vec<DeviceFacts>) -> Vec<DeviceFacts> {
+        let with = |facts: DeviceFacts| match self.profile(&facts.label) {
+            Some(profile) => facts.with_profile(Arc::clone(profile)),
+            None => facts,
+        };
+        facts.into_iter().map(with).collect()
+    }
+}
+
+/// A device with what was kept of it.
+struct Known {
+    adapter: Adapter,
+    identity: ragtag_scheduler::cost::ProfileIdentity,
+    profile: Option<Profile>,
+    /// Whether nothing is missing in it.
+    complete: bool,
+}
+
+impl Known {
+    fn into_labelled(self) -> Option<(String, Arc<Profile>)> {
+        self.profile.map(|profile| (self.adapter.label(), Arc::new(profile)))
+    }
+}
+
+/// A link by the places of its devices, with what is known of it.
+type KnownLink = (usize, usize, Option<LinkFacts>);
+
+fn is_processor(adapter: &Adapter) -> bool {
+    matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
+}
+
+/// How many selected devices work at the same time as parts of one processor.
+fn together(devices: &Devices, adapter: &Adapter) -> u32 {
+    match is_processor(adapter) {
+        true => devices.selected().iter().filter(|other| is_processor(other)).count() as u32,
+        false => 1,
+    }
+}
+
+/// Every ordered pair.
+fn link_pairs(known: &[Known]) -> Vec<(usize, usize)> {
+    let all = 0..known.len();
+    all.clone().flat_map(|from| all.clone().filter(move |&to| to != from).map(move |to| (from, to))).collect()
+}
+
+fn named(labels: &[String], links: Vec<KnownLink>) -> Vec<(String, String, LinkFacts)> {
+    let named = |(from, to, facts): KnownLink| Some((labels[from].clone(), labels[to].clone(), facts?));
+    links.into_iter().filter_map(named).collect()
+}
+
+/// The work of one calibration.
+struct Job<'a> {
+    model: &'a Model,
+    steps: &'a Steps,
+    kept: &'a Kept,
+    seconds: f64,
+    tick: &'a (dyn Fn() + Sync),
+}
+
+impl Job<'_> {
+    fn run(
+        &self,
+        devices: &Devices,
+        mut known: Vec<Known>,
+        mut links: Vec<KnownLink>,
+        calibration: &mut Calibration,
+    ) -> Result<()> {
+        let labels = devices.labels();
+        let opened = devices.open(&labels)?;
+        let mut solo: Vec<_> =
+            opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
+        let of_kind = |processors: bool| {
+            let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
+            move |(_, (k, _)): &(usize, (&mut Known, &mut SoloDevice))| wanted(k)
+        };
+        let mut outcomes = Vec::new();
+        for (index, (known, device)) in known.iter_mut().zip(&mut solo).enumerate().filter(of_kind(false)) {
+            outcomes.push((index, self.profile(known, device)));
+        }
+        std::thread::scope(|scope| {
+            let processors = known.iter_mut().zip(&mut solo).enumerate().filter(of_kind(true));
+            let threads: Vec<_> = processors
+                .map(|(index, (known, device))| (index, scope.spawn(move || self.profile(known, device))))
+                .collect();
+            for (index, thread) in threads {
+                let panicked = |_| Err(Error::Usage("a thread that timed a device panicked".into()));
+                outcomes.push((index, thread.join().unwrap_or_else(panicked)));
+            }
+        });
+        for (index, outcome) in outcomes {
+            match outcome {
+                Ok(warnings) => {
+                    calibration.timed.push(labels[index].clone());
+                    calibration.warnings.extend(warnings);
+                }
+                Err(error) => {
+                    calibration.warnings.push(format!("{} is not calibrated: {error}", labels[index]))
+                }
+            }
+        }
+        for (from, to, facts) in links.iter_mut().filter(|(_, _, facts)| facts.is_none()) {
+            match measure::link(&mut solo, (*from, *to), self.steps.row_bytes()) {
+                Ok(measured) => {
+                    self.kept.keep_link(&known[*from].adapter, &known[*to].adapter, &measured);
+                    *facts = Some(measured);
+                }
+                Err(error) => {
+                    let (from, to) = (&labels[*from], &labels[*to]);
+                    calibration
+                        .warnings
+                        .push(format!("the link from {from} to {to} is not calibrated: {error}"));
+                }
+            }
+            (self.tick)();
+        }
+        calibration.links.known = named(&labels, links);
+        calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
+        Ok(())
+    }
+
+    /// Times a device and keeps what comes out, together with what was measured elsewhere before; returns warnings.
+    fn profile(&self, known: &mut Known, device: &mut SoloDevice) -> Result<Vec<String>> {
+        let timer = Timer { model: self.model, steps: self.steps, seconds: self.seconds, tick: self.tick };
+        let (mut profile, warnings) = timer.profile(&known.identity, device)?;
+        if let Some(before) = &known.profile {
+            profile.merge(before);
+        }
+        self.kept.keep_profile(&profile);
+        known.profile = Some(profile);
+        Ok(warnings)
+    }
+}

@@ -1,0 +1,164 @@
+//! `ragtag calibrate`, and how the other commands come by what is measured.
+
+use super::args::{CalibrateArgs, PlacementArgs};
+use super::output::{note, print, print_json, table};
+use super::plan::kv_type;
+use super::progress;
+use crate::calibrate::{Calibration, CalibrationOptions};
+use crate::devices::Devices;
+use crate::error::Result;
+use crate::model::Model;
+use crate::planner::DEFAULT_CHUNK;
+use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
+use serde_json::json;
+use std::sync::OnceLock;
+
+/// Seconds for each device where a command needs what nobody has measured.
+const QUICK_SECONDS: f64 = 1.0;
+
+pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
+    let model = super::open_model(args.model.as_deref())?;
+    let devices = super::open_devices(&args.devices)?;
+    if args.devices.strict {
+        super::strict::check(&devices, &model)?;
+    }
+    let options = CalibrationOptions {
+        activations: args.activations.into(),
+        kv: kv_type(args.kv, args.activations),
+        chunk: args.chunk.unwrap_or(DEFAULT_CHUNK),
+        sequences: args.parallel,
+        seconds: args.seconds,
+        force: args.force,
+        folder: None,
+    };
+    let calibration = measured(&model, &devices, &options)?;
+    if args.json {
+        print_json(&as_json(&calibration));
+    } else {
+        print(&as_table(&calibration));
+    }
+    Ok(())
+}
+
+/// What a command that places a model knows of the devices: where there is a choice between several, what was measured
+/// of them, now if it was not before. `None` without a choice, or if calibration is not wanted.
+pub(super) fn for_placement(
+    model: &Model,
+    devices: &Devices,
+    placement: &PlacementArgs,
+    sequences: u32,
+) -> Option<Calibration> {
+    if placement.no_calibration || devices.selected().len() < 2 {
+        return None;
+    }
+    let options = CalibrationOptions {
+        activations: placement.activations.into(),
+        kv: kv_type(placement.kv, placement.activations),
+        chunk: placement.chunk.unwrap_or(DEFAULT_CHUNK),
+        sequences,
+        seconds: QUICK_SECONDS,
+        ..CalibrationOptions::default()
+    };
+    // What is wrong with a device is for the run itself to say.
+    let failed = |error| note(&format!("the devices are not calibrated, their speed is assumed: {error}"));
+    measured(model, devices, &options).map_err(failed).ok()
+}
+
+/// Calibrates with a progress bar, and says so if there is anything to do.
+fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Calibration> {
+    let bar = OnceLock::new();
+    let progress = |done: u64, total: u64| {
+        let bar = bar.get_or_init(|| {
+            note("calibrating: the devices are timed with this model's layers, once; the result is kept");
+            progress::steps("calibrating", total)
+        });
+        bar.set_position(done);
+    };
+    let calibration = Calibration::run(model, devices, options, &progress);
+    if let Some(bar) = bar.get() {
+        bar.finish_and_clear();
+    }
+    let calibration = calibration?;
+    calibration.warnings.iter().for_each(|warning| note(&format!("note: {warning}")));
+    Ok(calibration)
+}
+
+fn as_json(calibration: &Calibration) -> serde_json::Value {
+    let profiles: Vec<&Profile> = calibration.profiles.iter().map(|(_, profile)| profile.as_ref()).collect();
+    json!({
+        "profiles": profiles,
+        "links": calibration.links,
+        "timed": calibration.timed,
+        "warnings": calibration.warnings,
+    })
+}
+
+fn as_table(calibration: &Calibration) -> String {
+    let mut times = table(&["device", "segment", ">rows", ">positions", ">time", ">spread", ">of roofline"]);
+    for (label, profile) in &calibration.profiles {
+        for kind in &profile.kinds {
+            for sample in &kind.samples {
+                times.add_row([
+                    label.clone(),
+                    format!("{:?}", kind.key.kind).to_lowercase(),
+                    sample.at.rows.to_string(),
+                    if kind.key.attends() { format!("{:.0}", sample.at.positions) } else { "-".into() },
+                    microseconds(sample.median_us),
+                    microseconds(sample.spread_us),
+                    profile.roofline.as_ref().map_or("-".into(), |roofline| share(roofline, kind, sample)),
+                ]);
+            }
+        }
+    }
+    let mut overheads = table(&[
+        "device",
+        ">per stage",
+        ">tokens back",
+        ">each",
+        ">copy",
+        ">copies",
+        ">weights",
+        ">operations",
+    ]);
+    for (label, profile) in &calibration.profiles {
+        let fitted = profile.roofline.as_ref();
+        let rate = |value: Option<f64>, unit: &str| {
+            value.map_or("-".into(), |rate| format!("{:.1} G{unit}/s", rate / 1e9))
+        };
+        overheads.add_row([
+            label.clone(),
+            microseconds(profile.stage_us),
+            microseconds(profile.token_return.latency_us),
+            microseconds(profile.token_return.row_us),
+            microseconds(profile.host_latency_us),
+            rate(Some(profile.host_bandwidth_bytes_per_s), "B"),
+            rate(fitted.map(|roofline| roofline.bandwidth_bytes_per_s), "B"),
+            rate(fitted.map(|roofline| roofline.flops_per_s), "FLOP"),
+        ]);
+    }
+    let mut links = table(&["from", "to", ">latency", ">rate"]);
+    for (from, to, facts) in &calibration.links.known {
+        links.add_row([
+            from.clone(),
+            to.clone(),
+            microseconds(facts.latency_us.value),
+            format!("{:.1} GB/s", facts.bandwidth_bytes_per_s.value / 1e9),
+        ]);
+    }
+    match calibration.links.known.is_empty() {
+        true => format!("{times}\n\n{overheads}\n"),
+        false => format!("{times}\n\n{overheads}\n\n{links}\n"),
+    }
+}
+
+/// How close a time is to what the best rates of the device allow.
+fn share(roofline: &Roofline, kind: &KindProfile, sample: &TimeSample) -> String {
+    let work = kind.key.work(&sample.at);
+    let moving_us = work.bytes / roofline.bandwidth_bytes_per_s * 1e6;
+    let computing_us = work.flops / roofline.flops_per_s * 1e6;
+    format!("{:.0} %", 100.0 * moving_us.max(computing_us) / sample.median_us.max(1e-3))
+}
+
+fn microseconds(us: f64) -> String {
+    if us >= 1000.0 { format!("{:.2} ms", us / 1e3) } else { format!("{us:.1} µs") }
+}

@@ -1,0 +1,57 @@
+//! `ragtag cards`: the cards that fleets may name, with what their makers promise and what plans reckon with.
+
+use super::args::CardsArgs;
+use super::output::{print, print_json, table};
+use crate::error::{Error, Result};
+use ragtag_scheduler::fleet::{Card, Fleet, cards, reached, source};
+use serde_json::{Value, json};
+
+pub(super) fn run(args: &CardsArgs) -> Result<()> {
+    if args.json {
+        let cards = cards().iter().map(as_json).collect::<Result<Vec<_>>>()?;
+        print_json(&json!({ "reached": reached(), "cards": cards }));
+        return Ok(());
+    }
+    let mut table = table(&[
+        "card",
+        "name",
+        ">memory, GiB",
+        ">GB/s",
+        ">f32, TFLOP/s",
+        ">f16 matrix",
+        ">int8, TOP/s",
+        "PCIe",
+        "through",
+    ]);
+    for card in cards() {
+        let figure = |field: &str, value: Option<f64>| match value {
+            Some(value) if card.assumed.iter().any(|assumed| assumed == field) => format!("~{value}"),
+            Some(value) => value.to_string(),
+            None => String::new(),
+        };
+        table.add_row([
+            card.name.clone(),
+            card.title.clone(),
+            figure("memory_gib", Some(card.memory_gib)),
+            figure("bandwidth_gb_per_s", Some(card.bandwidth_gb_per_s)),
+            figure("f32_tflop_per_s", Some(card.f32_tflop_per_s)),
+            figure("f16_matrix_tflop_per_s", card.f16_matrix_tflop_per_s),
+            figure("int8_top_per_s", card.int8_top_per_s),
+            card.pcie.map_or_else(String::new, |pcie| format!("{}.0 x{}", pcie.generation, pcie.lanes)),
+            card.through.clone(),
+        ]);
+    }
+    print(&format!("{table}\n"));
+    print("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n");
+    Ok(())
+}
+
+/// A card with its source in full, and what the planner takes it for.
+fn as_json(card: &Card) -> Result<Value> {
+    let invalid = |cause| Error::Fleet { of: card.name.clone(), cause };
+    let (devices, _) = Fleet::from_line(&card.name).and_then(|fleet| fleet.facts()).map_err(invalid)?;
+    let mut value = json!(card);
+    value["source"] = json!(source(&card.source));
+    value["planned_with"] = json!(devices.first());
+    Ok(value)
+}

@@ -1,0 +1,136 @@
+//! Predicted against measured, as the command shows it; and `--replan`.
+
+use super::args::CompareArgs;
+use super::output::{check_writable, note, table, write_file};
+use super::plan::Placed;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::Result;
+use crate::model::Model;
+use crate::pictures::{self, Gantt, Measured, MeasuredTimes, Rates, Report};
+use ragtag_scheduler::compare::{Comparison, Phase, deviation_in_words};
+use ragtag_scheduler::{Place, Plan, PredictedTimes};
+use serde::Serialize;
+
+/// What `--replan` came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Change {
+    /// The split that was measured.
+    from: String,
+    /// The split that is used from then on.
+    to: String,
+    /// By how much the first takes longer, as a share, as far as the measured facts tell.
+    predicted_gain: f64,
+}
+
+/// Tries the path of the report before the run.
+pub(super) fn check(args: &CompareArgs) -> Result<()> {
+    args.report.iter().try_for_each(|path| check_writable(path))
+}
+
+/// After a first run: plans again from what the engine measured. If that gives a better plan, the engine is started with it,
+/// and `placed` is what it runs. One line on standard error says what was decided.
+pub(super) fn replan(
+    placed: &mut Placed,
+    model: &Model,
+    engine: Engine,
+    options: EngineOptions,
+) -> Result<(Engine, Option<Change>)> {
+    let Some(replanned) = placed.planner.replan(&engine)? else {
+        note("replan: measured, and no other plan is better by more than 3 %");
+        return Ok((engine, None));
+    };
+    let change = Change {
+        from: engine.plan().split().to_string(),
+        to: replanned.plan.split().to_string(),
+        predicted_gain: replanned.gain,
+    };
+    let percent = change.predicted_gain * 100.0;
+    note(&format!("replan: {} -> {}, predicted {percent:.0} % faster as measured", change.from, change.to));
+    // Its memory is needed.
+    drop(engine.shutdown());
+    (placed.planner, placed.plan) = (replanned.planner, replanned.plan);
+    Ok((placed.start(model, options)?, Some(change)))
+}
+
+/// The comparison as a table, with what failed below it.
+pub(super) fn as_table(comparison: &Comparison) -> String {
+    let mut table = table(&["part", "micro-batches", ">number", ">predicted", ">measured", ">deviation"]);
+    for part in &comparison.parts {
+        let what = match part.place {
+            Place::Stage => format!("stage {} on {}", part.index, part.device),
+            Place::TokenReturn => "return of tokens".into(),
+            _ => format!("{} -> {}", part.device, part.to.as_deref().unwrap_or("")),
+        };
+        let size = match part.place {
+            Place::Stage => format!("{}, {:.1} rows", phase(part.phase), part.rows),
+            _ => format!("{}, {:.1} KiB", phase(part.phase), part.bytes / 1024.0),
+        };
+        let number = part.micro_batches.to_string();
+        let (predicted, measured) = (time(part.predicted_us), time(part.measured_us));
+        table.add_row([what, size, number, predicted, measured, deviation_in_words(part.deviation)]);
+    }
+    for rate in &comparison.rates {
+        let speed = |tokens_per_s: f64| format!("{tokens_per_s:.1} tokens/s");
+        let (predicted, measured) = (speed(rate.predicted_tokens_per_s), speed(rate.measured_tokens_per_s));
+        let what = format!("all of it, {}", rate.what);
+        table.add_row([
+            what,
+            phase(rate.phase).into(),
+            String::new(),
+            predicted,
+            measured,
+            deviation_in_words(rate.deviation),
+        ]);
+    }
+    let mut text = format!("{table}\n");
+    for finding in comparison.findings() {
+        text.push_str(&format!("- {finding}\n"));
+    }
+    text
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Decode => "decode",
+        Phase::Prefill => "prefill",
+    }
+}
+
+fn time(us: f64) -> String {
+    if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
+}
+
+/// Writes the report that was asked for. The engine has run with a trace.
+pub(super) fn write_report(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
+    let Some(path) = &args.report else { return Ok(()) };
+    let mut report = Report::new(engine.plan().clone());
+    report.measured = Some(measured(engine.plan(), comparison));
+    report.timelines.extend(Gantt::of_trace(&engine.trace(), engine.plan().decode_rows).excerpts());
+    write_file(path, pictures::html(&report).as_bytes())
+}
+
+/// What was measured, carried over to the micro-batches that the plan predicts: its prediction times how far the model was
+/// off for those that ran.
+fn measured(plan: &Plan, comparison: &Comparison) -> Measured {
+    let times = |place: Place, index: usize, predicted: &PredictedTimes| {
+        let of = |phase: Phase, us: f64| {
+            comparison.part(place, index, phase).map(|part| us * (1.0 + part.deviation))
+        };
+        MeasuredTimes {
+            decode_us: of(Phase::Decode, predicted.decode_us),
+            prefill_us: of(Phase::Prefill, predicted.prefill_us),
+        }
+    };
+    let stages = plan.stages.iter().enumerate();
+    let edges = plan.edges.iter().enumerate();
+    let rate = |phase: Phase| {
+        let rates = comparison.rates.iter().filter(|rate| rate.phase == phase);
+        rates.map(|rate| rate.measured_tokens_per_s).reduce(f64::max)
+    };
+    Measured {
+        stages: stages.map(|(at, stage)| times(Place::Stage, at, &stage.predicted)).collect(),
+        edges: edges.map(|(at, edge)| times(Place::Edge, at, &edge.predicted)).collect(),
+        token_return: times(Place::TokenReturn, 0, &plan.token_return),
+        rates: Rates { decode_tokens_per_s: rate(Phase::Decode), prefill_tokens_per_s: rate(Phase::Prefill) },
+    }
+}

@@ -1,0 +1,122 @@
+//! `--html`, `--svg` and `--dot`, and the bars below the table of a plan.
+
+use super::args::PictureArgs;
+use super::output::{check_writable, print, write_file};
+use crate::error::{Error, Result};
+use crate::pictures::{self, BarStyle, Report};
+use std::path::Path;
+
+/// Columns where there is no terminal that has a width.
+const COLUMNS: usize = 100;
+
+type Draw = fn(&Report) -> String;
+
+/// The pictures that were asked for. Their paths are tried before anything is planned.
+#[derive(Debug)]
+pub(super) struct Pictures<'a> {
+    wanted: Vec<(&'a Path, Draw)>,
+}
+
+impl<'a> Pictures<'a> {
+    /// `json` says whether standard output is taken.
+    pub(super) fn new(args: &'a PictureArgs, json: bool) -> Result<Self> {
+        let all =
+            [(&args.html, pictures::html as Draw), (&args.svg, pictures::svg), (&args.dot, pictures::dot)];
+        let wanted: Vec<_> =
+            all.into_iter().filter_map(|(path, draw)| Some((path.as_deref()?, draw))).collect();
+        let (printed, files): (Vec<_>, Vec<_>) =
+            wanted.iter().partition(|(path, _)| is_standard_output(path));
+        if printed.len() + usize::from(json) > 1 {
+            return Err(Error::Usage(
+                "only one of --json, --html, --svg and --dot can go to standard output".into(),
+            ));
+        }
+        files.iter().try_for_each(|(path, _)| check_writable(path))?;
+        Ok(Self { wanted })
+    }
+
+    /// Whether there are any.
+    pub(super) fn are_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// Whether one of them goes to standard output, so that nothing else may.
+    pub(super) fn take_standard_output(&self) -> bool {
+        self.wanted.iter().any(|(path, _)| is_standard_output(path))
+    }
+
+    pub(super) fn write(&self, report: &Report) -> Result<()> {
+        for (path, draw) in &self.wanted {
+            let picture = draw(report);
+            if is_standard_output(path) {
+                print(&picture);
+            } else {
+                write_file(path, picture.as_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_standard_output(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// The bars of a plan for this terminal.
+pub(super) fn bars(report: &Report) -> String {
+    let columns = comfy_table::Table::new().width().map_or(COLUMNS, usize::from);
+    pictures::bars(report, columns, style(|name| std::env::var(name).ok()))
+}
+
+/// Blocks where the locale says UTF-8 and the terminal is more than a typewriter or a console with few characters. The
+/// same for a file, so that what is piped looks as it did on the screen.
+fn style(variable: impl Fn(&str) -> Option<String>) -> BarStyle {
+    let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+    // The first of these that is set counts: POSIX, chapter "Internationalization Variables".
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default().to_lowercase();
+    let utf8 = cfg!(windows) || locale.contains("utf-8") || locale.contains("utf8");
+    match set("TERM").as_deref() {
+        Some("dumb" | "linux") => BarStyle::Ascii,
+        _ if utf8 => BarStyle::Blocks,
+        _ => BarStyle::Ascii,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(not(windows))]
+    fn blocks_are_for_terminals_and_locales_that_have_them() {
+        let with = |set: &[(&str, &str)]| {
+            style(|name| set.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).into()))
+        };
+        assert_eq!(with(&[]), BarStyle::Ascii);
+        assert_eq!(with(&[("LANG", "en_GB.UTF-8"), ("TERM", "xterm-256color")]), BarStyle::Blocks);
+        assert_eq!(with(&[("LANG", "C.utf8")]), BarStyle::Blocks);
+        assert_eq!(with(&[("LC_ALL", "C"), ("LANG", "en_GB.UTF-8")]), BarStyle::Ascii);
+        assert_eq!(with(&[("LC_ALL", ""), ("LANG", "en_GB.UTF-8")]), BarStyle::Blocks);
+        for term in ["dumb", "linux"] {
+            assert_eq!(with(&[("LANG", "en_GB.UTF-8"), ("TERM", term)]), BarStyle::Ascii, "{term}");
+        }
+    }
+
+    #[test]
+    fn standard_output_takes_one_thing() {
+        let args = |html: Option<&str>, svg: Option<&str>| PictureArgs {
+            html: html.map(Into::into),
+            svg: svg.map(Into::into),
+            dot: None,
+        };
+        let usage = |args: &PictureArgs, json| matches!(Pictures::new(args, json), Err(Error::Usage(_)));
+        assert!(!usage(&args(Some("-"), None), false));
+        assert!(usage(&args(Some("-"), None), true));
+        assert!(usage(&args(Some("-"), Some("-")), false));
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("plan.svg");
+        assert!(!usage(&args(Some("-"), file.to_str()), false));
+        let nowhere = folder.path().join("missing/plan.svg");
+        assert!(matches!(Pictures::new(&args(None, nowhere.to_str()), false), Err(Error::File { .. })));
+    }
+}

@@ -1,0 +1,173 @@
+//! `ragtag simulate`: what a load of requests would get of a plan.
+
+use super::args::SimulateArgs;
+use super::output::{bytes, check_writable, note, print, print_json, table, write_file};
+use super::plan::{Needs, for_fleet_or_devices, summary};
+use crate::error::{Error, Result};
+use crate::trace::Trace;
+use ragtag_scheduler::core::Want;
+use ragtag_scheduler::plan::Plan;
+use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, LoadError, Percentiles, SimRequest, SimSummary};
+use serde_json::json;
+use std::io::Read;
+use std::path::Path;
+
+/// Sequences at the same time, unless the arguments say how many.
+const PARALLEL: u32 = 8;
+
+pub(super) fn run(args: &SimulateArgs) -> Result<()> {
+    if let Some(path) = &args.chrome {
+        check_writable(path)?;
+    }
+    let load = load(args)?;
+    let model = super::open_metadata(args.model.as_deref(), args.described)?;
+    let needs = Needs {
+        sequences: args.parallel.or(args.closed).unwrap_or(PARALLEL),
+        all_logits: false,
+        context: Some(longest(&load).min(model.hyperparameters().context)),
+    };
+    let planner = for_fleet_or_devices(&model, args.fleet.as_deref(), &args.devices, &args.placement, needs)?;
+    let plan = &planner.plan()?;
+    note(&summary(plan));
+    let (devices, links) = planner.facts();
+    let result = crate::simulate(&model, plan, devices, links, &load)?;
+    if let Some(path) = &args.chrome {
+        write_file(path, Trace::simulated(plan, &result).to_chrome_json().as_bytes())?;
+    }
+    if args.json {
+        print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result }));
+    } else {
+        print(&as_table(plan, &result));
+    }
+    Ok(())
+}
+
+fn load(args: &SimulateArgs) -> Result<Load> {
+    if let Some(path) = &args.trace_file {
+        return read(path);
+    }
+    let arrivals = match (args.rate, args.closed) {
+        (Some(per_s), _) => Arrivals::Poisson { per_s },
+        (None, Some(at_once)) => Arrivals::Closed { at_once },
+        (None, None) => Arrivals::Together,
+    };
+    let drawn = DrawnLoad {
+        requests: args.requests,
+        arrivals,
+        prompt_tokens: args.prompt_tokens,
+        new_tokens: args.new_tokens,
+        seed: args.seed,
+    };
+    Ok(drawn.draw()?)
+}
+
+/// Most bytes of a file of requests: the largest load takes far less.
+const MOST_BYTES: u64 = 1 << 28;
+
+fn read(path: &Path) -> Result<Load> {
+    let as_error = |cause| Error::File { action: "read", path: path.into(), cause };
+    let mut text = String::new();
+    let file = std::fs::File::open(path).map_err(as_error)?;
+    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(as_error)?;
+    let load = match text.len() as u64 {
+        ..=MOST_BYTES => Load::from_text(&text),
+        _ => Err(LoadError::TooMuch { what: "bytes", most: MOST_BYTES }),
+    };
+    load.map_err(|cause| Error::RequestFile { path: path.into(), cause })
+}
+
+/// Positions that the longest request takes. Its last token takes none.
+fn longest(load: &Load) -> u32 {
+    let positions = |request: &SimRequest| match request.want {
+        Want::Generate { max_new_tokens, .. } => {
+            request.prompt_tokens.saturating_add(max_new_tokens.saturating_sub(1))
+        }
+        Want::Logits => request.prompt_tokens,
+    };
+    load.requests.iter().map(positions).max().unwrap_or(1)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+fn time(us: f64) -> String {
+    if us < 1e6 { format!("{:.2} ms", us / 1e3) } else { format!("{:.2} s", us / 1e6) }
+}
+
+fn as_table(plan: &Plan, summary: &SimSummary) -> String {
+    let mut text = format!(
+        "{} requests in {}: {:.2} requests/s, prefill {:.1} tokens/s, decode {:.1} tokens/s\n",
+        summary.finished,
+        time(summary.duration_us),
+        summary.requests_per_s,
+        summary.prefill_tokens_per_s,
+        summary.decode_tokens_per_s,
+    );
+    if summary.refused > 0 {
+        text += &format!("{} more were refused: the plan has no room for them\n", summary.refused);
+    }
+    if summary.cut_short > 0 {
+        let context = plan.context;
+        text += &format!("{} of them were cut short by the context of {context}\n", summary.cut_short);
+    }
+    text += &format!(
+        "waiting for room in the caches: {:.1} requests on average, {} at most\n",
+        summary.waiting_requests.mean, summary.waiting_requests.max
+    );
+    format!("{text}\n{}\n\n{}\n{}", latencies(summary), stages(plan, summary), links(summary))
+}
+
+fn latencies(summary: &SimSummary) -> comfy_table::Table {
+    let mut table = table(&["latency", ">mean", ">p50", ">p90", ">p99", ">longest"]);
+    let rows: [(&str, &Percentiles); 3] = [
+        ("to the first token", &summary.first_token_us),
+        ("from token to token", &summary.between_tokens_us),
+        ("of a whole request", &summary.request_us),
+    ];
+    for (name, times) in rows {
+        let mut row = vec![name.to_string()];
+        row.extend([times.mean, times.p50, times.p90, times.p99, times.max].map(time));
+        table.add_row(row);
+    }
+    table
+}
+
+fn stages(plan: &Plan, summary: &SimSummary) -> comfy_table::Table {
+    let mut table = table(&[
+        ">stage", "device", "segments", ">busy", ">bubble", ">prefill", ">decode", ">queue", ">longest",
+    ]);
+    for (index, (stage, planned)) in summary.stages.iter().zip(&plan.stages).enumerate() {
+        let mean = |computed: &ragtag_scheduler::Computed| match computed.micro_batches {
+            0 => "–".into(),
+            n => time(computed.busy_ns as f64 / n as f64 / 1e3),
+        };
+        table.add_row([
+            index.to_string(),
+            stage.device.clone(),
+            planned.segments.to_string(),
+            percent(stage.utilisation),
+            percent(stage.bubble),
+            mean(&stage.prefill),
+            mean(&stage.decode),
+            format!("{:.2}", stage.queue.mean),
+            stage.queue.max.to_string(),
+        ]);
+    }
+    table
+}
+
+fn links(summary: &SimSummary) -> String {
+    if summary.links.is_empty() {
+        return String::new();
+    }
+    let mut table = table(&["link", ">busy", ">crossings", ">bytes"]);
+    for link in &summary.links {
+        let name = format!("{} -> {}", link.from, link.to);
+        table.add_row([name, percent(link.utilisation), link.crossings.to_string(), bytes(link.bytes)]);
+    }
+    for link in &summary.shared_links {
+        table.add_row([link.name.clone(), percent(link.utilisation), String::new(), String::new()]);
+    }
+    format!("\n{table}\n")
+}

@@ -1,0 +1,197 @@
+//! A chart of horizontal bars as data, and the one way in which a bar is drawn.
+//!
+//! Positions along the axis are shares of it, so that the same chart can be as wide as a screen or stand on a sheet.
+//! This module must not know what its bars stand for.
+
+use super::words::rounded;
+use maud::{Markup, html};
+
+/// Bars in rows over one axis.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Chart {
+    pub title: String,
+    pub rows: Vec<Row>,
+    pub ticks: Vec<Tick>,
+    /// What colours stand for: class and name.
+    pub legend: Vec<(&'static str, &'static str)>,
+}
+
+/// What is drawn beside a name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Row {
+    pub label: String,
+    /// Smaller, below the label.
+    pub note: String,
+    /// How many bars lie above each other.
+    pub lanes: usize,
+    pub bars: Vec<Bar>,
+}
+
+/// A bar.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bar {
+    /// Lane within the row, from the top.
+    pub lane: usize,
+    /// Start and end, as shares of the axis.
+    pub from: f64,
+    pub to: f64,
+    /// How it looks: a class of `palette.css`.
+    pub class: &'static str,
+    /// Written in it where there is room.
+    pub label: String,
+    /// What a reader is told who points at it, or cannot see it.
+    pub title: String,
+}
+
+/// A mark on the axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tick {
+    /// As a share of the axis.
+    pub at: f64,
+    pub label: String,
+}
+
+/// Height of a lane, in pixels: a single one, one of several, and the space between rows.
+const LANE: f64 = 22.0;
+const THIN_LANE: f64 = 13.0;
+/// Width of a character of the smaller type, in pixels, at most on average.
+pub(super) const CHARACTER: f64 = 6.4;
+
+impl Row {
+    fn lane_height(&self) -> f64 {
+        if self.lanes > 1 { THIN_LANE } else { LANE }
+    }
+
+    /// Height of its bars, in pixels.
+    pub(super) fn height(&self) -> f64 {
+        self.lane_height() * self.lanes.max(1) as f64
+    }
+
+    /// What the row says, for readers who do not see it.
+    pub(super) fn spoken(&self) -> String {
+        let titles: Vec<_> = self.bars.iter().map(|bar| bar.title.as_str()).take(SPOKEN).collect();
+        match titles.as_slice() {
+            [] => format!("{}: nothing", self.label),
+            titles => format!("{}: {}", self.label, titles.join("; ")),
+        }
+    }
+
+    /// The lines of the axis, and the bars. They are `width` pixels wide, or at least so many if that is not known.
+    pub(super) fn draw(&self, ticks: &[Tick], width: Width) -> Markup {
+        let height = self.height();
+        html! {
+            @for tick in ticks {
+                @let x = width.position(tick.at);
+                line class="grid" x1=(x) x2=(x) y1="-2" y2=(height + 2.0) {}
+            }
+            @for bar in &self.bars { (self.draw_bar(bar, width)) }
+        }
+    }
+
+    fn draw_bar(&self, bar: &Bar, width: Width) -> Markup {
+        let lane = self.lane_height();
+        let top = bar.lane as f64 * lane;
+        let (from, to) = (bar.from.clamp(0.0, 1.0), bar.to.clamp(0.0, 1.0));
+        let room = (to - from).max(0.0) * width.least() - 6.0;
+        let fits = !bar.label.is_empty() && bar.label.chars().count() as f64 * CHARACTER <= room;
+        html! {
+            g {
+                title { (bar.title) }
+                rect class={ "bar " (bar.class) } x=(width.position(from)) y=(top + 1.0)
+                    width=(width.position((to - from).max(0.0))) height=(lane - 2.0) rx="2" {}
+                @if fits {
+                    text class={ "in-bar " (bar.class) "-text" } x=(width.position((from + to) / 2.0))
+                        y=(top + lane / 2.0 + 4.0) text-anchor="middle" { (bar.label) }
+                }
+            }
+        }
+    }
+}
+
+/// Titles of bars that a row reads out, at most.
+const SPOKEN: usize = 24;
+
+/// The marks with their labels, below all rows.
+pub(super) fn draw_axis(ticks: &[Tick], width: Width) -> Markup {
+    html! {
+        @for tick in ticks {
+            @let anchor = match tick.at { at if at < 0.02 => "start", at if at > 0.93 => "end", _ => "middle" };
+            text class="tick" x=(width.position(tick.at)) y="12" text-anchor=(anchor) { (tick.label) }
+        }
+    }
+}
+
+/// How wide the axis is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Width {
+    /// As wide as there is room, but hardly less than so many pixels.
+    Fluid(f64),
+    /// So many pixels.
+    Fixed(f64),
+}
+
+impl Width {
+    fn position(self, share: f64) -> String {
+        match self {
+            Width::Fluid(_) => format!("{:.3}%", share * 100.0),
+            Width::Fixed(pixels) => format!("{:.2}", share * pixels),
+        }
+    }
+
+    fn least(self) -> f64 {
+        match self {
+            Width::Fluid(pixels) | Width::Fixed(pixels) => pixels,
+        }
+    }
+}
+
+/// Three to six marks at round values from 0 to `end`, named by `label`.
+pub(super) fn ticks(end: f64, label: impl Fn(f64) -> String) -> Vec<Tick> {
+    if !end.is_finite() || end <= 0.0 {
+        return Vec::new();
+    }
+    let power = 10f64.powf((end / 4.0).log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
+    let step = steps.into_iter().find(|step| end / step <= 5.0).unwrap_or(end);
+    let values =
+        (0..=5).map(|number| rounded(f64::from(number) * step)).take_while(|value| *value <= end * 1.0001);
+    values.map(|value| Tick { at: (value / end).min(1.0), label: label(value) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_few_and_round() {
+        let labels =
+            |end: f64| ticks(end, |value| value.to_string()).into_iter().map(|t| t.label).collect::<Vec<_>>();
+        assert_eq!(labels(14.0), ["0", "5", "10"]);
+        assert_eq!(labels(0.9), ["0", "0.2", "0.4", "0.6", "0.8"]);
+        assert_eq!(labels(100.0), ["0", "20", "40", "60", "80", "100"]);
+        for end in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(ticks(end, |_| String::new()), [], "{end}");
+        }
+        for end in (1..400).map(|n| 1.07f64.powi(n)) {
+            let ticks = ticks(end, |value| value.to_string());
+            assert!((3..=6).contains(&ticks.len()), "{end}: {ticks:?}");
+            assert!(ticks.iter().all(|tick| (0.0..=1.0).contains(&tick.at)), "{end}: {ticks:?}");
+        }
+    }
+
+    #[test]
+    fn labels_stand_in_bars_that_have_room_for_them() {
+        let bar = |to: f64| Bar {
+            lane: 0,
+            from: 0.0,
+            to,
+            class: "c0",
+            label: "0-13".into(),
+            title: "segments".into(),
+        };
+        let row = |to| Row { lanes: 1, bars: vec![bar(to)], ..Row::default() };
+        let drawn = |to| row(to).draw(&[], Width::Fixed(100.0)).into_string();
+        assert!(drawn(0.5).contains(">0-13<"));
+        assert!(!drawn(0.2).contains(">0-13<"));
+    }
+}

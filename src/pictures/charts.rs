@@ -1,0 +1,316 @@
+//! The charts of a report: what is drawn, whoever draws it.
+//!
+//! This module must not know the page or the sheet that they end up on.
+
+use super::chart::{Bar, Chart, Row, Tick, ticks};
+use super::gantt::edge_name;
+use super::load::{Beat, Load, share};
+use super::words::{bytes, count, difference, mark, percent, route, time};
+use super::{Gantt, GanttKind, GanttSource, Measured, MeasuredTimes};
+use ragtag_scheduler::plan::{Place, Plan, PlanStage, PredictedTimes};
+
+/// Colours that stages and micro-batches take in turns.
+const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
+
+fn colour(number: usize) -> &'static str {
+    COLOURS[number % COLOURS.len()]
+}
+
+/// Which segments run on which device, to scale, and the devices that are left out.
+pub(super) fn stages(plan: &Plan) -> Chart {
+    let segments = f64::from(plan.model.segments);
+    let stage = |(at, stage): (usize, &PlanStage)| {
+        let (first, last) = (stage.segments.first(), stage.segments.last());
+        let what = contents(plan, stage);
+        let number = count((last - first) as usize + 1, "segment");
+        Row {
+            label: format!("{at} · {}", stage.device),
+            note: format!("{what}, {}", bytes(stage.memory_bytes.weights)),
+            lanes: 1,
+            bars: vec![Bar {
+                lane: 0,
+                from: share(f64::from(first), segments),
+                to: share(f64::from(last) + 1.0, segments),
+                class: colour(at),
+                label: stage.segments.to_string(),
+                title: format!("stage {at} on {}: {number}, {what}", stage.device),
+            }],
+        }
+    };
+    let left_out = plan.explanation.left_out.iter().map(|left| Row {
+        label: left.device.clone(),
+        note: "left out".into(),
+        lanes: 1,
+        bars: Vec::new(),
+    });
+    Chart {
+        title: "Segments on devices".into(),
+        rows: plan.stages.iter().enumerate().map(stage).chain(left_out).collect(),
+        ticks: segment_ticks(plan.model.segments),
+        legend: Vec::new(),
+    }
+}
+
+/// What is in a stage, in words.
+fn contents(plan: &Plan, stage: &PlanStage) -> String {
+    let (first, last) = (stage.segments.first(), stage.segments.last());
+    if first == last {
+        format!("segment {first} of {}", plan.model.segments)
+    } else {
+        format!("segments {first}–{last} of {}", plan.model.segments)
+    }
+}
+
+fn segment_ticks(segments: u32) -> Vec<Tick> {
+    let mut ticks = ticks(f64::from(segments), |value| format!("{value}"));
+    ticks.retain(|tick| tick.label.parse::<u32>().is_ok());
+    ticks
+}
+
+/// How busy stages and edges are, in decode and in prefill.
+pub(super) fn work(plan: &Plan) -> Chart {
+    let beat = Beat::of(plan);
+    let bottleneck = plan.explanation.bottleneck;
+    let is = |place: Place, index: usize| {
+        bottleneck.busy_us > 0.0 && bottleneck.place == place && bottleneck.index == index
+    };
+    let mut rows = Vec::new();
+    for (at, stage) in plan.stages.iter().enumerate() {
+        let label = format!("{at} · {}", stage.device);
+        rows.push(busy(label, "at work", stage.predicted, beat, is(Place::Stage, at)));
+        if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
+            let label = edge_name(&stage.device, &next.device);
+            rows.push(busy(label, &route(edge.route), edge.predicted, beat, is(Place::Edge, at)));
+        }
+    }
+    if plan.token_return.decode_us > 0.0 {
+        let marked = is(Place::TokenReturn, bottleneck.index);
+        rows.push(busy("tokens return".into(), "logits out, tokens in", plan.token_return, beat, marked));
+    }
+    Chart {
+        title: "Share of time at work".into(),
+        rows,
+        ticks: [0.0, 0.25, 0.5, 0.75, 1.0].map(|at| Tick { at, label: percent(at) }).into(),
+        legend: vec![("decode", "decode, one micro-batch"), ("prefill", "prefill, one chunk")],
+    }
+}
+
+fn busy(label: String, how: &str, times: PredictedTimes, beat: Beat, bottleneck: bool) -> Row {
+    let Load { decode, prefill } = beat.load(times);
+    let bar = |lane, class, name: &str, load: f64, us: f64| Bar {
+        lane,
+        from: 0.0,
+        to: load,
+        class,
+        label: String::new(),
+        title: format!("{label}, {how}, {name}: {}, busy {}", time(us), percent(load)),
+    };
+    let bars = vec![
+        bar(0, "decode", "decode", decode, times.decode_us),
+        bar(1, "prefill", "prefill", prefill, times.prefill_us),
+    ];
+    let note = format!(
+        "{} · {}; {} · {}",
+        time(times.decode_us),
+        percent(decode),
+        time(times.prefill_us),
+        percent(prefill)
+    );
+    let label = if bottleneck { format!("▶ {label} (bottleneck)") } else { label };
+    Row { label, note, lanes: 2, bars }
+}
+
+/// What each stage takes of its device's memory.
+pub(super) fn memory(plan: &Plan) -> Chart {
+    let largest = plan.stages.iter().map(|s| s.memory_bytes.available.max(s.memory_bytes.total)).max();
+    let largest = largest.unwrap_or(0) as f64;
+    let row = |(at, stage): (usize, &PlanStage)| {
+        let memory = &stage.memory_bytes;
+        let free = memory.available.saturating_sub(memory.total);
+        let parts = [
+            ("weights", "weights", memory.weights),
+            ("kv", "keys and values", memory.kv),
+            ("scratch", "scratch and slots", memory.scratch.saturating_add(memory.slots)),
+            ("staging", "staging", memory.staging),
+            ("free", "free", free),
+        ];
+        let mut from = 0.0;
+        let bars = parts.into_iter().filter(|part| part.2 > 0).map(|(class, name, size)| {
+            let start = from;
+            from += size as f64;
+            Bar {
+                lane: 0,
+                from: share(start, largest),
+                to: share(from, largest),
+                class,
+                label: if class == "free" { format!("{} free", bytes(size)) } else { bytes(size) },
+                title: format!("{}, {name}: {}", stage.device, bytes(size)),
+            }
+        });
+        Row {
+            label: format!("{at} · {}", stage.device),
+            note: format!(
+                "{} of {} · {}",
+                bytes(memory.total),
+                bytes(memory.available),
+                percent(memory.total as f64 / memory.available.max(1) as f64)
+            ),
+            lanes: 1,
+            bars: bars.collect(),
+        }
+    };
+    Chart {
+        title: "Memory of each device".into(),
+        rows: plan.stages.iter().enumerate().map(row).collect(),
+        ticks: byte_ticks(largest),
+        legend: vec![
+            ("weights", "weights"),
+            ("kv", "keys and values"),
+            ("scratch", "scratch and slots"),
+            ("staging", "staging"),
+            ("free", "free"),
+        ],
+    }
+}
+
+/// Marks at round values of the binary unit that fits.
+fn byte_ticks(end: f64) -> Vec<Tick> {
+    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
+    let (name, unit) = units
+        .map(|(name, bits)| (name, (1u64 << bits) as f64))
+        .into_iter()
+        .find(|(_, size)| end >= *size)
+        .unwrap_or(("B", 1.0));
+    ticks(end / unit, |value| format!("{value} {name}"))
+}
+
+/// Spans that one chart draws at most: more would be a blur, and a page of many megabytes.
+const SPANS: usize = 1500;
+
+/// Who works on which micro-batch when.
+pub(super) fn timeline(gantt: &Gantt) -> Chart {
+    let mut spans: Vec<_> =
+        gantt.spans.iter().filter(|s| s.start_us.is_finite() && s.end_us.is_finite()).collect();
+    spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us));
+    spans.truncate(SPANS);
+    let end_us = spans.iter().map(|span| span.end_us).fold(0.0, f64::max);
+    let mut rows: Vec<Row> = gantt
+        .rows
+        .iter()
+        .map(|row| Row { label: format!("{} · {}", row.device, row.lane), lanes: 1, ..Row::default() })
+        .collect();
+    for span in spans {
+        let Some(row) = rows.get_mut(span.row) else { continue };
+        let kind = match span.kind {
+            GanttKind::Prefill => "prompt chunk",
+            GanttKind::Decode => "decode step",
+            GanttKind::Crossing => "activation",
+            GanttKind::TokenReturn => "logits and tokens",
+            GanttKind::Weights => "weights",
+        };
+        let number = span.micro_batch.map(|number| number.to_string());
+        let title = format!(
+            "{}: {kind} {} from {} to {}, {} long",
+            row.label,
+            number.as_deref().unwrap_or(""),
+            time(span.start_us),
+            time(span.end_us),
+            time(span.end_us - span.start_us)
+        );
+        row.bars.push(Bar {
+            lane: 0,
+            from: share(span.start_us, end_us),
+            to: share(span.end_us, end_us),
+            class: span.micro_batch.map_or("staging", |number| colour((number % 6) as usize)),
+            label: number.unwrap_or_default(),
+            title,
+        });
+    }
+    rows.retain(|row| !row.bars.is_empty());
+    let source = match gantt.source {
+        GanttSource::Estimated => "estimated from the plan",
+        GanttSource::Simulated => "simulated",
+        GanttSource::Measured => "measured",
+    };
+    Chart {
+        title: format!("{}, {source}", gantt.title),
+        rows,
+        ticks: ticks(end_us, mark),
+        legend: Vec::new(),
+    }
+}
+
+/// Beyond this a prediction counts as wrong.
+const TOLERANCE: f64 = 0.15;
+
+/// Predicted and measured times of stages and edges, in decode and in prefill.
+pub(super) fn compared(plan: &Plan, measured: &Measured) -> [Chart; 2] {
+    let decode = |times: PredictedTimes, measured: MeasuredTimes| (times.decode_us, measured.decode_us);
+    let prefill = |times: PredictedTimes, measured: MeasuredTimes| (times.prefill_us, measured.prefill_us);
+    [
+        comparison("Decode, one micro-batch", &pairs(plan, measured, decode)),
+        comparison("Prefill, one chunk", &pairs(plan, measured, prefill)),
+    ]
+}
+
+/// Label, predicted and measured time of each part of the pipeline that has both.
+fn pairs(
+    plan: &Plan,
+    measured: &Measured,
+    of: impl Fn(PredictedTimes, MeasuredTimes) -> (f64, Option<f64>),
+) -> Vec<(String, f64, f64)> {
+    let mut pairs = Vec::new();
+    let mut add = |label: String, predicted: PredictedTimes, measured: Option<&MeasuredTimes>| {
+        if let (predicted, Some(measured)) = of(predicted, measured.copied().unwrap_or_default()) {
+            pairs.push((label, predicted, measured));
+        }
+    };
+    for (at, stage) in plan.stages.iter().enumerate() {
+        add(format!("{at} · {}", stage.device), stage.predicted, measured.stages.get(at));
+        if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
+            add(edge_name(&stage.device, &next.device), edge.predicted, measured.edges.get(at));
+        }
+    }
+    add("tokens return".into(), plan.token_return, Some(&measured.token_return));
+    pairs
+}
+
+fn comparison(title: &str, pairs: &[(String, f64, f64)]) -> Chart {
+    let end_us = pairs.iter().flat_map(|p| [p.1, p.2]).filter(|us| us.is_finite()).fold(0.0, f64::max);
+    let row = |(label, predicted, measured): &(String, f64, f64)| {
+        let bar = |lane, class, name: &str, us: f64| Bar {
+            lane,
+            from: 0.0,
+            to: share(us, end_us),
+            class,
+            label: String::new(),
+            title: format!("{label}, {name}: {}", time(us)),
+        };
+        let off = (measured / predicted - 1.0).abs() > TOLERANCE;
+        Row {
+            label: label.clone(),
+            note: format!(
+                "{} → {} · {}{}",
+                time(*predicted),
+                time(*measured),
+                difference(*measured, *predicted),
+                if off { " ⚠" } else { "" }
+            ),
+            lanes: 2,
+            bars: vec![
+                bar(0, "predicted", "predicted", *predicted),
+                bar(1, if off { "off" } else { "measured" }, "measured", *measured),
+            ],
+        }
+    };
+    Chart {
+        title: title.into(),
+        rows: pairs.iter().map(row).collect(),
+        ticks: ticks(end_us, mark),
+        legend: vec![
+            ("predicted", "predicted"),
+            ("measured", "measured"),
+            ("off", "measured, off by more than 15 %"),
+        ],
+    }
+}

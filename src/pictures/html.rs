@@ -1,0 +1,389 @@
+//! A report as one page of HTML that needs nothing else: no network, no font, no script.
+//!
+//! The body is well-formed XML as well, so that tests can read it. This module must not know where the page goes.
+
+use super::chart::{Chart, Row, Width, draw_axis};
+use super::words::{self, bytes, count, percent, rate, time};
+use super::{Rates, Report, charts};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ragtag_scheduler::plan::{Alternative, Plan};
+
+/// How wide the charts are on the narrowest phone, in pixels.
+const NARROW: f64 = 280.0;
+
+/// Nothing but the page's own style may be loaded.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
+
+/// The report as a page.
+pub fn html(report: &Report) -> String {
+    let report = report.printable();
+    let plan = &report.plan;
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta http-equiv="Content-Security-Policy" content=(POLICY);
+                title { (plan.model.name) " – Ragtag" }
+                style { (PreEscaped(concat!(include_str!("palette.css"), include_str!("page.css")))) }
+            }
+            body {
+                main {
+                    (header(plan))
+                    @if report.measured.is_some() { (measured(&report)) }
+                    (stages(plan))
+                    (work(plan))
+                    (memory(plan))
+                    (timelines(&report))
+                    (alternatives(&report))
+                    (reasons(plan))
+                    footer { "Made by Ragtag " (env!("CARGO_PKG_VERSION")) ". This page loads nothing." }
+                }
+            }
+        }
+    };
+    page.into_string()
+}
+
+fn header(plan: &Plan) -> Markup {
+    let predicted = &plan.predicted;
+    let devices = count(plan.stages.len(), "device");
+    html! {
+        header {
+            h1 { (plan.model.name) }
+            p {
+                "Plan for " (words::objective(plan.objective)) " on " (devices) ", for requests of "
+                (words::workload(plan.workload)) "."
+            }
+        }
+        dl class="tiles" {
+            (tile("Decode", &rate(predicted.decode_tokens_per_s), "tokens/s predicted"))
+            (tile("Prefill", &rate(predicted.prefill_tokens_per_s), "tokens/s predicted"))
+            @if predicted.first_token_us > 0.0 {
+                (tile("First token", &time(predicted.first_token_us), "after a request's arrival"))
+            }
+            @if predicted.token_us > 0.0 {
+                (tile("Next token", &time(predicted.token_us), "of each sequence"))
+            }
+            @if let Some(gap) = gap(plan) {
+                (tile("Gap", &percent(gap), "at most, to the best possible plan"))
+            }
+        }
+        dl class="facts" {
+            @for (name, value) in facts(plan) { div { dt { (name) } dd { (value) } } }
+        }
+    }
+}
+
+fn tile(name: &str, value: &str, unit: &str) -> Markup {
+    html! { div { dt { (name) } dd { (value) small { (unit) } } } }
+}
+
+/// By which share the plan may be worse than the best one.
+fn gap(plan: &Plan) -> Option<f64> {
+    let (score_us, bound_us) = (plan.explanation.score_us, plan.explanation.bound_us);
+    (score_us > 0.0 && bound_us > 0.0).then(|| (score_us / bound_us - 1.0).max(0.0))
+}
+
+fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
+    vec![
+        ("context", plan.context.to_string()),
+        ("sequences", plan.sequences.to_string()),
+        ("chunk", format!("{} tokens", plan.chunk)),
+        ("decode", format!("{} of {}", count(plan.decode_groups as usize, "group"), plan.decode_rows)),
+        ("micro-batches in flight", plan.credits.to_string()),
+        ("slots of a stage", plan.slots.to_string()),
+        ("KV cache", words::kv(plan.kv).into()),
+        ("activations", words::activations(plan.activations).into()),
+        ("digest", words::digest(&plan.model.digest)),
+    ]
+}
+
+fn stages(plan: &Plan) -> Markup {
+    html! {
+        section id="stages" {
+            h2 { "Stages" }
+            p class="hint" {
+                "Segment 0 is the embedding, the last one the head; those between are the model's blocks."
+            }
+            (chart(&charts::stages(plan)))
+        }
+    }
+}
+
+fn work(plan: &Plan) -> Markup {
+    html! {
+        section id="links" {
+            h2 { "Stages and links at work" }
+            p class="hint" {
+                "The share of time in which each works while the pipeline is full. The longest bar sets the pace."
+            }
+            @if let Some(bottleneck) = words::bottleneck(plan) { p { "Bottleneck: " (bottleneck) "." } }
+            @if let Some(routes) = words::routes(plan) { p { "Activations cross " (routes) "." } }
+            (chart(&charts::work(plan)))
+        }
+    }
+}
+
+fn memory(plan: &Plan) -> Markup {
+    html! {
+        section id="memory" {
+            h2 { "Memory" }
+            p class="hint" {
+                "Proved before anything loads: with keys and values of " (count(plan.sequences as usize, "sequence"))
+                " of " (plan.context) " tokens."
+            }
+            (chart(&charts::memory(plan)))
+            details { summary { "Figures" } div class="scroll" { table {
+                thead { tr {
+                    @for name in MEMORY { th class=[(name != "Stage").then_some("figure")] scope="col" { (name) } }
+                } }
+                tbody {
+                    @for (at, stage) in plan.stages.iter().enumerate() {
+                        @let m = &stage.memory_bytes;
+                        @let free = m.available.saturating_sub(m.total);
+                        tr {
+                            td data-name=(MEMORY[0]) { (at) " · " (stage.device) }
+                            @for (name, size) in MEMORY[1..].iter().zip([m.weights, m.kv, m.scratch, m.slots, m.staging, free]) {
+                                td class="figure" data-name=(name) { (bytes(size)) }
+                            }
+                        }
+                    }
+                }
+            } } }
+        }
+    }
+}
+
+/// Columns of the table of memory.
+const MEMORY: [&str; 7] = ["Stage", "weights", "KV", "scratch", "slots", "staging", "free"];
+
+fn timelines(report: &Report) -> Markup {
+    html! {
+        section id="timeline" {
+            h2 { "Timeline" }
+            @if report.timelines.is_empty() {
+                p { "Nothing is predicted to take time." }
+            } @else {
+                p class="hint" {
+                    "Each number is a micro-batch, a prompt chunk or a group of sequences that decode together; it keeps its colour on its way through the stages."
+                }
+            }
+            @if let Some(idle) = words::idle(&report.plan) { p { (idle) } }
+            @for gantt in &report.timelines {
+                @let drawn = charts::timeline(gantt);
+                h3 { (drawn.title) }
+                (chart(&drawn))
+            }
+        }
+    }
+}
+
+fn measured(report: &Report) -> Markup {
+    let Some(measured) = &report.measured else { return html! {} };
+    let predicted = &report.plan.predicted;
+    let rates = [
+        ("Decode", predicted.decode_tokens_per_s, measured.rates.decode_tokens_per_s),
+        ("Prefill", predicted.prefill_tokens_per_s, measured.rates.prefill_tokens_per_s),
+    ];
+    html! {
+        section id="measured" {
+            h2 { "Predicted and measured" }
+            dl class="tiles" {
+                @for (name, expected, found) in rates {
+                    @if let Some(found) = found {
+                        (tile(
+                            name,
+                            &rate(found),
+                            &format!("tokens/s measured, {} against predicted", words::difference(found, expected)),
+                        ))
+                    }
+                }
+            }
+            @for drawn in charts::compared(&report.plan, measured) {
+                @if !drawn.rows.is_empty() {
+                    h3 { (drawn.title) }
+                    (chart(&drawn))
+                }
+            }
+        }
+    }
+}
+
+fn alternatives(report: &Report) -> Markup {
+    let plan = &report.plan;
+    let explanation = &plan.explanation;
+    html! {
+        section id="alternatives" {
+            h2 { "Alternatives" }
+            @if explanation.alternatives.is_empty() {
+                p { "The plan names no other plan." }
+            } @else {
+                p class="hint" { "Time is that of the objective, for one request. Less is better." }
+                div class="scroll" { table {
+                    thead { tr { (columns(&ALTERNATIVES)) } }
+                    tbody {
+                        tr class="chosen" {
+                            td data-name="Placement" { code { (plan.split()) } }
+                            td data-name="Why it is here" { "this plan" }
+                            td class="figure" data-name="Time" { (time(explanation.score_us)) }
+                            (rates(plan.predicted.decode_tokens_per_s, plan.predicted.prefill_tokens_per_s))
+                        }
+                        @for other in &explanation.alternatives { (alternative(plan, other, &other.why)) }
+                    }
+                } }
+            }
+            @if !explanation.left_out.is_empty() {
+                h3 { "Devices that are left out" }
+                div class="scroll" { table {
+                    thead { tr { (columns(&ALTERNATIVES)) } }
+                    tbody {
+                        @for left in &explanation.left_out {
+                            @match &left.best_with {
+                                Some(best) => (alternative(plan, best, &format!("the best with {}", left.device))),
+                                None => tr {
+                                    td data-name="Placement" { "none fits" }
+                                    td data-name="Why it is here" { "with " (left.device) }
+                                    td class="figure" data-name="Time" { "–" }
+                                    td class="figure" data-name="Decode" { "–" }
+                                    td class="figure" data-name="Prefill" { "–" }
+                                },
+                            }
+                        }
+                    }
+                } }
+            }
+            @if !report.baselines.is_empty() { (baselines(report)) }
+        }
+    }
+}
+
+/// Columns of the tables of plans; those marked with `>` hold figures.
+const ALTERNATIVES: [&str; 5] = ["Placement", "Why it is here", ">Time", ">Decode", ">Prefill"];
+const BASELINES: [&str; 4] = ["Baseline", "Placement", ">Decode", ">Prefill"];
+
+fn columns(names: &[&str]) -> Markup {
+    html! {
+        @for name in names {
+            th scope="col" class=[name.starts_with('>').then_some("figure")] { (name.trim_start_matches('>')) }
+        }
+    }
+}
+
+fn alternative(plan: &Plan, other: &Alternative, why: &str) -> Markup {
+    let score_us = plan.explanation.score_us;
+    html! {
+        tr {
+            td data-name="Placement" { code { (other.split) } }
+            td data-name="Why it is here" { (why) }
+            td class="figure" data-name="Time" {
+                span { (time(other.score_us)) " (" (words::difference(other.score_us, score_us)) ")" }
+            }
+            (rates(other.decode_tokens_per_s, other.prefill_tokens_per_s))
+        }
+    }
+}
+
+fn rates(decode: f64, prefill: f64) -> Markup {
+    html! {
+        td class="figure" data-name="Decode" { span { (rate(decode)) " tokens/s" } }
+        td class="figure" data-name="Prefill" { span { (rate(prefill)) " tokens/s" } }
+    }
+}
+
+fn baselines(report: &Report) -> Markup {
+    html! {
+        h3 { "Baselines" }
+        div class="scroll" { table {
+            thead { tr { (columns(&BASELINES)) } }
+            tbody {
+                @for other in &report.baselines {
+                    tr {
+                        td data-name="Baseline" { (other.name) }
+                        td data-name="Placement" { code { (other.split) } }
+                        td class="figure" data-name="Decode" { (both(&other.predicted, &other.measured, |r| r.decode_tokens_per_s)) }
+                        td class="figure" data-name="Prefill" { (both(&other.predicted, &other.measured, |r| r.prefill_tokens_per_s)) }
+                    }
+                }
+            }
+        } }
+    }
+}
+
+/// A rate as predicted and as measured, as far as both are known.
+fn both(predicted: &Rates, measured: &Rates, of: impl Fn(&Rates) -> Option<f64>) -> Markup {
+    let text = match (of(predicted), of(measured)) {
+        (Some(predicted), Some(measured)) => {
+            format!("{} tokens/s measured, {} predicted", rate(measured), rate(predicted))
+        }
+        (None, Some(measured)) => format!("{} tokens/s measured", rate(measured)),
+        (Some(predicted), None) => format!("{} tokens/s predicted", rate(predicted)),
+        (None, None) => "–".into(),
+    };
+    html! { span { (text) } }
+}
+
+fn reasons(plan: &Plan) -> Markup {
+    let explanation = &plan.explanation;
+    html! {
+        section id="reasons" {
+            h2 { "Why this plan" }
+            ul class="reasons" { @for reason in &plan.reasons { li { (reason) } } }
+            @if !explanation.bindings.is_empty() {
+                h3 { "What holds it back" }
+                ul class="reasons" {
+                    @for binding in &explanation.bindings {
+                        li { (binding.more) " on " (binding.of) " would give " (percent(binding.gain)) " more." }
+                    }
+                }
+            }
+            @if !explanation.figures.is_empty() {
+                h3 { "Where the figures come from" }
+                ul class="reasons" {
+                    @for figures in &explanation.figures {
+                        li { (count(figures.figures, "figure")) " " (figures.source) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A chart as wide as there is room.
+fn chart(chart: &Chart) -> Markup {
+    html! {
+        div class="chart" {
+            @if !chart.legend.is_empty() {
+                ul class="legend" {
+                    @for (class, name) in &chart.legend {
+                        li {
+                            svg width="12" height="12" aria-hidden="true" {
+                                rect class={ "bar " (class) } x="1" y="1" width="10" height="10" rx="2" {}
+                            }
+                            (name)
+                        }
+                    }
+                }
+            }
+            @for row in &chart.rows { (draw_row(chart, row)) }
+            @if !chart.ticks.is_empty() {
+                div class="row" aria-hidden="true" {
+                    div {}
+                    svg height="16" { (draw_axis(&chart.ticks, Width::Fluid(NARROW))) }
+                }
+            }
+        }
+    }
+}
+
+fn draw_row(chart: &Chart, row: &Row) -> Markup {
+    html! {
+        div class="row" {
+            div class="label" { (row.label) @if !row.note.is_empty() { small { (row.note) } } }
+            svg height=(row.height()) role="img" aria-label=(row.spoken()) {
+                (row.draw(&chart.ticks, Width::Fluid(NARROW)))
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Which share of time the parts of a pipeline work, as far as a plan's predictions tell.
+//!
+//! This module must not know how shares are drawn.
+
+use ragtag_scheduler::plan::{Plan, PredictedTimes};
+
+/// Which share of time a stage or an edge works while the pipeline is as full as the plan makes it: 0 to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Load {
+    pub decode: f64,
+    pub prefill: f64,
+}
+
+/// The time between one micro-batch and the next, in microseconds, in decode and in prefill.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Beat {
+    decode_us: f64,
+    prefill_us: f64,
+}
+
+impl Beat {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let interval_us = |tokens: u32, per_s: f64| f64::from(tokens) / per_s * 1e6;
+        Self {
+            decode_us: interval_us(plan.decode_rows, plan.predicted.decode_tokens_per_s),
+            prefill_us: interval_us(plan.chunk, plan.predicted.prefill_tokens_per_s),
+        }
+    }
+
+    /// The share of time in which something that takes so long for each micro-batch works.
+    pub(super) fn load(&self, times: PredictedTimes) -> Load {
+        Load {
+            decode: share(times.decode_us, self.decode_us),
+            prefill: share(times.prefill_us, self.prefill_us),
+        }
+    }
+}
+
+/// A part of a whole, between 0 and 1; 0 where that makes no sense.
+pub(super) fn share(part: f64, whole: f64) -> f64 {
+    let share = part / whole;
+    if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_shares_whatever_the_figures() {
+        assert_eq!(share(1.0, 4.0), 0.25);
+        assert_eq!(share(5.0, 4.0), 1.0);
+        for (part, whole) in [(0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::NAN), (-1.0, 2.0), (1.0, 0.0)] {
+            assert_eq!(share(part, whole), 0.0, "{part} / {whole}");
+        }
+    }
+
+    #[test]
+    fn load_is_time_against_the_time_between_micro_batches() {
+        let beat = Beat { decode_us: 1000.0, prefill_us: 20_000.0 };
+        let load = beat.load(PredictedTimes { decode_us: 250.0, prefill_us: 20_000.0 });
+        assert_eq!(load, Load { decode: 0.25, prefill: 1.0 });
+    }
+}

@@ -1,0 +1,119 @@
+//! Small bars for the terminal: how busy each stage and edge is, and how full each device's memory.
+//!
+//! This module must not know whether there is a terminal: it is told how wide the text may be and which characters it may have.
+
+use super::Report;
+use super::gantt::edge_name;
+use super::load::{Beat, share};
+use super::words::percent;
+use ragtag_scheduler::plan::{Plan, PredictedTimes};
+
+/// What a terminal can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarStyle {
+    /// Block characters, to an eighth of a column.
+    Blocks,
+    /// ASCII alone, as far as names and units are not something else.
+    Ascii,
+}
+
+/// Columns for a share behind its bar: ` 100 %`.
+const FIGURE: usize = 6;
+/// Columns of a bar, at least and at most.
+const BAR: std::ops::RangeInclusive<usize> = 6..=24;
+const GAP: usize = 2;
+const HEADS: [&str; 3] = ["decode, busy", "prefill, busy", "memory, full"];
+
+/// A line for each stage and edge, at most `columns` wide unless that is less than the bars need: which share of time it
+/// works in decode and in prefill, and how much of its device's memory the stage takes.
+pub fn bars(report: &Report, columns: usize, style: BarStyle) -> String {
+    let report = report.printable();
+    let lines = lines(&report.plan, style);
+    let longest = lines.iter().map(|line| line.label.chars().count()).max().unwrap_or(0);
+    let around = HEADS.len() * (GAP + 1 + FIGURE);
+    // Names give way first, down to a third of the width.
+    let label = longest.min((columns / 3).max(8));
+    let bar = (columns.saturating_sub(label + around) / HEADS.len()).clamp(*BAR.start(), *BAR.end());
+    let mut text = " ".repeat(label);
+    for head in HEADS {
+        text += &format!("{:GAP$}{head:width$}", "", width = bar + 1 + FIGURE);
+    }
+    text = text.trim_end().to_owned() + "\n";
+    for line in &lines {
+        let mut row = fitted(&line.label, label, style);
+        for share in line.shares {
+            row += &match share {
+                Some(share) => format!("{:GAP$}{} {:>FIGURE$}", "", style.bar(share, bar), percent(share)),
+                None => " ".repeat(GAP + bar + 1 + FIGURE),
+            };
+        }
+        text += row.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+/// A name with its shares.
+struct Line {
+    label: String,
+    /// Decode, prefill, memory.
+    shares: [Option<f64>; 3],
+}
+
+fn lines(plan: &Plan, style: BarStyle) -> Vec<Line> {
+    let beat = Beat::of(plan);
+    let line = |label: String, times: PredictedTimes, memory: Option<f64>| {
+        let load = beat.load(times);
+        Line { label: style.plain(label), shares: [Some(load.decode), Some(load.prefill), memory] }
+    };
+    let mut lines = Vec::new();
+    for (at, stage) in plan.stages.iter().enumerate() {
+        let memory = share(stage.memory_bytes.total as f64, stage.memory_bytes.available as f64);
+        lines.push(line(format!("{at} {}", stage.device), stage.predicted, Some(memory)));
+        if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
+            lines.push(line(format!("  {}", edge_name(&stage.device, &next.device)), edge.predicted, None));
+        }
+    }
+    lines
+}
+
+impl BarStyle {
+    fn plain(self, text: String) -> String {
+        match self {
+            BarStyle::Blocks => text,
+            BarStyle::Ascii => text.replace('→', "->").replace(|c: char| !c.is_ascii(), "?"),
+        }
+    }
+
+    /// A bar that is `share` full.
+    fn bar(self, share: f64, columns: usize) -> String {
+        const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+        let eighths = (share * columns as f64 * 8.0).round() as usize;
+        // Something is never shown as nothing.
+        let eighths = if share > 0.0 { eighths.max(1) } else { eighths };
+        let (full, rest) = (eighths / 8, eighths % 8);
+        let mut bar = match self {
+            BarStyle::Blocks => {
+                let mut bar = "█".repeat(full);
+                if rest > 0 {
+                    bar.push(EIGHTHS[rest]);
+                }
+                bar
+            }
+            BarStyle::Ascii => "#".repeat(full + usize::from(rest >= 4 || full == 0 && rest > 0)),
+        };
+        let empty = columns.saturating_sub(bar.chars().count());
+        bar.extend(std::iter::repeat_n(if self == BarStyle::Ascii { '.' } else { '·' }, empty));
+        bar
+    }
+}
+
+/// A text of exactly so many characters.
+fn fitted(text: &str, columns: usize, style: BarStyle) -> String {
+    if text.chars().count() <= columns {
+        return format!("{text:columns$}");
+    }
+    let dots = if style == BarStyle::Ascii { "..." } else { "…" };
+    let most = columns.saturating_sub(dots.chars().count());
+    text.chars().take(most).chain(dots.chars()).collect()
+}

@@ -1,0 +1,219 @@
+//! Figures and names as people read them.
+
+use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::plan::{Place, Plan};
+use ragtag_scheduler::{Objective, Workload};
+use ragtag_transfer::Route;
+
+/// A text without control characters, which neither XML nor a terminal should get.
+pub(super) fn printable(text: &str) -> String {
+    // Those that turn the direction of text are no control characters to Rust, and let a name look like another.
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fffe}' | '\u{ffff}')
+    };
+    text.chars().map(|c| if hidden(c) { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
+/// Microseconds.
+pub(super) fn time(us: f64) -> String {
+    match us {
+        us if !us.is_finite() => "?".into(),
+        us if us < 0.05 => "0 µs".into(),
+        us if us < 9.95 => format!("{us:.1} µs"),
+        us if us < 999.5 => format!("{us:.0} µs"),
+        us if us < 9_995.0 => format!("{:.2} ms", us / 1e3),
+        us if us < 99_950.0 => format!("{:.1} ms", us / 1e3),
+        us if us < 999_500.0 => format!("{:.0} ms", us / 1e3),
+        us => format!("{:.2} s", us / 1e6),
+    }
+}
+
+/// Microseconds at a mark of an axis: round, so that digits after the point say nothing.
+pub(super) fn mark(us: f64) -> String {
+    match us {
+        0.0 => "0".into(),
+        us if us < 1e3 => format!("{} µs", rounded(us)),
+        us if us < 1e6 => format!("{} ms", rounded(us / 1e3)),
+        us => format!("{} s", rounded(us / 1e6)),
+    }
+}
+
+/// 0.6 for 0.6000000000000001.
+pub(super) fn rounded(value: f64) -> f64 {
+    format!("{value:.9e}").parse().unwrap_or(value)
+}
+
+/// Bytes, with a binary unit.
+pub(super) fn bytes(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string().replace(".00 ", " ")
+}
+
+/// A share, in percent.
+pub(super) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        percent if !percent.is_finite() => "?".into(),
+        percent if percent != 0.0 && percent.abs() < 9.95 => format!("{percent:.1} %"),
+        percent => format!("{percent:.0} %"),
+    }
+}
+
+/// Tokens per second, without the unit: three figures that matter.
+pub(super) fn rate(per_s: f64) -> String {
+    match per_s {
+        rate if !rate.is_finite() => "?".into(),
+        rate if rate < 9.995 => format!("{rate:.2}"),
+        rate if rate < 99.95 => format!("{rate:.1}"),
+        rate => grouped(rate),
+    }
+}
+
+/// A whole number with a thin space before each three digits.
+fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) && digits.len() > 4 {
+            text.push('\u{202f}');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// By how much a value is off what was expected: `+12 %`.
+pub(super) fn difference(value: f64, expected: f64) -> String {
+    match (value / expected - 1.0) * 100.0 {
+        percent if !percent.is_finite() => "?".into(),
+        percent if percent.abs() < 0.05 => "±0 %".into(),
+        percent if percent.abs() < 9.95 => format!("{percent:+.1} %"),
+        percent => format!("{percent:+.0} %"),
+    }
+    .replace('-', "−")
+}
+
+/// A number of things.
+pub(super) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+pub(super) fn objective(objective: Objective) -> String {
+    match objective {
+        Objective::Latency => "latency of one sequence".into(),
+        Objective::Throughput => "throughput".into(),
+        Objective::FirstToken => "time to the first token".into(),
+        Objective::Mix(mix) => format!(
+            "a mix of latency × {}, throughput × {} and time to the first token × {}",
+            mix.latency, mix.throughput, mix.first_token
+        ),
+    }
+}
+
+pub(super) fn workload(workload: Workload) -> String {
+    format!("{} prompt and {} generated tokens", workload.prompt_tokens, workload.generated_tokens)
+}
+
+pub(super) fn route(route: Route) -> String {
+    match route {
+        Route::SameDevice => "within the device".into(),
+        Route::Peer => "from device to device".into(),
+        Route::Import => "through imported memory".into(),
+        Route::HostStaged { chunk_bytes, depth } => {
+            format!("through host memory ({depth} pieces of {})", bytes(chunk_bytes))
+        }
+    }
+}
+
+/// The start of a digest, without the name of its kind.
+pub(super) fn digest(digest: &str) -> String {
+    digest.rsplit(':').next().unwrap_or_default().chars().take(12).collect()
+}
+
+/// How activations cross, each way named once.
+pub(super) fn routes(plan: &Plan) -> Option<String> {
+    let mut routes: Vec<String> = Vec::new();
+    for edge in &plan.edges {
+        let name = route(edge.route);
+        if !routes.contains(&name) {
+            routes.push(name);
+        }
+    }
+    (!routes.is_empty()).then(|| routes.join(", or "))
+}
+
+/// How much of its time a pipeline stands idle.
+pub(super) fn idle(plan: &Plan) -> Option<String> {
+    let (bubble, idle) = (plan.explanation.prefill_bubble, plan.explanation.decode_idle);
+    (bubble > 0.0 || idle > 0.0).then(|| {
+        format!(
+            "Idle: each stage for {} of a burst of prompts, while the pipeline fills and drains; the busiest stage for {} \
+             of a decode round.",
+            percent(bubble),
+            percent(idle)
+        )
+    })
+}
+
+pub(super) fn kv(kv: KvType) -> &'static str {
+    match kv {
+        KvType::F32 => "f32",
+        KvType::F16 => "f16",
+    }
+}
+
+pub(super) fn activations(activations: Activations) -> &'static str {
+    match activations {
+        Activations::F32 => "f32 (exact)",
+        Activations::Int8 => "int8 (fast)",
+        Activations::F16 => "f16 (fast)",
+    }
+}
+
+/// The busiest part of a plan.
+pub(super) fn bottleneck(plan: &Plan) -> Option<String> {
+    let bottleneck = plan.explanation.bottleneck;
+    let device = |at: usize| plan.stages.get(at).map(|stage| stage.device.clone());
+    let place = match bottleneck.place {
+        _ if bottleneck.busy_us <= 0.0 => return None,
+        Place::Stage => format!("stage {} on {}", bottleneck.index, device(bottleneck.index)?),
+        Place::Edge => {
+            super::gantt::edge_name(&device(bottleneck.index)?, &device(bottleneck.index.checked_add(1)?)?)
+        }
+        Place::SharedLink => "a link that several edges share".into(),
+        Place::TokenReturn => "the way back of the tokens".into(),
+    };
+    Some(format!(
+        "{place}: busy for {} of a request, {} of all work",
+        time(bottleneck.busy_us),
+        percent(bottleneck.share)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits_that_matter_and_a_unit() {
+        let times =
+            [0.0, 0.04, 3.25, 21.5, 999.4, 999.6, 9994.0, 25_370.0, 123_456.0, 999_600.0, f64::NAN].map(time);
+        assert_eq!(
+            times,
+            [
+                "0 µs", "0 µs", "3.2 µs", "22 µs", "999 µs", "1.00 ms", "9.99 ms", "25.4 ms", "123 ms",
+                "1.00 s", "?"
+            ]
+        );
+        assert_eq!([0.0, 0.004, 0.0994, 0.5, 1.0].map(percent), ["0 %", "0.4 %", "9.9 %", "50 %", "100 %"]);
+        assert_eq!([1.234, 45.67, 726.04, 12_345.6].map(rate), ["1.23", "45.7", "726", "12\u{202f}346"]);
+        assert_eq!(difference(112.0, 100.0), "+12 %");
+        assert_eq!(difference(97.5, 100.0), "−2.5 %");
+        assert_eq!(difference(1.0, 0.0), "?");
+    }
+
+    #[test]
+    fn names_lose_what_is_not_for_eyes() {
+        assert_eq!(printable("a\u{0}b\u{1b}[2J\u{202e}c\n"), "a\u{fffd}b\u{fffd}[2J\u{fffd}c\u{fffd}");
+        assert_eq!(printable("Größe → 7 B"), "Größe → 7 B");
+    }
+}

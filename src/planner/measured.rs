@@ -1,0 +1,192 @@
+//! What a run says of its plan: predicted against measured, and the plan that follows from what was measured.
+
+use super::{Planner, model_facts};
+use crate::engine::{Engine, lowering};
+use crate::error::{Error, Result};
+use ragtag_graph::Segment;
+use ragtag_scheduler::compare::{Burst, Comparand, Comparison, facts_from};
+use ragtag_scheduler::{PipelineStats, Plan};
+
+/// A new plan is worth a new start if it is predicted to be better by more than this share.
+const WORTHWHILE: f64 = 0.03;
+
+/// How often facts are corrected at most until they say what was measured, and how near is near enough.
+const CORRECTIONS: usize = 8;
+const NEAR_ENOUGH: f64 = 0.01;
+
+/// A plan from measured facts that is better than the one that was measured.
+#[derive(Clone, Debug)]
+pub struct Replanned {
+    /// Plans from the measured facts, without a split that was given.
+    pub planner: Planner,
+    /// Its plan.
+    pub plan: Plan,
+    /// By how much the old plan takes longer, as a share, both with the measured facts.
+    pub gain: f64,
+}
+
+/// What a comparison is over, besides the planner.
+struct Measured {
+    plan: Plan,
+    segments: Vec<Segment>,
+    row_bytes: u64,
+    logit_row_bytes: u64,
+    stats: PipelineStats,
+}
+
+impl Measured {
+    fn of(planner: &Planner, engine: &Engine) -> Result<Self> {
+        Self::new(planner, engine.plan(), engine.stats())
+    }
+
+    fn new(planner: &Planner, plan: &Plan, stats: PipelineStats) -> Result<Self> {
+        let (model, facts) = (&planner.model, model_facts(&planner.model)?);
+        let segments = model
+            .graph()
+            .with_granularity(plan.model.granularity)
+            .segments(&lowering(plan, false))
+            .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
+        let (row_bytes, logit_row_bytes) = (facts.row_bytes, facts.logit_row_bytes);
+        Ok(Self { plan: plan.clone(), segments, row_bytes, logit_row_bytes, stats })
+    }
+
+    fn comparand<'a>(&'a self, planner: &'a Planner) -> Comparand<'a> {
+        let Self { plan, segments, row_bytes, logit_row_bytes, .. } = self;
+        Comparand {
+            plan,
+            segments,
+            row_bytes: *row_bytes,
+            logit_row_bytes: *logit_row_bytes,
+            devices: &planner.devices,
+            links: &planner.links,
+        }
+    }
+}
+
+impl Planner {
+    /// What the cost model says of everything that an engine has done so far, beside what it took; and of bursts of work
+    /// as a whole, each with the tokens per second that were measured.
+    ///
+    /// # Errors
+    /// [`Error::Model`] if the model cannot be lowered as the plan says.
+    pub fn compare(&self, engine: &Engine, bursts: &[(Burst, f64)]) -> Result<Comparison> {
+        let measured = Measured::of(self, engine)?;
+        let of = measured.comparand(self);
+        let mut comparison = Comparison::new(&of, &measured.stats);
+        for (burst, tokens_per_s) in bursts {
+            comparison.add_rate(&of, burst, *tokens_per_s);
+        }
+        Ok(comparison)
+    }
+
+    /// The plan that follows from what an engine has measured so far, if it differs from the engine's and is predicted to
+    /// be better by more than 3 %. A split that was given does not bind it.
+    ///
+    /// # Errors
+    /// As [`Planner::plan`].
+    pub fn replan(&self, engine: &Engine) -> Result<Option<Replanned>> {
+        self.replan_from(&Measured::of(self, engine)?)
+    }
+
+    fn replan_from(&self, measured: &Measured) -> Result<Option<Replanned>> {
+        let mut planner = Self { split: None, ..self.clone() };
+        planner.limits.context = Some(measured.plan.context);
+        for _ in 0..CORRECTIONS {
+            let comparison = Comparison::new(&measured.comparand(&planner), &measured.stats);
+            let (devices, links) = facts_from(&comparison, &planner.devices, &planner.links);
+            (planner.devices, planner.links) = (devices, links);
+            if comparison.largest_stage_deviation() < NEAR_ENOUGH {
+                break;
+            }
+        }
+        let plan = planner.plan()?;
+        let split = measured.plan.split();
+        if plan.split() == split {
+            return Ok(None);
+        }
+        let before = planner.clone().split(split).plan()?;
+        let gain = before.explanation.score_us / plan.explanation.score_us - 1.0;
+        Ok((gain > WORTHWHILE).then_some(Replanned { planner, plan, gain }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Model;
+    use ragtag_hal::AdapterKind;
+    use ragtag_scheduler::{Computed, DeviceFacts, FigureSource, SizeReport, StageReport};
+
+    fn planner() -> Planner {
+        let device = |label| DeviceFacts::assumed(label, AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
+        let planner = Planner::new(&Model::bundled().unwrap()).context(64).sequences(8);
+        planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
+    }
+
+    /// What a run of the plan would have measured with stages that take so many times as long as predicted.
+    fn measured(planner: &Planner, factors: [f64; 2]) -> Measured {
+        let plan = planner.plan().unwrap();
+        let stage = |busy_ns: u64, decode: bool| {
+            let rows = if decode { plan.decode_rows } else { plan.chunk };
+            let with_logits = u64::from(decode);
+            let computed = Computed {
+                micro_batches: 1,
+                rows: rows.into(),
+                sequences: if decode { rows.into() } else { 1 },
+                positions: u64::from(rows) * 20,
+                logit_rows: u64::from(rows) * with_logits,
+                with_logits,
+                busy_ns,
+            };
+            let sizes = vec![SizeReport { decode, rows: rows.next_power_of_two(), computed }];
+            match decode {
+                true => StageReport { decode: computed, sizes, ..StageReport::default() },
+                false => StageReport { prefill: computed, sizes, ..StageReport::default() },
+            }
+        };
+        let report = |decode: f64, prefill: f64| {
+            let (decode, prefill) = (stage(decode as u64, true), stage(prefill as u64, false));
+            let sizes = [decode.sizes, prefill.sizes].concat();
+            StageReport { decode: decode.decode, prefill: prefill.prefill, sizes, ..StageReport::default() }
+        };
+        let with = |stages| PipelineStats { stages, ..PipelineStats::default() };
+        let probe = with(plan.stages.iter().map(|_| report(1e6, 1e6)).collect());
+        let probe = Measured::new(planner, &plan, probe).unwrap();
+        let predicted = Comparison::new(&probe.comparand(planner), &probe.stats);
+        let stages = (0..plan.stages.len()).zip(factors).map(|(index, factor)| {
+            use ragtag_scheduler::compare::Phase;
+            let ns = |phase| {
+                let part = predicted.part(ragtag_scheduler::Place::Stage, index, phase).unwrap();
+                part.predicted_us * 1e3 * factor
+            };
+            report(ns(Phase::Decode), ns(Phase::Prefill))
+        });
+        Measured { stats: with(stages.collect()), ..probe }
+    }
+
+    fn segments_on(plan: &Plan, device: &str) -> usize {
+        plan.stages.iter().filter(|s| s.device == device).map(|s| s.segments.range().len()).sum()
+    }
+
+    #[test]
+    fn segments_move_away_from_a_slow_device() {
+        let planner = planner();
+        let before = planner.plan().unwrap();
+        assert_eq!(before.stages.len(), 2);
+        let replanned = planner.replan_from(&measured(&planner, [1.0, 4.0])).unwrap().unwrap();
+        let (old, new) = (segments_on(&before, "cpu:1"), segments_on(&replanned.plan, "cpu:1"));
+        assert!(new < old, "{old} segments before, {new} after");
+        assert!(replanned.gain > 0.3, "{}", replanned.gain);
+        // The split that was measured is none that was asked for.
+        let pinned = planner.clone().split(before.split());
+        assert!(pinned.replan_from(&measured(&pinned, [1.0, 4.0])).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_runs_as_predicted_stays() {
+        let planner = planner();
+        assert!(planner.replan_from(&measured(&planner, [1.0, 1.0])).unwrap().is_none());
+        // Both as wrong as each other: the best split is the same.
+        assert!(planner.replan_from(&measured(&planner, [2.0, 2.0])).unwrap().is_none());
+    }
+}

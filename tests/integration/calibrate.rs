@@ -1,0 +1,283 @@
+//! Calibration: what is measured is kept and found again, damaged files are made anew, and what it predicts is near what
+//! a run takes.
+
+use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
+use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
+use ragtag_scheduler::cost::Profile;
+use ragtag_scheduler::{FigureSource, StageReport};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+
+fn model() -> Model {
+    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+}
+
+fn two() -> Devices {
+    support::devices(&Setup { cpu_devices: 2, ..Setup::default() })
+}
+
+/// As little timing as there can be.
+fn quick(folder: &Path) -> CalibrationOptions {
+    CalibrationOptions {
+        chunk: 32,
+        seconds: 0.0,
+        folder: Some(folder.into()),
+        ..CalibrationOptions::default()
+    }
+}
+
+/// A calibration, and how many steps it took.
+fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> (Calibration, u64) {
+    let steps = AtomicU64::new(0);
+    let progress = |done: u64, total: u64| {
+        assert!(done <= total, "step {done} of {total}");
+        steps.fetch_max(done, Ordering::Relaxed);
+    };
+    let calibration = Calibration::run(model, devices, options, &progress).unwrap();
+    assert_eq!(calibration.profiles.len(), devices.selected().len(), "{:?}", calibration.warnings);
+    (calibration, steps.into_inner())
+}
+
+/// The same but for the last digits, which JSON may change.
+fn assert_same(one: &Calibration, other: &Calibration) {
+    let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b.abs(), "{a} {b}");
+    for ((label, a), (other_label, b)) in one.profiles.iter().zip(&other.profiles) {
+        assert_eq!((label, &a.identity, a.kinds.len()), (other_label, &b.identity, b.kinds.len()));
+        near(a.stage_us, b.stage_us);
+        near(a.token_return.latency_us, b.token_return.latency_us);
+        for (a, b) in a.kinds.iter().zip(&b.kinds) {
+            assert_eq!((a.key, a.samples.len()), (b.key, b.samples.len()));
+            for (a, b) in a.samples.iter().zip(&b.samples) {
+                assert_eq!((a.at, a.count), (b.at, b.count));
+                near(a.median_us, b.median_us);
+            }
+        }
+    }
+    for ((from, to, a), (other_from, other_to, b)) in one.links.known.iter().zip(&other.links.known) {
+        assert_eq!((from, to, a.route), (other_from, other_to, b.route));
+        near(a.latency_us.value, b.latency_us.value);
+        near(a.bandwidth_bytes_per_s.value, b.bandwidth_bytes_per_s.value);
+    }
+}
+
+fn files(folder: &Path, of: &str) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> =
+        all.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with(of)).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
+    within(120, || {
+        let (model, devices) = (model(), two());
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("deep").join("profiles");
+        let options = quick(&folder);
+        let (first, steps) = calibrate(&model, &devices, &options);
+        assert_eq!((first.timed.len(), first.links.known.len()), (2, 2));
+        assert!(steps > 10, "{steps}");
+        let names = [files(&folder, "profile-"), files(&folder, "link-")].map(|files| files.len());
+        assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([2, 2], 4));
+
+        let (again, steps) = calibrate(&model, &devices, &options);
+        assert_eq!((again.timed.len(), steps), (0, 0));
+        assert_same(&again, &first);
+
+        // More sequences: what is missing is measured, what was there stays.
+        let more = CalibrationOptions { sequences: 4, ..options.clone() };
+        let (wider, _) = calibrate(&model, &devices, &more);
+        assert_eq!(wider.timed.len(), 2);
+        let (again, steps) = calibrate(&model, &devices, &options);
+        assert_eq!((again.timed.len(), steps), (0, 0));
+
+        // Damaged, of another version, and one device's in the place of another's.
+        let profiles = files(&folder, "profile-");
+        let whole = std::fs::read_to_string(&profiles[0]).unwrap();
+        let spoilt = [
+            whole[..whole.len() / 2].to_owned(),
+            whole.replacen("\"ragtag_profile\": 1", "\"ragtag_profile\": 2", 1),
+            std::fs::read_to_string(&profiles[1]).unwrap(),
+        ];
+        for content in spoilt {
+            assert_ne!(content, whole);
+            std::fs::write(&profiles[0], content).unwrap();
+            let (anew, _) = calibrate(&model, &devices, &options);
+            assert_eq!(anew.timed.len(), 2, "both are one processor");
+            assert!(Profile::from_json(&std::fs::read_to_string(&profiles[0]).unwrap()).is_ok());
+        }
+        let links = files(&folder, "link-");
+        std::fs::write(&links[0], "{}").unwrap();
+        let (anew, steps) = calibrate(&model, &devices, &options);
+        assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2));
+
+        let (forced, _) = calibrate(&model, &devices, &CalibrationOptions { force: true, ..options });
+        assert_eq!(forced.timed.len(), 2);
+    });
+}
+
+#[test]
+fn another_driver_or_number_of_threads_is_another_profile() {
+    within(120, || {
+        let model = model();
+        let folder = tempfile::tempdir().unwrap();
+        let options = quick(folder.path());
+        let other = Setup { cpu_devices: 2, threads: 2, ..Setup::default() };
+        calibrate(&model, &two(), &options);
+        let (second, _) = calibrate(&model, &support::devices(&other), &options);
+        assert_eq!(second.timed.len(), 2);
+        assert_eq!(files(folder.path(), "profile-").len(), 4);
+        // A profile that says another driver is not taken, whatever its name.
+        for path in files(folder.path(), "profile-") {
+            let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            profile.identity.driver.push_str(" of yesterday");
+            std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
+        }
+        let (third, _) = calibrate(&model, &two(), &options);
+        assert_eq!(third.timed.len(), 2);
+    });
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_does_no_harm() {
+    within(120, || {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a file");
+        std::fs::write(&file, "not a folder").unwrap();
+        let (calibration, _) = calibrate(&model(), &two(), &quick(&file));
+        assert_eq!(calibration.timed.len(), 2);
+    });
+}
+
+/// What stages took in a run of several sequences on two CPU devices of a thread each.
+fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (Engine, Vec<StageReport>) {
+    let plan = planner.plan().unwrap();
+    let engine = Engine::start(model, devices, &plan, EngineOptions::default()).unwrap();
+    let session = engine.session();
+    let prompts: Vec<Vec<u32>> =
+        (0..parallel).map(|s| (0..64).map(|at| (at * 31 + s * 97 + 7) % 500 + 1).collect()).collect();
+    block_on(async {
+        let streams = prompts.iter().map(|ids| session.generate(Prompt::Tokens(ids), &greedy(48)));
+        let streams: Vec<_> = streams.collect::<ragtag::Result<_>>().unwrap();
+        for stream in streams {
+            listen(stream).await.unwrap();
+        }
+    });
+    // Reports are some micro-batches old, no more.
+    let reports = engine.stage_reports();
+    (engine, reports)
+}
+
+#[test]
+fn predicted_stage_times_are_near_those_of_a_run() {
+    within(240, || {
+        let (model, devices) = (model(), two());
+        let folder = tempfile::tempdir().unwrap();
+        for parallel in [1, 4] {
+            let options = CalibrationOptions {
+                sequences: parallel,
+                chunk: 64,
+                seconds: 1.0,
+                folder: Some(folder.path().into()),
+                ..CalibrationOptions::default()
+            };
+            let (calibration, _) = calibrate(&model, &devices, &options);
+            calibration.warnings.iter().for_each(|warning| println!("{warning}"));
+            let planner = Planner::new(&model)
+                .devices(&devices)
+                .calibrated(&calibration)
+                .context(128)
+                .chunk(64)
+                .sequences(parallel)
+                .split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
+            let (engine, reports) = run(&model, &devices, &planner, parallel);
+            for (at, (stage, report)) in engine.stages().iter().zip(&reports).enumerate() {
+                let decode = &report.decode;
+                assert!(decode.micro_batches > 16, "{report:?}");
+                let rows = (decode.rows as f64 / decode.micro_batches as f64).round() as u32;
+                let predicted_us = predicted_us(&model, &calibration, stage.segments.clone(), at, rows);
+                let measured_us = decode.busy_ns as f64 / 1e3 / decode.micro_batches as f64;
+                let ratio = predicted_us / measured_us;
+                println!(
+                    "--parallel {parallel}: {} decodes {rows} rows in {measured_us:.0} µs, predicted {predicted_us:.0} µs: {ratio:.2}",
+                    stage.adapter.label()
+                );
+                // Other tests run at the same time.
+                assert!((0.2..=5.0).contains(&ratio), "{ratio}");
+            }
+        }
+    });
+}
+
+/// The time of a stage's decode step in the middle of the sequences.
+fn predicted_us(
+    model: &Model,
+    calibration: &Calibration,
+    segments: std::ops::Range<usize>,
+    at: usize,
+    rows: u32,
+) -> f64 {
+    let devices = two();
+    let facts = &calibration.apply(devices.facts())[at];
+    assert_eq!(facts.stage_us.source, FigureSource::Measured);
+    let lowering = ragtag_graph::Lowering {
+        activations: ragtag::Activations::Int8,
+        kv: ragtag::KvType::F16,
+        context: 128,
+        sequences: rows,
+        chunk: 64,
+        logit_rows: rows,
+    };
+    let batch = ragtag_scheduler::cost::MicroBatch {
+        rows,
+        logit_rows: rows,
+        sequences: rows,
+        positions: 64.0 + 24.0,
+    };
+    let all = model.graph().segments(&lowering).unwrap();
+    let times = all[segments].iter().map(|segment| {
+        let time = ragtag_scheduler::cost::segment_time(segment, facts, lowering.activations, &batch);
+        assert!(matches!(time.source, FigureSource::Measured | FigureSource::Fitted), "{time:?}");
+        time.value
+    });
+    facts.stage_us.value + times.sum::<f64>()
+}
+
+#[test]
+fn commands_calibrate_what_is_missing_and_say_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = |arguments: &[&str]| {
+        let mut command = ragtag();
+        command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", text(folder.path()));
+        let output = command.args(arguments).assert().success().get_output().clone();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (text(output.stdout), text(output.stderr))
+    };
+    let two = ["--cpu-devices", "2", "--threads", "1", "--chunk", "32"];
+    let with = |first: &[&'static str]| [first, &two[..]].concat();
+    let calibrates = |said: &str| said.contains("calibrating");
+    let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
+    assert!(!calibrates(&said), "{said}");
+    // One device leaves nothing to choose.
+    let (_, said) = command(&["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"]);
+    assert!(!calibrates(&said), "{said}");
+    let (_, said) = command(&with(&["plan", "--ctx", "64"]));
+    assert!(calibrates(&said), "{said}");
+    let (_, said) = command(&with(&["run", "-n", "2", "--temp", "0"]));
+    assert!(!calibrates(&said), "{said}");
+
+    let (json, said) = command(&with(&["calibrate", "--json"]));
+    assert!(!calibrates(&said), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["profiles"].as_array().unwrap().len(), 2);
+    assert_eq!(json["profiles"][0]["ragtag_profile"], 1);
+    assert_eq!(json["links"]["known"].as_array().unwrap().len(), 2);
+    let (table, said) = command(&with(&["calibrate", "--force", "--seconds", "0"]));
+    assert!(calibrates(&said), "{said}");
+    for word in ["of roofline", "embedding", "block", "head", "cpu:1", "per stage", "latency"] {
+        assert!(table.contains(word), "{word} in {table}");
+    }
+}

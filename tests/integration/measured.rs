@@ -1,0 +1,185 @@
+//! Predicted against measured, planning again from it, and devices and links that are slowed on purpose.
+
+use crate::support::{ragtag, read_json, text};
+use ragtag_scheduler::Split;
+use serde_json::Value;
+
+/// Two devices of one thread each.
+const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
+
+struct Done {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+fn run(arguments: &[&str]) -> Done {
+    let output = ragtag().args(arguments).args(TWO).output().unwrap();
+    let as_text = |bytes| String::from_utf8(bytes).unwrap();
+    let done = Done {
+        code: output.status.code().unwrap(),
+        out: as_text(output.stdout),
+        err: as_text(output.stderr),
+    };
+    assert!(!done.err.contains("panicked"), "{}", done.err);
+    done
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let done = run(arguments);
+    assert_eq!(done.code, 0, "{}", done.err);
+    serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}:\n{}", done.out))
+}
+
+/// What was compared of one part.
+fn part<'a>(json: &'a Value, place: &str, index: u64, phase: &str) -> &'a Value {
+    let parts = json["comparison"]["parts"].as_array().unwrap();
+    let is = |p: &&Value| p["place"] == place && p["index"] == index && p["phase"] == phase;
+    parts.iter().find(is).unwrap_or_else(|| panic!("no {place} {index} in {phase}: {parts:#?}"))
+}
+
+fn number(value: &Value, field: &str) -> f64 {
+    value[field].as_f64().unwrap_or_else(|| panic!("no {field} in {value}"))
+}
+
+const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
+
+#[test]
+fn bench_holds_every_stage_and_edge_against_its_prediction() {
+    let arguments = ["bench", "-p", "24", "-n", "6", "-r", "1", "--parallel", "2", "--chunk", "16"];
+    let json = json(&[&arguments[..], &SPLIT, &["--json"]].concat());
+    for (place, index) in [("stage", 0), ("stage", 1), ("edge", 0), ("token-return", 0)] {
+        for phase in ["decode", "prefill"] {
+            let part = part(&json, place, index, phase);
+            let (predicted, measured) = (number(part, "predicted_us"), number(part, "measured_us"));
+            assert!(predicted > 0.0 && measured > 0.0, "{part}");
+            assert!((number(part, "deviation") - (measured / predicted - 1.0)).abs() < 1e-9, "{part}");
+            let off = number(part, "deviation").abs() > 0.15;
+            assert_eq!(off, part["finding"].is_string(), "{part}");
+        }
+    }
+    // All that the stages and the edge saw: two runs of pp24 and tg6 with two sequences each.
+    let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
+    let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
+    assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 16.0, "{}", rows(0));
+    assert!(steps("edge", 0) <= steps("stage", 0));
+    let rates = json["comparison"]["rates"].as_array().unwrap();
+    let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pp24", "tg6"]);
+    assert!(rates.iter().all(|rate| number(rate, "predicted_tokens_per_s") > 0.0));
+    assert!(json["replanned"].is_null());
+
+    let table = run(&["bench", "-p", "16", "-n", "4", "-r", "1"]).out;
+    let words = ["predicted", "measured", "return of tokens", "stage 0 on cpu:0", "all of it, tg4"];
+    assert!(words.iter().all(|words| table.contains(words)), "{table}");
+}
+
+#[test]
+fn run_compares_when_it_is_asked_to() {
+    let arguments = ["run", "-n", "4", "--temp", "0"];
+    let plain = run(&arguments);
+    assert!(!plain.err.contains("deviation"), "{}", plain.err);
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let compared = run(&[&arguments[..], &["--compare", "--report", text(&page)]].concat());
+    assert_eq!(compared.out, plain.out, "the text is the same");
+    assert!(
+        compared.err.contains("deviation") && compared.err.contains("stage 0 on cpu:0"),
+        "{}",
+        compared.err
+    );
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.starts_with("<!DOCTYPE html>") && html.contains("cpu:0"));
+    assert!(html.to_lowercase().contains("measured"), "measured beside predicted");
+    let nowhere = folder.path().join("missing/report.html");
+    assert_eq!(run(&[&arguments[..], &["--report", text(&nowhere)]].concat()).code, 7);
+}
+
+#[test]
+fn a_slowed_link_takes_its_time_and_changes_no_token() {
+    let arguments = [&["run", "-n", "4", "--temp", "0", "--json"][..], &SPLIT].concat();
+    let plain = json(&arguments);
+    let slowed = json(&[&arguments[..], &["--handicap", "link:cpu:0->cpu:1=100kB/s"]].concat());
+    assert_eq!(slowed["tokens"], plain["tokens"]);
+    for phase in ["decode", "prefill"] {
+        let edge = part(&slowed, "edge", 0, phase);
+        let at_least_us = number(edge, "bytes") / 100e3 * 1e6;
+        assert!(number(edge, "measured_us") >= at_least_us * 0.999, "{edge}");
+        assert!(edge["finding"].as_str().unwrap().contains("its "), "{edge}");
+    }
+}
+
+#[test]
+fn handicaps_show_everywhere_and_strict_refuses_them() {
+    let slow = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:0=threads:2"];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("receipt.json");
+    let arguments = ["run", "-n", "2", "--receipt", text(&path)];
+    let done = run(&[&arguments[..], &SPLIT, &slow].concat());
+    assert_eq!(done.code, 0, "{}", done.err);
+    assert!(done.err.contains(" handicaps=[cpu:1=duty:50%, cpu:0=threads:2]"), "{}", done.err);
+    let receipt = read_json(&path);
+    assert_eq!(receipt["handicaps"].as_array().unwrap().len(), 2);
+    assert!(receipt["stages"][1]["driver"].as_str().unwrap().ends_with("duty 50 %"), "{receipt}");
+    assert_eq!((&receipt["stages"][0]["units"], &receipt["stages"][1]["units"]), (&2.into(), &1.into()));
+
+    let devices = json(&[&["devices", "--device", "cpu", "--json"][..], &slow].concat());
+    assert_eq!(devices["handicaps"][0]["duty"]["percent"], 50, "{devices}");
+    let table = run(&[&["devices", "--device", "cpu"][..], &slow].concat()).out;
+    assert!(table.contains("duty 50 %"), "{table}");
+
+    let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
+    assert_eq!(refused.code, 8);
+    assert!(refused.err.contains("cpu:1=duty:50% is slowed on purpose"), "{}", refused.err);
+    // Not for newcomers.
+    assert!(!run(&["run", "-h"]).out.contains("--handicap"));
+    assert!(run(&["run", "--help"]).out.contains("--handicap"));
+}
+
+#[test]
+fn bad_handicaps_are_named() {
+    for (handicap, words) in [
+        ("cpu:1=duty:0%", "1% to 100%"),
+        ("cpu:1", "there is no ="),
+        ("link:cpu:0->cpu:1=fast", "a rate is at least"),
+        ("cpu:7=duty:50%", "cpu:7 is not among the selected devices (cpu:0, cpu:1)"),
+        ("cuda:0=duty:50%", "only CPU devices"),
+        ("link:cpu:0->cuda:0=1GB/s", "cuda:0 is not among the selected devices"),
+    ] {
+        let refused = run(&["run", "-n", "1", "--device", "cpu", "--handicap", handicap]);
+        assert_eq!(refused.code, 2, "{handicap}: {}", refused.err);
+        assert!(refused.err.contains(words), "{handicap}: {}", refused.err);
+    }
+    let twice = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:1=duty:40%"];
+    let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());
+    assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
+}
+
+/// A device that works for an eighth of the time takes more than it says it does, and gets less to do. The share is small,
+/// so that what else runs on this machine cannot hide it.
+#[test]
+fn replanning_moves_segments_away_from_a_slow_device() {
+    let slow = ["--handicap", "cpu:1=duty:12%", "--replan"];
+    let arguments = ["bench", "-p", "32", "-n", "8", "-r", "1", "--parallel", "4"];
+    let json = json(&[&arguments[..], &SPLIT, &slow, &["--json"]].concat());
+    let on_slow = |split: &str| {
+        let split: Split = split.parse().unwrap();
+        let parts = split.parts.iter().filter(|part| part.device == "cpu:1");
+        parts.map(|part| part.span.range().len()).sum::<usize>()
+    };
+    let change = &json["replanned"];
+    let (from, to) = (change["from"].as_str().unwrap(), change["to"].as_str().unwrap());
+    assert!(on_slow(to) < on_slow(from), "{change}");
+    assert!(number(change, "predicted_gain") > 0.03, "{change}");
+    let ran: usize = json["plan"]["stages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|stage| stage["device"] == "cpu:1")
+        .map(|stage| {
+            let segments: Vec<usize> = serde_json::from_value(stage["segments"].clone()).unwrap();
+            segments[1] - segments[0] + 1
+        })
+        .sum();
+    assert_eq!(ran, on_slow(to), "what was planned last is what ran");
+}

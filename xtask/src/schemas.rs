@@ -1,0 +1,18 @@
+//! `docs/schemas`: the JSON Schemas of fleets and plans, made from the types that are read and written. A test of
+//! `ragtag-scheduler` says when they are stale.
+//!
+//! This module must not know what a schema says.
+
+use std::path::Path;
+
+/// Writes the schemas.
+pub fn run(root: &Path) -> Result<(), String> {
+    let folder = root.join("docs/schemas");
+    let write = |name: &str, text: String| -> std::io::Result<()> {
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(name), text)
+    };
+    ragtag_scheduler::schemas::all()
+        .into_iter()
+        .try_for_each(|(name, text)| write(name, text).map_err(|e| format!("docs/schemas/{name}: {e}")))
+}
