@@ -77,7 +77,7 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
 
 #[test]
 fn run_compares_when_it_is_asked_to() {
-    let arguments = ["run", "-n", "4", "--temp", "0"];
+    let arguments = [&["run", "-n", "4", "--temp", "0"][..], &SPLIT].concat();
     let plain = run(&arguments);
     assert!(!plain.err.contains("deviation"), "{}", plain.err);
     let folder = tempfile::tempdir().unwrap();
