@@ -187,7 +187,7 @@ fn stage(
     for size in report.sizes.iter().filter(|size| size.decode == (phase == Phase::Decode)) {
         parts += model.stage(index, &size.computed).times(size.computed.micro_batches as f64 / count);
     }
-    let mut part = ComparedPart {
+    let part = ComparedPart {
         place: Place::Stage,
         index,
         device: model.device(index).label.clone(),
@@ -203,9 +203,7 @@ fn stage(
         parts,
         finding: None,
     };
-    part.deviation = deviation(part.predicted_us, part.measured_us);
-    part.finding = words::part_finding(model, &part);
-    Some(part)
+    Some(part.judged(model))
 }
 
 fn edge(
@@ -228,7 +226,7 @@ fn edge(
         Place::TokenReturn => (model.return_ends(), model.token_return(bytes)),
         _ => (model.edge_ends(index), model.edge(index, bytes)),
     };
-    let mut part = ComparedPart {
+    let part = ComparedPart {
         place,
         index,
         device: device.into(),
@@ -244,9 +242,16 @@ fn edge(
         parts,
         finding: None,
     };
-    part.deviation = deviation(part.predicted_us, part.measured_us);
-    part.finding = words::part_finding(model, &part);
-    Some(part)
+    Some(part.judged(model))
+}
+
+impl ComparedPart {
+    /// The same with how far it is off, and why.
+    fn judged(mut self, model: &Model<'_>) -> Self {
+        self.deviation = deviation(self.predicted_us, self.measured_us);
+        self.finding = words::part_finding(model, &self);
+        self
+    }
 }
 
 /// How far a measured figure is from a predicted one, for people: a share while it is one that people can picture.
