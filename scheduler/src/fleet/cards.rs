@@ -30,7 +30,8 @@ pub struct Card {
     /// Rate of dense products of f16 in matrix units, with f32 sums where the maker says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix_tflop_per_s: Option<f64>,
-    /// Rate of dense products of int8.
+    /// Rate of int8 dot products of four, outside matrix units, which kernels use for f16 alone. Where no maker says it: four times
+    /// the f32 rate, or twice it where half of the f32 lanes (or of each lane's f32 rate) have no such instruction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub int8_top_per_s: Option<f64>,
     /// Its bus, if it has one of its own.
@@ -76,7 +77,7 @@ pub struct Reached {
     /// Of f16 products in matrix units, if they are used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f16_matrix: Option<f64>,
-    /// Of int8 products.
+    /// Of int8 dot products.
     pub int8: f64,
     /// Overhead of one segment's dispatches, in microseconds.
     pub launch_us: f64,
