@@ -27,7 +27,7 @@ pub struct SelfTest {
     pub started_unix_s: u64,
     /// The pattern that tests' names had to hold; empty for all tests.
     pub only: String,
-    /// How many random shapes each operator was tried with, beside the listed ones.
+    /// How many random shapes each kernel was tried with, beside the listed ones.
     pub shapes: u32,
     /// The seed of the first of them; each of the others has the next.
     pub seed: u64,
@@ -39,8 +39,8 @@ pub struct SelfTest {
 
 impl SelfTest {
     /// Runs the tests whose names hold `only` (see [`Suite::only`]; an empty one for all) on these adapters, one after
-    /// another, with these random shapes of operators. Each is opened anew, so it should not be in use. Tells `starts` the adapter and the name of each test
-    /// before it begins.
+    /// another, with these random shapes of kernels. Each is opened anew, so it should not be in use. Tells `starts` the adapter
+    /// and the name of each test before it begins.
     ///
     /// # Errors
     /// [`Error::Usage`] if no test has such a name. That a test fails is no error: see [`SelfTest::check`].

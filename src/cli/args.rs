@@ -504,8 +504,8 @@ pub(crate) struct SelftestArgs {
     /// Only tests with this in their names; * stands for anything: 'matmul*avx2'.
     #[arg(long, value_name = "PATTERN")]
     pub(crate) only: Option<String>,
-    /// Try each operator with N random shapes, beside the listed ones.
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    /// Try each kernel with N random shapes, beside the listed ones. A full run has 200.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub(crate) shapes: u32,
     /// The seed of the first random shape; each of the others has the next.
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -23,7 +23,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     };
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
     let shapes = Shapes { count: args.shapes, seed: args.seed };
-    let random = format!("{} random shapes of each operator from seed {}", shapes.count, shapes.seed);
+    let random = format!("{} random shapes of each kernel from seed {}", shapes.count, shapes.seed);
     note(&format!("testing {} with {random}", labels.join(", ")));
     if args.devices.strict {
         super::strict::check_devices(&devices)?;

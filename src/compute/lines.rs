@@ -4,12 +4,12 @@ use super::error::{Error, Result};
 use super::pending::Pending;
 use super::tensor::{Input, Shape, Tensor, Type};
 use super::{Compute, around, positive, word};
-use ragtag_kernels::reduce::Reduction;
-use ragtag_kernels::{Activations, Kernel, top_k};
+use ragtag_kernels::reduce::{self, Reduction};
+use ragtag_kernels::{Activations, ElementType, Kernel, elements, top_k};
 use std::sync::Arc;
 
 impl Compute {
-    /// One value for each line of values along an axis, which the result lacks.
+    /// One f32 for each line of values along an axis, which the result lacks. Few long lines are taken in two launches.
     ///
     /// # Errors
     /// [`Error::Axis`] for an axis that there is not, [`Error::EmptyAxis`] for the extreme or mean of no values, whose sum is
@@ -20,7 +20,7 @@ impl Compute {
         x: impl Into<Input<'a>>,
         axis: usize,
     ) -> Result<Pending<Tensor>> {
-        let x = self.f32s("reduce", x)?;
+        let (x, element) = self.elements("reduce", x)?;
         let [outer, size, inner] = around("reduce", &x.shape, axis)?;
         let mut sizes = x.shape.sizes().to_vec();
         sizes.remove(axis);
@@ -31,25 +31,49 @@ impl Compute {
             (Some(_), 0, _) => {
                 return Err(Error::EmptyAxis { operation: "reduce", axis, shape: x.shape });
             }
-            (Some(_), ..) => {
-                let constants = [reduction as u32, word(outer), word(size), word(inner)];
-                self.shared.launch(Kernel::Reduce, 1, &[&x, &out], &constants)?;
-            }
+            (Some(_), ..) => self.reduce_lines(reduction, &x, element, [outer, size, inner], &out)?,
         }
         Ok(self.pending(out))
     }
 
-    /// Probabilities along an axis: e^(x − largest) over their sum. −∞ has probability zero; lines of nothing else become
+    fn reduce_lines(
+        &self,
+        reduction: Reduction,
+        x: &Tensor,
+        element: ElementType,
+        shape: [usize; 3],
+        out: &Tensor,
+    ) -> Result<()> {
+        let [outer, axis, inner] = shape.map(word);
+        let launch = |reduction: Reduction, x: &Tensor, element, axis, part, out: &Tensor| {
+            let of = [reduction as u32, elements::number(element), outer, axis, inner, part, word(shape[1])];
+            self.shared.launch(Kernel::Reduce, 1, &[x, out], &of)
+        };
+        let part = reduce::part([outer, axis, inner]);
+        let parts = axis.div_ceil(part);
+        if parts == 1 {
+            launch(reduction, x, element, axis, part, out)?;
+            return Ok(());
+        }
+        let some = self.make([shape[0], parts as usize, shape[2]])?;
+        let first = if reduction == Reduction::Mean { Reduction::Sum } else { reduction };
+        launch(first, x, element, axis, part, &some)?;
+        launch(reduction, &some, ElementType::F32, parts, parts, out)?;
+        Ok(())
+    }
+
+    /// Probabilities along an axis, as f32: e^(x − largest) over their sum. −∞ has probability zero; lines of nothing else become
     /// zeros, lines with a NaN or +∞ become NaN.
     ///
     /// # Errors
     /// [`Error::Axis`] for an axis that there is not; what the device says.
     pub fn softmax<'a>(&self, x: impl Into<Input<'a>>, axis: usize) -> Result<Pending<Tensor>> {
-        let x = self.f32s("softmax", x)?;
-        let sizes = around("softmax", &x.shape, axis)?;
+        let (x, element) = self.elements("softmax", x)?;
+        let [outer, size, inner] = around("softmax", &x.shape, axis)?.map(word);
         let out = self.make(&x.shape)?;
         if out.memory.is_some() {
-            self.shared.launch(Kernel::SoftmaxAxis, 1, &[&x, &out], &sizes.map(word))?;
+            let constants = [elements::number(element), outer, size, inner];
+            self.shared.launch(Kernel::SoftmaxAxis, 1, &[&x, &out], &constants)?;
         }
         Ok(self.pending(out))
     }
@@ -92,12 +116,13 @@ impl Compute {
         epsilon: f32,
     ) -> Result<Pending<Tensor>> {
         const NAME: &str = "layer_norm";
-        let [x, weight, bias] = [self.f32s(NAME, x)?, self.f32s(NAME, weight)?, self.f32s(NAME, bias)?];
+        let (x, element) = self.elements(NAME, x)?;
+        let [weight, bias] = [self.f32s(NAME, weight)?, self.f32s(NAME, bias)?];
         let (rows, width) = columns(NAME, &x, [&weight, &bias])?;
         positive(NAME, "ε", epsilon)?;
         let out = self.make(&x.shape)?;
         if out.memory.is_some() {
-            let constants = [word(rows), word(width), epsilon.to_bits()];
+            let constants = [elements::number(element), word(rows), word(width), epsilon.to_bits()];
             self.shared.launch(Kernel::LayerNorm, 1, &[&x, &weight, &bias, &out], &constants)?;
         }
         Ok(self.pending(out))

@@ -26,7 +26,9 @@
 //! Shapes are checked before anything runs, and errors name them. Dimensions of size zero are allowed everywhere: there is
 //! then nothing to do, and nothing is allocated.
 //!
-//! Sums are f32, whatever the values are; [`NumericsClass`] says how close results come to float64. Products of quantised
+//! Every operator takes f32, f16 and bf16, and computes in f32. What computes each value from few others ([`Compute::unary`],
+//! [`Compute::binary`], [`Compute::rope`], and what only moves values) gives the type that it is given; what sums (products,
+//! attention, convolution, reductions, norms, softmax) gives f32, which [`Compute::cast`] makes smaller. [`NumericsClass`] says how close results come to float64. Products of quantised
 //! weights ([`Weights`]) may be asked for in either class; all else is exact.
 //!
 //! This module must not know how kernels work: it knows their interfaces.
@@ -44,7 +46,7 @@ mod values;
 pub use convolution::Conv2d;
 pub use error::{Error, Result};
 pub use pending::Pending;
-pub use products::{Attention, Gemm, Weights};
+pub use products::{Attention, Gemm, Strided, Weights};
 pub use ragtag_hal::Adapter;
 pub use ragtag_kernels::binary::Operation as BinaryOperation;
 pub use ragtag_kernels::reduce::Reduction;
@@ -118,11 +120,11 @@ impl Compute {
         }
     }
 
-    /// The same, of f32.
+    /// The same, as f32: 16-bit values are converted first, on the device.
     fn f32s<'a>(&self, operation: &'static str, input: impl Into<Input<'a>>) -> Result<Tensor> {
         match self.elements(operation, input)? {
             (tensor, ElementType::F32) => Ok(tensor),
-            (_, other) => Err(Error::Type { operation, wanted: "f32", got: Type::Elements(other) }),
+            (tensor, _) => Ok(self.cast(&tensor, ElementType::F32)?.queued().clone()),
         }
     }
 

@@ -5,7 +5,9 @@ use super::pending::Pending;
 use super::storage::contiguous;
 use super::tensor::{Input, Shape, Tensor, Type};
 use super::{Compute, positive, word};
-use ragtag_kernels::{Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, layout_for};
+use ragtag_kernels::{
+    Activations, ElementType, Kernel, NumericsClass, Resident, TensorType, gemm, layout_for,
+};
 
 /// A product of matrices: α · op(A) · op(B).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,6 +25,19 @@ impl Default for Gemm {
     fn default() -> Self {
         Self { transpose_a: false, transpose_b: false, alpha: 1.0 }
     }
+}
+
+/// Where the matrices of products lie, in values, as in BLAS but row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided {
+    /// m, n and k: op(A) is m × k, op(B) k × n and C m × n.
+    pub sizes: [usize; 3],
+    /// How many products there are.
+    pub batch: usize,
+    /// From one row of A, of B and of C to the next: their leading dimensions.
+    pub leading: [usize; 3],
+    /// From one matrix of the batch to the next; zero for one that all products share.
+    pub strides: [usize; 3],
 }
 
 /// What an attention's rows see, and how scores are taken. Row i of m stands at position i + n − m of n.
@@ -84,9 +99,29 @@ pub(super) fn same_type(operation: &'static str, types: &[ElementType]) -> Resul
     match types.iter().find(|other| **other != types[0]) {
         None => Ok(types[0]),
         Some(other) => {
-            let what = format!("{} and {other} in one product; cast one of them", types[0]);
+            let what = format!("{} and {other} together; cast one of them", types[0]);
             Err(Error::Argument { operation, what })
         }
+    }
+}
+
+/// Refuses factors that are not finite.
+fn finite(operation: &'static str, factors: [f32; 2]) -> Result<()> {
+    match factors.into_iter().find(|factor| !factor.is_finite()) {
+        None => Ok(()),
+        Some(factor) => Err(Error::Argument { operation, what: format!("a factor of {factor}") }),
+    }
+}
+
+impl Strided {
+    /// As the kernel takes them.
+    fn constants(&self, gemm: &Gemm, beta: f32) -> [u32; 14] {
+        let ([m, n, k], [lda, ldb, ldc]) = (self.sizes.map(word), self.leading.map(word));
+        let [stride_a, stride_b, stride_c] = self.strides.map(word);
+        let [transpose_a, transpose_b] = [gemm.transpose_a, gemm.transpose_b].map(u32::from);
+        let [alpha, beta] = [gemm.alpha, beta].map(f32::to_bits);
+        let batch = word(self.batch);
+        [m, n, k, transpose_a, transpose_b, lda, ldb, ldc, batch, stride_a, stride_b, stride_c, alpha, beta]
     }
 }
 
@@ -158,28 +193,52 @@ impl Compute {
                 (self.copy(&c)?.queued().clone(), beta)
             }
         };
-        if let Some(factor) = [gemm.alpha, beta].into_iter().find(|factor| !factor.is_finite()) {
-            return Err(Error::Argument { operation: NAME, what: format!("a factor of {factor}") });
-        }
+        finite(NAME, [gemm.alpha, beta])?;
         if out.memory.is_some() {
-            let stride = |shared: bool, size: usize| if shared { 0 } else { word(size) };
-            let constants = [
-                word(m),
-                word(n),
-                word(k),
-                gemm.transpose_a.into(),
-                gemm.transpose_b.into(),
-                word(lda),
-                word(ldb),
-                word(n),
-                word(Shape::from(batch).count()?),
-                stride(shared_a, rows_a * lda),
-                stride(shared_b, rows_b * ldb),
-                word(m * n),
-                gemm.alpha.to_bits(),
-                beta.to_bits(),
-            ];
+            let stride = |shared: bool, size: usize| if shared { 0 } else { size };
+            let strided = Strided {
+                sizes: [m, n, k],
+                batch: Shape::from(batch).count()?,
+                leading: [lda, ldb, n],
+                strides: [stride(shared_a, rows_a * lda), stride(shared_b, rows_b * ldb), m * n],
+            };
+            let constants = strided.constants(gemm, beta);
             self.shared.launch(Kernel::Gemm(element), word(m), &[&a, &b, &out], &constants)?;
+        }
+        Ok(self.pending(out))
+    }
+
+    /// α · op(A) · op(B) + β · C for matrices that are parts of tensors of any shape. The result has C's shape; what lies
+    /// between C's rows is as in C. As in BLAS, products with a factor of zero are zero, whatever they are of.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if a matrix reaches beyond its tensor, rows of C overlap, there are two types or a factor is not
+    /// finite; what the device says.
+    pub fn gemm_strided<'a, 'b, 'c>(
+        &self,
+        gemm: &Gemm,
+        strided: &Strided,
+        a: impl Into<Input<'a>>,
+        b: impl Into<Input<'b>>,
+        beta: f32,
+        c: impl Into<Input<'c>>,
+    ) -> Result<Pending<Tensor>> {
+        const NAME: &str = "gemm_strided";
+        let ((a, of_a), (b, of_b)) = (self.elements(NAME, a)?, self.elements(NAME, b)?);
+        let (element, c) = (same_type(NAME, &[of_a, of_b])?, self.f32s(NAME, c)?);
+        finite(NAME, [gemm.alpha, beta])?;
+        let constants = strided.constants(gemm, beta);
+        let mut reach = [0; 3];
+        (gemm::abi(element).extents)(&constants, &mut reach);
+        for (tensor, reach) in [&a, &b, &c].into_iter().zip(reach) {
+            if reach > tensor.kind.bytes(&tensor.shape)? {
+                let what = format!("{strided:?} do not lie in {}, {} and {}", a.shape, b.shape, c.shape);
+                return Err(Error::Argument { operation: NAME, what });
+            }
+        }
+        let out = self.copy(&c)?.queued().clone();
+        if reach[2] > 0 {
+            self.shared.launch(Kernel::Gemm(element), word(strided.sizes[0]), &[&a, &b, &out], &constants)?;
         }
         Ok(self.pending(out))
     }

@@ -2,6 +2,7 @@
 
 use super::error::{Error, Result};
 use super::pending::Pending;
+use super::products::same_type;
 use super::storage::{Walk, contiguous};
 use super::tensor::{Input, Shape, Tensor, Type};
 use super::{Compute, word};
@@ -37,42 +38,43 @@ impl Default for Rope {
 }
 
 impl Compute {
-    /// A function of each value.
+    /// A function of each value, in its type.
     ///
     /// # Errors
-    /// [`Error::Type`] for anything but f32; what the device says.
+    /// [`Error::Type`] for indices and blocks; what the device says.
     pub fn unary<'a>(&self, function: Function, x: impl Into<Input<'a>>) -> Result<Pending<Tensor>> {
-        let x = self.f32s("unary", x)?;
-        let out = self.make(&x.shape)?;
+        let (x, element) = self.elements("unary", x)?;
+        let out = self.shared.tensor(&x.shape, x.kind)?;
         if out.memory.is_some() {
-            let constants = [function as u32, word(x.shape.count()?)];
+            let constants = [function as u32, elements::number(element), word(x.shape.count()?)];
             self.shared.launch(Kernel::Unary, 1, &[&x, &out], &constants)?;
         }
         Ok(self.pending(out))
     }
 
-    /// An operation on pairs of values. Shapes are aligned at their last dimensions; one that is missing or of size one is
+    /// An operation on pairs of values, in their type. Shapes are aligned at their last dimensions; one that is missing or of size one is
     /// repeated.
     ///
     /// # Errors
-    /// [`Error::Shapes`] if sizes differ otherwise, [`Error::Rank`] if more than six dimensions are repeated in turns; what the
-    /// device says.
+    /// [`Error::Shapes`] if sizes differ otherwise, [`Error::Rank`] if more than six dimensions are repeated in turns,
+    /// [`Error::Argument`] for two types; what the device says.
     pub fn binary<'a, 'b>(
         &self,
         operation: Operation,
         a: impl Into<Input<'a>>,
         b: impl Into<Input<'b>>,
     ) -> Result<Pending<Tensor>> {
-        let [a, b] = [self.f32s("binary", a)?, self.f32s("binary", b)?];
+        let ((a, of_a), (b, of_b)) = (self.elements("binary", a)?, self.elements("binary", b)?);
+        let element = same_type("binary", &[of_a, of_b])?;
         let sizes = broadcast(&a.shape, &b.shape)?;
-        let out = self.make(sizes.as_slice())?;
+        let out = self.shared.tensor(sizes.as_slice(), a.kind)?;
         if out.memory.is_some() {
             let [strides_a, strides_b] = [&a, &b].map(|x| repeated(&x.shape, &sizes));
             let shape = Walk::new(&sizes, [&strides_a, &strides_b]).constants();
             let rule = "at most six dimensions that are repeated in turns";
             let shape =
                 shape.ok_or_else(|| Error::Rank { operation: "binary", shape: out.shape.clone(), rule })?;
-            let constants = [&[operation as u32], shape.as_slice()].concat();
+            let constants = [&[operation as u32, elements::number(element)], shape.as_slice()].concat();
             self.shared.launch(Kernel::Binary, 1, &[&a, &b, &out], &constants)?;
         }
         Ok(self.pending(out))
@@ -111,7 +113,7 @@ impl Compute {
         Ok(self.pending(out))
     }
 
-    /// The rotary position embedding of `[rows, heads, dimensions]`: each row turns by its position.
+    /// The rotary position embedding of `[rows, heads, dimensions]`, in their type: each row turns by its position.
     ///
     /// # Errors
     /// [`Error::Shapes`] if there is not a position for each row, [`Error::Rank`] for another number of dimensions,
@@ -123,7 +125,8 @@ impl Compute {
         x: impl Into<Input<'a>>,
         positions: impl Into<Input<'b>>,
     ) -> Result<Pending<Tensor>> {
-        let (x, positions) = (self.f32s("rope", x)?, self.indices("rope", positions)?);
+        let (x, element) = self.elements("rope", x)?;
+        let positions = self.indices("rope", positions)?;
         let &[rows, heads, head_dim] = x.shape.sizes() else {
             let (operation, shape) = ("rope", x.shape);
             return Err(Error::Rank { operation, shape, rule: "[rows, heads, dimensions]" });
@@ -138,7 +141,7 @@ impl Compute {
             let what = format!("{turned} values of heads of {} cannot turn in pairs", x.shape);
             return Err(Error::Argument { operation: "rope", what });
         }
-        let out = self.make(&x.shape)?;
+        let out = self.shared.tensor(&x.shape, x.kind)?;
         if out.memory.is_some() {
             let pairs = (0..turned / 2).map(|i| -2.0 * i as f64 / turned as f64);
             let turns: Vec<u32> =
@@ -148,7 +151,8 @@ impl Compute {
                 Pairing::Neighbours => rope::INTERLEAVED,
                 Pairing::Halves => rope::HALVES,
             };
-            let constants = [word(rows), word(heads), word(head_dim), word(turned), pairing];
+            let sizes = [rows, heads, head_dim, turned].map(word);
+            let constants = [&[elements::number(element)], sizes.as_slice(), &[pairing]].concat();
             self.shared.launch(Kernel::Rope, 1, &[&positions, &turns, &x, &out], &constants)?;
         }
         Ok(self.pending(out))

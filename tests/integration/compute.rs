@@ -4,7 +4,7 @@ use crate::support::block_on;
 use half::f16;
 use ragtag::compute::{
     Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
-    Reduction, Rope, TensorType, UnaryFunction,
+    Pending, Reduction, Rope, Strided, Tensor, TensorType, Type, UnaryFunction,
 };
 use ragtag::{DeviceOptions, Devices};
 use ragtag_hal::Limits;
@@ -219,6 +219,114 @@ fn matrices_are_multiplied() {
         let out = device.gemm(&Gemm { transpose_b: true, ..Gemm::default() }, &a, &b).unwrap();
         let [a, b] = [&a, &b].map(|x| device.read(x).unwrap().wait().unwrap());
         near(device, &device.read(&out).unwrap().wait().unwrap(), &products(&a, &b, 33), EXACT);
+    });
+}
+
+#[test]
+fn matrices_may_be_parts_of_tensors() {
+    everywhere(|device| {
+        // Two products of parts: A transposed in rows of 9, one B in rows of 8, C in rows of 10 and matrices 40 apart.
+        let strided = Strided { sizes: [4, 7, 5], batch: 2, leading: [9, 8, 10], strides: [45, 0, 40] };
+        let (a, b, c) = (random(20, 2 * 45), random(21, 5 * 8), random(22, 2 * 40));
+        let by = Gemm { transpose_a: true, alpha: 0.5, ..Gemm::default() };
+        let out = device.gemm_strided(&by, &strided, ([2, 5, 9], &a), ([5, 8], &b), 2.0, ([2, 4, 10], &c));
+        let out = device.read(&out.unwrap()).unwrap().wait().unwrap();
+        let (mut part, mut wanted) = (Vec::new(), Vec::new());
+        for (i, c) in c.iter().enumerate() {
+            let (matrix, row, column) = (i / 40, i / 10 % 4, i % 10);
+            if column >= 7 {
+                assert_eq!(out[i], *c);
+                continue;
+            }
+            let terms =
+                (0..5).map(|d| f64::from(a[matrix * 45 + d * 9 + row]) * f64::from(b[d * 8 + column]));
+            wanted.push(0.5 * terms.sum::<f64>() + 2.0 * f64::from(*c));
+            part.push(out[i]);
+        }
+        near(device, &part, &wanted, EXACT);
+        let refused = |strided: Strided| {
+            device.gemm_strided(&by, &strided, ([2, 5, 9], &a), ([5, 8], &b), 2.0, ([2, 4, 10], &c))
+        };
+        let beyond = refused(Strided { leading: [9, 9, 10], ..strided }).unwrap_err().to_string();
+        assert!(beyond.contains("[2, 5, 9], [5, 8] and [2, 4, 10]"), "{beyond}");
+        let overlapping = Strided { leading: [9, 8, 6], ..strided };
+        assert!(matches!(refused(overlapping), Err(Error::Argument { .. })));
+    });
+}
+
+#[test]
+fn operators_take_values_of_16_bits_and_keep_their_type_where_they_do_not_sum() {
+    everywhere(|device| {
+        for element in [ElementType::F16, ElementType::BF16] {
+            let cast = |shape: &[usize], seed| {
+                let count = shape.iter().product();
+                device.cast((shape, &random(seed, count)), element).unwrap().wait().unwrap()
+            };
+            let values = |x: &Tensor| device.read(x).unwrap().wait().unwrap();
+            let f64s = |x: &Tensor| values(x).into_iter().map(f64::from).collect::<Vec<_>>();
+            let (x, y) = (cast(&[3, 5, 7], 23), cast(&[5, 1], 24));
+
+            let kept = |out: Pending<Tensor>| {
+                let out = out.wait().unwrap();
+                assert_eq!(out.kind(), x.kind());
+                values(&out)
+            };
+            let wanted: Vec<f64> = f64s(&x).into_iter().map(|x| UnaryFunction::Silu.of(x)).collect();
+            near(device, &kept(device.unary(UnaryFunction::Silu, &x).unwrap()), &wanted, NumericsClass::Fast);
+            let of_pair = f64s(&y);
+            let wanted: Vec<f64> = f64s(&x).iter().enumerate().map(|(i, x)| x * of_pair[i / 7 % 5]).collect();
+            let product = device.binary(BinaryOperation::Mul, &x, &y).unwrap();
+            near(device, &kept(product), &wanted, NumericsClass::Fast);
+            let heads = x.reshape([3, 1, 35]).unwrap();
+            let rope = Rope { dimensions: Some(0), ..Rope::default() };
+            assert_eq!(kept(device.rope(&rope, &heads, &[1, 2, 3]).unwrap()), values(&x));
+
+            // The same as of the values in f32, bit for bit.
+            let wide = values(&x);
+            let wide = || Input::from(([3, 5, 7], &wide));
+            let row: Vec<f32> = random(25, 7);
+            let row = || Input::from(([7], &row));
+            for (narrow, wide) in [
+                (device.reduce(Reduction::Sum, &x, 1), device.reduce(Reduction::Sum, wide(), 1)),
+                (device.softmax(&x, 2), device.softmax(wide(), 2)),
+                (device.layer_norm(&x, row(), row(), 1e-5), device.layer_norm(wide(), row(), row(), 1e-5)),
+                (device.rms_norm(&x, row(), 1e-5), device.rms_norm(wide(), row(), 1e-5)),
+            ] {
+                let [narrow, wide] = [narrow, wide].map(|out| out.unwrap().wait().unwrap());
+                assert_eq!(narrow.kind(), Type::Elements(ElementType::F32));
+                assert_eq!(values(&narrow), values(&wide));
+            }
+            let [narrow, wide] = [device.arg_max(&x), device.arg_max(wide())]
+                .map(|out| device.read_indices(&out.unwrap()).unwrap().wait().unwrap());
+            assert_eq!(narrow, wide);
+        }
+        let two = device.binary(
+            BinaryOperation::Add,
+            &device.cast(([1], &[1.0]), ElementType::F16).unwrap(),
+            ([1], &[1.0]),
+        );
+        assert!(matches!(two, Err(Error::Argument { .. })));
+    });
+}
+
+#[test]
+fn long_lines_are_reduced_in_two_steps() {
+    everywhere(|device| {
+        let count = 300_007;
+        let mut x = random(26, count);
+        x[200_000] = 7.0;
+        let tensor = device.upload([1, count], &x).unwrap();
+        let reduced =
+            |reduction| device.read(&device.reduce(reduction, &tensor, 1).unwrap()).unwrap().wait().unwrap();
+        let smallest = x.iter().copied().fold(f32::INFINITY, f32::min);
+        assert_eq!([reduced(Reduction::Max), reduced(Reduction::Min)], [[7.0], [smallest]]);
+        // So that the sum is not next to nothing.
+        let whole = device.binary(BinaryOperation::Add, &tensor, ([1], &[1.0])).unwrap();
+        let sum: f64 = x.iter().map(|x| f64::from(x + 1.0)).sum();
+        for (reduction, wanted) in [(Reduction::Sum, sum), (Reduction::Mean, sum / count as f64)] {
+            let out = device.reduce(reduction, &whole, 1).unwrap();
+            near(device, &device.read(&out).unwrap().wait().unwrap(), &[wanted], EXACT);
+        }
     });
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outco
     let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
-    let random = shapes.seeds().map_while(|seed| random_case(variant.kernel, seed));
+    let random = shapes.seeds().map(|seed| random_case(variant.kernel, variant.layout, seed));
     for case in cases(variant.kernel, variant.layout, SEED).into_iter().chain(random) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;

@@ -23,7 +23,7 @@ pub(crate) struct Test {
 /// The id of the device under test.
 const DEVICE: DeviceId = DeviceId(0);
 
-/// The random shapes that operators are tried with, beside the listed ones.
+/// The random shapes that kernels are tried with, beside the listed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// How many for each variant.
@@ -35,7 +35,7 @@ pub struct Shapes {
 impl Default for Shapes {
     /// A few, the same ones everywhere.
     fn default() -> Self {
-        Self { count: 4, seed: 1 }
+        Self { count: 2, seed: 1 }
     }
 }
 

@@ -9,7 +9,7 @@
 //! Constants: rows, count word, width. One group a row.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, untouched_after};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape, untouched_after};
 use crate::kernel::Kernel;
 use ragtag_hal::{Access, EntryAbi};
 
@@ -38,11 +38,20 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 64, 768, 1, 256]) {
-        let (x, y) = (random.floats(shape.capacity * width, 2.0), random.floats(shape.capacity * width, 2.0));
-        let expected = untouched_after(reference(&x, &y), shape.rows * width);
-        let case =
-            Build::new(Kernel::Add, shape.label(width), &[shape.capacity, shape.count_word as usize, width]);
-        out.push(case.words(&shape.header()).floats(&x).floats(&y).expect_f32(1, expected));
+        out.push(case(&mut random, shape, width));
     }
     out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let (shape, width) = (RowShape::random(random, 40), 1 + random.below(900));
+    case(random, shape, width)
+}
+
+fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {
+    let (x, y) = (random.floats(shape.capacity * width, 2.0), random.floats(shape.capacity * width, 2.0));
+    let expected = untouched_after(reference(&x, &y), shape.rows * width);
+    let case =
+        Build::new(Kernel::Add, shape.label(width), &[shape.capacity, shape.count_word as usize, width]);
+    case.words(&shape.header()).floats(&x).floats(&y).expect_f32(1, expected)
 }

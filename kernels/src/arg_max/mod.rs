@@ -44,15 +44,23 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let vocabulary = [(RowShape { capacity: 9, rows: 8, count_word: 1 }, 32000)];
     let mut out = Vec::new();
     for (shape, width) in shapes.chain(vocabulary) {
-        let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
-        let expected =
-            rows.iter().enumerate().map(|(i, row)| (i < shape.rows).then(|| reference(row))).collect();
-        let constants = [shape.capacity, shape.count_word as usize, width];
-        let case = Build::new(Kernel::ArgMax, shape.label(width), &constants).words(&shape.header());
-        let case = case.floats(&rows.concat()).poison(shape.capacity * 4);
-        out.push(case.expect(2, Content::Words(expected)).done());
+        out.push(case(&mut random, shape, width));
     }
     out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+    case(random, shape, width)
+}
+
+fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {
+    let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
+    let expected = rows.iter().enumerate().map(|(i, row)| (i < shape.rows).then(|| reference(row))).collect();
+    let constants = [shape.capacity, shape.count_word as usize, width];
+    let case = Build::new(Kernel::ArgMax, shape.label(width), &constants).words(&shape.header());
+    let case = case.floats(&rows.concat()).poison(shape.capacity * 4);
+    case.expect(2, Content::Words(expected)).done()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
-use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -72,26 +72,41 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
         [32, 2, 3],
         [5, 96, 7],
     ]) {
-        let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
-        let mut means = random.floats(runs * head_dim, 2.0);
-        let mut sums: Vec<[f32; 2]> =
-            (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
-        // The first head of a row in three has no runs, and others have empty ones: what they hold is not read.
-        for (i, sum) in sums.iter_mut().enumerate() {
-            let first_head = (i / splits).is_multiple_of(3 * heads);
-            if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {
-                *sum = [f32::NAN, 0.0];
-                means[i * head_dim..][..head_dim].fill(f32::NAN);
-            }
-        }
-        let heads_of = means.chunks_exact(splits * head_dim).zip(sums.chunks_exact(splits));
-        let expected: Vec<f64> =
-            heads_of.flat_map(|(means, sums)| reference(means, sums, head_dim)).collect();
-        let constants = [shape.capacity, shape.count_word as usize, heads, head_dim, splits];
-        let label = format!("{}, {heads} heads, {splits} splits", shape.label(width));
-        let case = Build::new(Kernel::AttentionMerge(activations), label, &constants);
-        let case = case.words(&shape.header()).floats(&[&means[..], sums.as_flattened()].concat());
-        out.push(case.expect_rows(2, activations, &expected, shape, width));
+        out.push(case(&mut random, activations, shape, [heads, head_dim, splits]));
     }
     out
+}
+
+pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
+    let shape = RowShape::random(random, 8);
+    let (heads, splits) = (1 + random.below(9), 1 + random.below(64));
+    let head_dim =
+        if activations == Activations::F32 { 4 * (1 + random.below(40)) } else { 32 * (1 + random.below(4)) };
+    case(random, activations, shape, [heads, head_dim, splits])
+}
+
+fn case(
+    random: &mut Random,
+    activations: Activations,
+    shape: RowShape,
+    [heads, head_dim, splits]: [usize; 3],
+) -> Case {
+    let (width, runs) = (heads * head_dim, shape.capacity * heads * splits);
+    let mut means = random.floats(runs * head_dim, 2.0);
+    let mut sums: Vec<[f32; 2]> = (0..runs).map(|_| [random.float(9.0), 8.5 + random.float(7.5)]).collect();
+    // The first head of a row in three has no runs, and others have empty ones: what they hold is not read.
+    for (i, sum) in sums.iter_mut().enumerate() {
+        let first_head = (i / splits).is_multiple_of(3 * heads);
+        if (first_head && shape.capacity > 1) || (splits > 1 && random.below(4) == 0) {
+            *sum = [f32::NAN, 0.0];
+            means[i * head_dim..][..head_dim].fill(f32::NAN);
+        }
+    }
+    let heads_of = means.chunks_exact(splits * head_dim).zip(sums.chunks_exact(splits));
+    let expected: Vec<f64> = heads_of.flat_map(|(means, sums)| reference(means, sums, head_dim)).collect();
+    let constants = [shape.capacity, shape.count_word as usize, heads, head_dim, splits];
+    let label = format!("{}, {heads} heads, {splits} splits", shape.label(width));
+    let case = Build::new(Kernel::AttentionMerge(activations), label, &constants);
+    let case = case.words(&shape.header()).floats(&[&means[..], sums.as_flattened()].concat());
+    case.expect_rows(2, activations, &expected, shape, width)
 }

@@ -28,7 +28,7 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
 use ragtag_hal::{Access, EntryAbi};
-use scene::{Scene, scene};
+use scene::{Scene, random_scene, scene};
 
 /// Rows that one group computes.
 pub const TILE_ROWS: u32 = 8;
@@ -85,17 +85,32 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         (19, vec![(120, 19)], 6, 2, 128),
         (2, vec![(70, 2)], 2, 1, 20),
     ] {
-        let scene = scene(&mut random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
-        let softmax = |row: usize, head: usize| match scene.seen(row) {
-            Some(seen) => scene.softmax(row, head, 0..seen).mean,
-            None => vec![0.0; head_dim],
-        };
-        let rows = (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head)));
-        let mut expected: Vec<_> =
-            rows.flat_map(|(row, head)| softmax(row, head).into_iter().map(Some)).collect();
-        expected.resize(capacity * heads * head_dim, None);
-        let build = Build::new(Kernel::Attention(kv_type), scene.label.clone(), &scene.constants);
-        out.push(scene.inputs(build).poison(expected.len() * 4).expect_f32(4, expected));
+        out.push(case(&mut random, kv_type, capacity, &starts, [heads, kv_heads, head_dim]));
     }
     out
+}
+
+pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
+    let (capacity, starts, heads) = random_scene(random);
+    case(random, kv_type, capacity, &starts, heads)
+}
+
+fn case(
+    random: &mut Random,
+    kv_type: KvType,
+    capacity: usize,
+    starts: &[(u32, u32)],
+    [heads, kv_heads, head_dim]: [usize; 3],
+) -> Case {
+    let scene = scene(random, kv_type, (capacity, heads, kv_heads, head_dim), starts);
+    let softmax = |row: usize, head: usize| match scene.seen(row) {
+        Some(seen) => scene.softmax(row, head, 0..seen).mean,
+        None => vec![0.0; head_dim],
+    };
+    let rows = (0..scene.rows()).flat_map(|row| (0..heads).map(move |head| (row, head)));
+    let mut expected: Vec<_> =
+        rows.flat_map(|(row, head)| softmax(row, head).into_iter().map(Some)).collect();
+    expected.resize(capacity * heads * head_dim, None);
+    let build = Build::new(Kernel::Attention(kv_type), scene.label.clone(), &scene.constants);
+    scene.inputs(build).poison(expected.len() * 4).expect_f32(4, expected)
 }

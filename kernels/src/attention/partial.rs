@@ -18,7 +18,7 @@
 //! e^(score − largest). Of an empty run the sum is zero, and so it is of every run of a row whose sequence, position or blocks
 //! do not exist; the rest of such a run is not read. [`merge`](super::merge) brings the runs together.
 
-use super::{Scene, scene};
+use super::{Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, KvType};
@@ -93,6 +93,13 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         out.push(case(Kernel::AttentionPartial(kv_type), &scene, splits));
     }
     out
+}
+
+pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
+    let (capacity, starts, [heads, kv_heads, head_dim]) = random_scene(random);
+    let splits = 1 + random.below(12);
+    let scene = scene(random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
+    case(Kernel::AttentionPartial(kv_type), &scene, splits)
 }
 
 fn case(kernel: Kernel, scene: &Scene, splits: usize) -> Case {

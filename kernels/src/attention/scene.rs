@@ -96,6 +96,19 @@ impl Scene {
     }
 }
 
+/// A capacity in rows, sequences that fill some of it, and heads, kv heads and head dimension.
+pub(super) fn random_scene(random: &mut Random) -> (usize, Vec<(u32, u32)>, [usize; 3]) {
+    let (mut starts, mut used) = (Vec::new(), 0);
+    for _ in 0..1 + random.below(3) {
+        let (first, count) = (random.below(170), 1 + random.below(20));
+        starts.push((first as u32, count as u32));
+        used += count;
+    }
+    let kv_heads = 1 + random.below(3);
+    let heads = [kv_heads * (1 + random.below(5)), kv_heads, 4 * (1 + random.below(40))];
+    (used + random.below(5), starts, heads)
+}
+
 /// Each of `starts` is a sequence's first position and number of rows. As far as there is room, rows follow whose sequence,
 /// position or blocks do not exist.
 pub(super) fn scene(

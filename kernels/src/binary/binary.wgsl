@@ -1,17 +1,17 @@
-// An operation on pairs of values, each by strides of its own.
+// An operation on pairs of values, each by strides of its own: an item writes a word, of one value or two.
 
 struct Constants {
     first_group: vec3<u32>,
-    operation: u32,
+    operation: u32, kind: u32,
     size_0: u32, size_1: u32, size_2: u32, size_3: u32, size_4: u32, size_5: u32,
     a_0: u32, a_1: u32, a_2: u32, a_3: u32, a_4: u32, a_5: u32,
     b_0: u32, b_1: u32, b_2: u32, b_3: u32, b_4: u32, b_5: u32,
 }
 var<immediate> constants: Constants;
 
-@group(0) @binding(0) var<storage, read> a: array<f32>;
-@group(0) @binding(1) var<storage, read> b: array<f32>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
+@group(0) @binding(0) var<storage, read> a: array<u32>;
+@group(0) @binding(1) var<storage, read> b: array<u32>;
+@group(0) @binding(2) var<storage, read_write> out: array<u32>;
 
 // The values of a and b that the walk meets at `i`.
 fn places(i: u32) -> vec2<u32> {
@@ -44,8 +44,16 @@ fn operation_of(operation: u32, a: f32, b: f32) -> f32 {
 @compute @workgroup_size(ITEMS)
 fn binary(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
     let c = constants;
-    let i = (workgroup.x + c.first_group.x) * ITEMS + item;
-    if i >= c.size_0 * c.size_1 * c.size_2 * c.size_3 * c.size_4 * c.size_5 { return; }
-    let at = places(i);
-    out[i] = operation_of(c.operation, a[at.x], b[at.y]);
+    let count = c.size_0 * c.size_1 * c.size_2 * c.size_3 * c.size_4 * c.size_5;
+    let word = (workgroup.x + c.first_group.x) * ITEMS + item;
+    let start = word * in_a_word(c.kind);
+    if start >= count { return; }
+    var both = 0u;
+    for (var i = 0u; i < in_a_word(c.kind) && start + i < count; i++) {
+        let at = places(start + i);
+        let left = value_in(a[word_of(c.kind, at.x)], c.kind, at.x);
+        let right = value_in(b[word_of(c.kind, at.y)], c.kind, at.y);
+        both |= element_of(c.kind, operation_of(c.operation, left, right)) << (16u * i);
+    }
+    out[word] = both;
 }

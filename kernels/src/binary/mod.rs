@@ -2,20 +2,20 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | a: f32, by strides |
-//! | 1 | b: f32, by strides |
-//! | 2 | out: f32, as many as the product of the sizes, written |
+//! | 0 | a: values of a type, by strides |
+//! | 1 | b: values of the same type, by strides |
+//! | 2 | out: values of that type, as many as the product of the sizes, written |
 //!
-//! Constants: [operation](Operation), 6 sizes, 6 strides of a, 6 of b, outermost first. Strides are in values; one of zero
-//! repeats. Fewer than 2^32 values.
+//! Constants: [operation](Operation), the [number](crate::elements::number) of the type, 6 sizes, 6 strides of a, 6 of b, outermost first. Strides are in values; one of zero
+//! repeats. Fewer than 2^32 values. See [`crate::elements`] for odd numbers of 16-bit values.
 //!
-//! Arithmetic is IEEE's. The larger and the smaller are NaN where either is.
+//! Arithmetic is IEEE's, in f32. The larger and the smaller are NaN where either is.
 
 use crate::abi::{IMPOSSIBLE, product};
-use crate::cases::{Build, Case, Content, Random};
+use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::copy::padded;
-use crate::elements::{self, RANK};
-use crate::kernel::Kernel;
+use crate::elements::{self, RANK, in_a_word};
+use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
 /// An operation on two values. Its discriminant is the kernel's constant.
@@ -59,24 +59,25 @@ impl Operation {
 pub static ABI: EntryAbi = EntryAbi {
     name: "binary",
     bindings: &[Access::Read, Access::Read, Access::Write],
-    constants: 1 + 3 * RANK,
+    constants: 2 + 3 * RANK,
     extents: |constants, extents| {
-        let [operation, shape @ ..] = constants else { return };
+        let [operation, kind, shape @ ..] = constants else { return };
         if *operation as usize >= Operation::ALL.len() {
             extents.fill(IMPOSSIBLE);
             return;
         }
         let (sizes, strides) = shape.split_at(RANK);
         let (a, b) = strides.split_at(RANK);
-        let bytes = |count| elements::bytes(0, count);
+        let bytes = |count| elements::bytes(*kind, count);
         let [a, b] = [a, b].map(|strides| bytes(elements::span(sizes, strides)));
         extents.copy_from_slice(&[a, b, bytes(product(sizes))]);
     },
 };
 
-/// An item a value.
+/// An item for each word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    elements::grid(product(&constants[1..1 + RANK]) as u32)
+    let count = product(&constants[2..2 + RANK]);
+    elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
@@ -90,8 +91,11 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
         (Operation::Min, &[5, 3, 2, 2, 3, 4], &[0, 24, 12, 0, 4, 1], &[36, 12, 0, 6, 2, 0]),
         (Operation::Mul, &[65, 65], &[65, 1], &[1, 65]),
     ];
-    let mut out: Vec<Case> =
-        shapes.map(|(operation, sizes, a, b)| case(&mut random, operation, sizes, a, b)).into();
+    let mut out = Vec::new();
+    for (i, (operation, sizes, a, b)) in shapes.into_iter().enumerate() {
+        out.push(case(&mut random, operation, ElementType::F32, sizes, [a, b]));
+        out.push(case(&mut random, operation, ElementType::ALL[1 + i % 2], sizes, [a, b]));
+    }
     out.extend(Operation::ALL.map(edges));
     out
 }
@@ -110,25 +114,33 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
         out
     };
     let (a, b) = (strides(), strides());
-    case(random, operation, &sizes, &a, &b)
+    let element = random.element();
+    case(random, operation, element, &sizes, [&a, &b])
 }
 
-fn constants(operation: Operation, sizes: &[u32], a: &[u32], b: &[u32]) -> Vec<usize> {
+fn constants(operation: Operation, element: ElementType, sizes: &[u32], [a, b]: [&[u32]; 2]) -> Vec<usize> {
     let shape = padded(sizes, 1).chain(padded(a, 0)).chain(padded(b, 0));
-    std::iter::once(operation as usize).chain(shape).collect()
+    [operation as usize, elements::number(element) as usize].into_iter().chain(shape).collect()
 }
 
-fn case(random: &mut Random, operation: Operation, sizes: &[u32], a: &[u32], b: &[u32]) -> Case {
+fn case(
+    random: &mut Random,
+    operation: Operation,
+    element: ElementType,
+    sizes: &[u32],
+    [a, b]: [&[u32]; 2],
+) -> Case {
     let [x, mut y] = [a, b].map(|strides| random.floats(elements::span(sizes, strides) as usize, 3.0));
     if operation == Operation::Div {
         y.iter_mut().for_each(|y| *y += y.signum());
     }
     let count = sizes.iter().product::<u32>() as usize;
-    let value = |values: &[f32], strides, i| f64::from(values[elements::place(i, sizes, strides)]);
-    let wanted = (0..count).map(|i| Some(operation.of(value(&x, a, i), value(&y, b, i)))).collect();
-    let label = format!("{operation:?}, {sizes:?} by {a:?} and {b:?}");
-    let case = Build::new(Kernel::Binary, label, &constants(operation, sizes, a, b)).floats(&x).floats(&y);
-    case.poison(count * 4).expect_f32(2, wanted)
+    let [x, y] = [x, y].map(|values| Stored::new(element, &values));
+    let value = |of: &Stored, strides, i| of.values[elements::place(i, sizes, strides)];
+    let wanted = (0..count).map(|i| operation.of(value(&x, a, i), value(&y, b, i))).collect();
+    let label = format!("{operation:?} of {element}, {sizes:?} by {a:?} and {b:?}");
+    let case = Build::new(Kernel::Binary, label, &constants(operation, element, sizes, [a, b]));
+    case.bytes(x.bytes).bytes(y.bytes).expect_elements(2, element, wanted)
 }
 
 /// Every pair of some values whose results are floats, or NaN.
@@ -138,7 +150,7 @@ fn edges(operation: Operation) -> Case {
     // A denominator of zero gives what its device makes of it: languages leave that open.
     let is_open = |b: f64| operation == Operation::Div && b == 0.0;
     let wanted = pairs.map(|(a, b)| if is_open(b) { None } else { Some(operation.of(a, b)) }).collect();
-    let constants = constants(operation, &[8, 8], &[1, 0], &[0, 1]);
+    let constants = constants(operation, ElementType::F32, &[8, 8], [&[1, 0], &[0, 1]]);
     let case = Build::new(Kernel::Binary, format!("{operation:?} of what is special"), &constants);
     let case = case.floats(&values).floats(&values).floats(&[7.0; 64]);
     case.expect(2, Content::SomeSame(wanted)).done()

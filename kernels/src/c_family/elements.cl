@@ -45,6 +45,13 @@ FN uint convert_element(uint from, uint to, uint bits) {
     return to == 0 ? value : to == 1 ? half_of_f32(value) : brain_of_f32(value);
 }
 
+// Element `i` of words as a number, and the bits of the element that a number becomes.
+FN float element_value(const GLOBAL uint *words, uint type, size_t i) {
+    return AS_FLOAT(convert_element(type, 0, element(words, type, i)));
+}
+
+FN uint element_of(uint type, float value) { return convert_element(0, type, AS_UINT(value)); }
+
 // The element that a walk over six sizes meets at `i`.
 FN size_t place(
     uint i, uint size_1, uint size_2, uint size_3, uint size_4, uint size_5,

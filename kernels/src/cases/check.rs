@@ -2,9 +2,9 @@
 
 use super::RowShape;
 use crate::blocks::{TensorType, dequantise, quantise};
-use crate::kernel::{Activations, Kernel};
+use crate::kernel::{Activations, ElementType, Kernel};
 use crate::{half_rows, quantize};
-use half::f16;
+use half::{bf16, f16};
 
 /// What a launch must leave in a binding. `None` means: as it was before.
 #[derive(Clone, Debug)]
@@ -19,6 +19,14 @@ pub enum Content {
     Same(Vec<Option<f32>>),
     /// The same, of which those that are `None` may become anything.
     SomeSame(Vec<Option<f64>>),
+    /// Values of an operator's type, in whole words, all of them written. What is rounded to 16 bits is judged by how much
+    /// further it is from these than the nearest that there is, which is the right one where that is infinite or NaN.
+    Elements {
+        /// Their type.
+        element: ElementType,
+        /// Before they are rounded.
+        values: Vec<f64>,
+    },
     /// 32-bit words, bit for bit.
     Words(Vec<Option<u32>>),
     /// Blocks as files store them, in whole words. They are judged by how much further their values are from these than those
@@ -135,6 +143,11 @@ impl Content {
                 let same = |e: &f32, v: f32| *e == v || (e.is_nan() && v.is_nan());
                 all_words(values, before, after, |e, word| same(e, f32::from_bits(word)))
             }
+            Content::Elements { element: ElementType::F32, values } => {
+                let values: Vec<_> = values.iter().copied().map(Some).collect();
+                error_of_values(&values, before, after, |b: [u8; 4]| f64::from(f32::from_le_bytes(b)))
+            }
+            Content::Elements { element, values } => rounding(*element, values, after),
             Content::Words(words) => all_words(words, before, after, |e, word| *e == word),
             Content::Blocks { tensor_type, values } => excess(*tensor_type, values, after),
             Content::Rows { activations, columns, rows } => {
@@ -161,6 +174,34 @@ impl Content {
             }
         }
     }
+}
+
+/// How much further 16-bit values are from those wanted than the nearest ones, over the size of these.
+fn rounding(element: ElementType, values: &[f64], after: &[u8]) -> Result<f64, String> {
+    let (after, padding) = (after.as_chunks::<2>().0, values.len() % 2);
+    if after.len() != values.len() + padding || after[values.len()..].iter().any(|rest| *rest != [0; 2]) {
+        return Err(format!("{} values and no zero beside the last of {}", after.len(), values.len()));
+    }
+    let read = |bits: [u8; 2]| match element {
+        ElementType::BF16 => bf16::from_le_bytes(bits).to_f64(),
+        _ => f16::from_le_bytes(bits).to_f64(),
+    };
+    let round = |value: f64| match element {
+        ElementType::BF16 => bf16::from_f64(value).to_f64(),
+        _ => f16::from_f64(value).to_f64(),
+    };
+    let mut distance = Distance::default();
+    for (i, (wanted, bytes)) in values.iter().zip(after).enumerate() {
+        let (value, nearest) = (read(*bytes), round(*wanted));
+        let is_nearest = value == nearest || (value.is_nan() && nearest.is_nan());
+        match nearest.is_finite() {
+            true if is_nearest => distance.add(*wanted, *wanted),
+            true => distance.add(*wanted, wanted + (value - wanted).abs() - (nearest - wanted).abs()),
+            false if is_nearest => {}
+            false => return Err(format!("value {i} is {value} and not {nearest}")),
+        }
+    }
+    Ok(distance.relative())
 }
 
 /// How much further blocks are from the values than the reference's, over the size of the values.
@@ -307,6 +348,12 @@ impl Build {
         self.expect(binding, Content::F32(values)).done()
     }
 
+    /// Values of an operator's type, poisoned, all of which are written.
+    pub fn expect_elements(self, binding: usize, element: ElementType, values: Vec<f64>) -> Case {
+        let bytes = (values.len() as u64 * element.bytes()).next_multiple_of(4);
+        self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
+    }
+
     /// Rows of activations, poisoned, of which those in use are written.
     pub fn expect_rows(
         self,
@@ -366,6 +413,29 @@ mod tests {
         assert!(passes(content(), [two, 7, 0]) && passes(content(), [two, nan, 0]));
         assert!(!passes(content(), [two, 7, two]) && !passes(content(), [nan, 7, 0]));
         assert!(!passes(Content::SomeF32(vec![None; 2]), [0; 3]));
+    }
+
+    #[test]
+    fn rounded_values_may_be_the_other_neighbour_of_what_lies_between_them() {
+        let error = |values: &[f32], wanted: &[f64]| {
+            let bits = values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect::<Vec<_>>();
+            rounding(ElementType::F16, wanted, &bits)
+        };
+        let (even, odd) = (1.0, 1.0 + 2_f32.powi(-10)); // between them lies 1 + 2^-11
+        let tie = 1.0 + 2_f64.powi(-11);
+        assert!(error(&[even, 0.0], &[tie - 1e-8]) == Ok(0.0));
+        assert!(error(&[odd, 0.0], &[tie - 1e-8]).is_ok_and(|e| e > 0.0 && e < 1e-7));
+        assert!(error(&[odd, 0.0], &[1.0]).is_ok_and(|e| e > 9e-4));
+        assert!(error(&[f32::INFINITY, f32::NAN], &[1e6, f64::NAN]) == Ok(0.0));
+        assert!(error(&[f32::NAN, 0.0], &[1.0]).is_ok_and(f64::is_nan));
+        for (values, wanted) in [([1.0, 1.0], &[1.0][..]), ([6e4, 0.0], &[1e6]), ([0.0, 0.0], &[f64::NAN])] {
+            assert!(error(&values, wanted).is_err(), "{wanted:?}");
+        }
+        let words = passes(
+            Content::Elements { element: ElementType::F32, values: vec![1.0; 3] },
+            [1_f32.to_bits(); 3],
+        );
+        assert!(words);
     }
 
     #[test]

@@ -38,6 +38,11 @@ pub(crate) fn row_starts(dimensions: &[(usize, usize)]) -> Vec<usize> {
 }
 
 impl Random {
+    /// Any type.
+    pub fn element(&mut self) -> ElementType {
+        ElementType::ALL[self.below(ElementType::ALL.len())]
+    }
+
     /// Rows of `width` values between −`size` and `size`, repeated along dimensions of (count, stride). What lies between
     /// them is not a number. There is always a value, since no device binds nothing.
     pub fn rows(&mut self, width: usize, dimensions: &[(usize, usize)], size: f32) -> Vec<f32> {

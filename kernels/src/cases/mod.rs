@@ -53,15 +53,33 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
     }
 }
 
-/// A case of a random shape for a kernel that is an operator of its own; `None` for those that are only part of a model.
-/// The seed is all that it depends on, and is in its label.
-pub fn random_case(kernel: Kernel, seed: u64) -> Option<Case> {
-    let case = random_shape(kernel, &mut Random::new(seed))?;
-    Some(Case { label: format!("{}, seed {seed}", case.label), ..case })
+/// A case of a random shape, for weights in a layout as in [`cases`]. The seed is all else that it depends on, and is in its
+/// label.
+pub fn random_case(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Case {
+    let layout = layout.or(kernel.layout(|_| Layout::Rows16)).unwrap_or(Layout::Rows16);
+    let case = random_shape(kernel, layout, &mut Random::new(seed));
+    Case { label: format!("{}, seed {seed}", case.label), ..case }
 }
 
-fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
-    Some(match kernel {
+fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
+    match kernel {
+        Kernel::Embed(tensor_type) => crate::embed::random_case(tensor_type, layout, random),
+        Kernel::Gather => crate::gather::random_case(random),
+        Kernel::RmsNorm(activations) => crate::rms_norm::random_case(activations, random),
+        Kernel::Quantize(activations) => crate::quantize::random_case(activations, random),
+        Kernel::MatMul(tensor_type, activations) => {
+            crate::matmul::random_case(tensor_type, layout, activations, random)
+        }
+        Kernel::Widen(tensor_type) => crate::widen::random_case(tensor_type, random),
+        Kernel::RopeAppend(kv_type) => crate::rope_append::random_case(kv_type, random),
+        Kernel::Attention(kv_type) => crate::attention::random_case(kv_type, random),
+        Kernel::AttentionPartial(kv_type) => crate::attention::partial::random_case(kv_type, random),
+        Kernel::AttentionMerge(activations) => crate::attention::merge::random_case(activations, random),
+        Kernel::SiluMul(activations) => crate::silu_mul::random_case(activations, random),
+        Kernel::Add => crate::add::random_case(random),
+        Kernel::Softmax => crate::softmax::random_case(random),
+        Kernel::ArgMax => crate::arg_max::random_case(random),
+        Kernel::TopK => crate::top_k::random_case(random),
         Kernel::Copy => crate::copy::random_case(random),
         Kernel::GatherRows => crate::gather_rows::random_case(random),
         Kernel::Unary => crate::unary::random_case(random),
@@ -74,8 +92,7 @@ fn random_shape(kernel: Kernel, random: &mut Random) -> Option<Case> {
         Kernel::Gemm(element) => crate::gemm::random_case(element, random),
         Kernel::AttentionDense(element) => crate::attention_dense::random_case(element, random),
         Kernel::Conv2d(element) => crate::conv2d::random_case(element, random),
-        _ => return None,
-    })
+    }
 }
 
 /// More groups than a dimension of a launch has on some devices.
@@ -104,6 +121,13 @@ pub(crate) const ROW_SHAPES: [RowShape; 6] = [
 ];
 
 impl RowShape {
+    /// Up to so many rows, all of them in use as often as not.
+    pub fn random(random: &mut Random, most: usize) -> Self {
+        let capacity = 1 + random.below(most);
+        let used = if random.below(2) == 0 { capacity } else { random.below(capacity + 1) };
+        rows(capacity, used, [ROWS, LOGIT_ROWS][random.below(2)])
+    }
+
     /// For messages.
     pub fn label(&self, width: usize) -> String {
         format!("{} of {} rows (word {}) × {width}", self.rows, self.capacity, self.count_word)

@@ -65,33 +65,54 @@ fn reference(tensor_type: TensorType, file: &[u8], width: usize, token: usize) -
 
 pub(crate) fn cases(tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    let mut out = Vec::new();
     // The last is the second part of a table: rows of the others' tokens are left alone.
-    for (capacity, tokens, (first, vocabulary), width) in [
+    [
         (1, vec![0], (0, 1), 256),
         (8, vec![39, 16, 15, 40, 3], (0, 40), 512),
         (3, vec![18, u32::MAX, 0], (0, 19), 768),
         (6, vec![64, 63, 83, 84, 0], (64, 20), 256),
-    ] {
-        let layout = Resident::new(tensor_type, layout, vocabulary as u64, width as u64)
-            .expect("widths are whole blocks");
-        let file = random.blocks(tensor_type, vocabulary * width);
-        let mut table = vec![0; layout.bytes() as usize];
-        layout.pack(0..layout.groups(), &file, &mut table).expect("sizes are the layout's");
-        let shape = ParamsShape { rows: capacity as u32, logit_rows: 0, sequences: 0, table_blocks: 0 };
-        let mut words = Params { tokens: tokens.clone(), ..Params::new(shape) }.words();
-        words.truncate(4 + capacity);
-        let row = |token: &u32| match (*token as usize).checked_sub(first) {
-            Some(row) if row < vocabulary || first == 0 => {
-                reference(tensor_type, &file, width, row).into_iter().map(Some).collect()
-            }
-            _ => vec![None; width],
-        };
-        let mut expected: Vec<Option<f64>> = tokens.iter().flat_map(row).collect();
-        expected.resize(capacity * width, None);
-        let label = format!("{tokens:?} of {vocabulary} from {first} on × {width}");
-        let case = Build::new(Kernel::Embed(tensor_type), label, &[capacity, vocabulary, width, first]);
-        out.push(case.words(&words).bytes(table).poison(capacity * width * 4).expect_f32(2, expected));
-    }
-    out
+    ]
+    .map(|(capacity, tokens, part, width)| {
+        case(&mut random, (tensor_type, layout), capacity, &tokens, part, width)
+    })
+    .into()
+}
+
+/// Tokens of a table's part, some before it and some after it.
+pub(crate) fn random_case(tensor_type: TensorType, layout: Layout, random: &mut Random) -> Case {
+    let capacity = 1 + random.below(20);
+    let (first, vocabulary) = ([0, 64][random.below(2)], 1 + random.below(60));
+    let tokens: Vec<u32> =
+        (0..random.below(capacity + 1)).map(|_| random.below(first + vocabulary + 4) as u32).collect();
+    let width = 256 * (1 + random.below(4));
+    case(random, (tensor_type, layout), capacity, &tokens, (first, vocabulary), width)
+}
+
+fn case(
+    random: &mut Random,
+    (tensor_type, layout): (TensorType, Layout),
+    capacity: usize,
+    tokens: &[u32],
+    (first, vocabulary): (usize, usize),
+    width: usize,
+) -> Case {
+    let layout =
+        Resident::new(tensor_type, layout, vocabulary as u64, width as u64).expect("widths are whole blocks");
+    let file = random.blocks(tensor_type, vocabulary * width);
+    let mut table = vec![0; layout.bytes() as usize];
+    layout.pack(0..layout.groups(), &file, &mut table).expect("sizes are the layout's");
+    let shape = ParamsShape { rows: capacity as u32, logit_rows: 0, sequences: 0, table_blocks: 0 };
+    let mut words = Params { tokens: tokens.to_vec(), ..Params::new(shape) }.words();
+    words.truncate(4 + capacity);
+    let row = |token: &u32| match (*token as usize).checked_sub(first) {
+        Some(row) if row < vocabulary || first == 0 => {
+            reference(tensor_type, &file, width, row).into_iter().map(Some).collect()
+        }
+        _ => vec![None; width],
+    };
+    let mut expected: Vec<Option<f64>> = tokens.iter().flat_map(row).collect();
+    expected.resize(capacity * width, None);
+    let label = format!("{tokens:?} of {vocabulary} from {first} on × {width}");
+    let case = Build::new(Kernel::Embed(tensor_type), label, &[capacity, vocabulary, width, first]);
+    case.words(&words).bytes(table).poison(capacity * width * 4).expect_f32(2, expected)
 }

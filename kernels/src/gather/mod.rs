@@ -37,26 +37,29 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    let mut out = Vec::new();
-    for (rows, capacity, wanted, width) in
-        [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
+    [(1, 1, vec![0], 32), (17, 8, vec![16, 0, 3], 70), (4, 3, vec![2, 4, 1], 256)]
+        .map(|(rows, capacity, wanted, width)| case(&mut random, rows, capacity, &wanted, width))
+        .into()
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let (rows, capacity, width) = (1 + random.below(40), 1 + random.below(20), 1 + random.below(600));
+    let wanted: Vec<u32> = (0..random.below(capacity + 1)).map(|_| random.below(rows + 1) as u32).collect();
+    case(random, rows, capacity, &wanted, width)
+}
+
+fn case(random: &mut Random, rows: usize, capacity: usize, wanted: &[u32], width: usize) -> Case {
+    let x = random.floats(rows * width, 1.0);
+    let shape = ParamsShape { rows: rows as u32, logit_rows: capacity as u32, sequences: 0, table_blocks: 0 };
+    let params = Params { tokens: vec![0; rows], logit_rows: wanted.to_vec(), ..Params::new(shape) };
+    let mut expected = vec![0.0; capacity * width];
+    for (out, row) in expected.chunks_exact_mut(width).zip(wanted).filter(|(_, row)| (**row as usize) < rows)
     {
-        let x = random.floats(rows * width, 1.0);
-        let shape =
-            ParamsShape { rows: rows as u32, logit_rows: capacity as u32, sequences: 0, table_blocks: 0 };
-        let params = Params { tokens: vec![0; rows], logit_rows: wanted.clone(), ..Params::new(shape) };
-        let mut expected = vec![0.0; capacity * width];
-        for (out, row) in
-            expected.chunks_exact_mut(width).zip(&wanted).filter(|(_, row)| (**row as usize) < rows)
-        {
-            let from = &x[*row as usize * width..];
-            out.iter_mut().zip(from).for_each(|(out, x)| *out = f64::from(*x));
-        }
-        let label = format!("{wanted:?} of {rows} rows × {width}");
-        let case =
-            Build::new(Kernel::Gather, label, &[rows, capacity, width]).words(&params.words()).floats(&x);
-        let expected = untouched_after(expected, wanted.len() * width);
-        out.push(case.poison(capacity * width * 4).expect_f32(2, expected));
+        let from = &x[*row as usize * width..];
+        out.iter_mut().zip(from).for_each(|(out, x)| *out = f64::from(*x));
     }
-    out
+    let label = format!("{wanted:?} of {rows} rows × {width}");
+    let case = Build::new(Kernel::Gather, label, &[rows, capacity, width]).words(&params.words()).floats(&x);
+    let expected = untouched_after(expected, wanted.len() * width);
+    case.poison(capacity * width * 4).expect_f32(2, expected)
 }

@@ -40,6 +40,18 @@ unsafe fn write_elements(
     }
 }
 
+/// Element `i` as a number.
+#[inline(always)]
+fn value(words: &[u32], kind: u32, i: usize) -> f32 {
+    f32::from_bits(convert(kind, 0, element(words, kind, i)))
+}
+
+/// The bits of the element that a number becomes.
+#[inline(always)]
+fn bits_of(kind: u32, value: f32) -> u32 {
+    convert(0, kind, value.to_bits())
+}
+
 /// Elements by strides.
 pub(crate) struct Copy;
 
@@ -151,12 +163,14 @@ impl HostKernel for Unary {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[function, count] = call.constants else { return };
+        let &[function, kind, count] = call.constants else { return };
         let Some(function) = Function::ALL.get(function as usize) else { return };
-        let (function, range) = (function_of(*function), items(groups, count as usize));
-        // SAFETY: nobody writes x, each group its own part of out; any bits are floats.
-        let (x, out) = unsafe { (call.read::<f32>(0), call.write::<f32>(1, range.clone())) };
-        out.iter_mut().zip(&x[range]).for_each(|(out, x)| *out = function(*x));
+        let function = function_of(*function);
+        // SAFETY: nobody writes this; any bits are words.
+        let x = unsafe { call.read::<u32>(0) };
+        let bits = |i| bits_of(kind, function(value(x, kind, i)));
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(call, 1, groups, (kind, count as usize), bits) };
     }
 }
 
@@ -186,18 +200,18 @@ impl HostKernel for Binary {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[operation, ref shape @ ..] = call.constants else { return };
+        let &[operation, kind, ref shape @ ..] = call.constants else { return };
         let Some(operation) = Operation::ALL.get(operation as usize) else { return };
         let (sizes, strides) = shape.split_at(RANK);
         let (strides_a, strides_b) = strides.split_at(RANK);
         let count = sizes.iter().map(|size| *size as usize).product();
-        let (operation, range) = (operation_of(*operation), items(groups, count));
-        // SAFETY: nobody writes a and b, each group its own part of out; any bits are floats.
-        let (a, b, out) =
-            unsafe { (call.read::<f32>(0), call.read::<f32>(1), call.write::<f32>(2, range.clone())) };
-        for (out, i) in out.iter_mut().zip(range) {
-            *out = operation(a[place(i, sizes, strides_a)], b[place(i, sizes, strides_b)]);
-        }
+        let operation = operation_of(*operation);
+        // SAFETY: nobody writes these; any bits are words.
+        let (a, b) = unsafe { (call.read::<u32>(0), call.read::<u32>(1)) };
+        let value = |of, strides, i| value(of, kind, place(i, sizes, strides));
+        let bits = |i| bits_of(kind, operation(value(a, strides_a, i), value(b, strides_b, i)));
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(call, 2, groups, (kind, count), bits) };
     }
 }
 
@@ -210,30 +224,33 @@ impl HostKernel for Rope {
     fn abi() -> &'static EntryAbi {
         &rope::ABI
     }
-    /// A group takes whole rows: items would write apart in a head.
     fn grid(constants: &[u32]) -> [u32; 3] {
-        if constants[1] == 0 || constants[2] == 0 { [0; 3] } else { [constants[0], 1, 1] }
+        rope::grid(constants)
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[_, heads, head_dim, rope_dims, pairing] = call.constants else { return };
-        let (head_dim, pairs) = (head_dim as usize, rope_dims as usize / 2);
-        let width = heads as usize * head_dim;
+        let &[kind, ref sizes @ .., pairing] = call.constants else { return };
+        let &[rows, heads, head_dim, rope_dims] = sizes else { return };
+        let [rows, heads, head_dim, rope_dims] = [rows, heads, head_dim, rope_dims].map(|n| n as usize);
         // SAFETY: nobody writes these; any bits are values of these types.
         let (positions, turns, x) =
-            unsafe { (call.read::<u32>(0), call.read::<[u32; 2]>(1), call.read::<f32>(2)) };
-        for row in groups.start as usize..groups.end as usize {
-            // SAFETY: each group writes its own row.
-            let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
-            out.copy_from_slice(&x[row * width..][..width]);
-            for (i, turn) in turns.iter().enumerate().take(pairs) {
-                let (sin, cos) = rope::sin_cos(rope::angle(positions[row], *turn));
-                let (a, b) = if pairing == rope::INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
-                for head in out.chunks_exact_mut(head_dim) {
-                    (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
-                }
+            unsafe { (call.read::<u32>(0), call.read::<[u32; 2]>(1), call.read::<u32>(2)) };
+        let bits = |i: usize| {
+            let (head, at) = (i / head_dim, i % head_dim);
+            if at >= rope_dims {
+                return element(x, kind, i);
             }
-        }
+            let (pair, apart) = match pairing {
+                rope::INTERLEAVED => (at / 2, [2 * (at / 2), 2 * (at / 2) + 1]),
+                _ => (at % (rope_dims / 2), [at % (rope_dims / 2), at % (rope_dims / 2) + rope_dims / 2]),
+            };
+            let (sin, cos) = rope::sin_cos(rope::angle(positions[head / heads], turns[pair]));
+            let [first, second] = apart.map(|at| value(x, kind, head * head_dim + at));
+            let turned = if at == apart[0] { first * cos - second * sin } else { first * sin + second * cos };
+            bits_of(kind, turned)
+        };
+        // SAFETY: the caller's promise.
+        unsafe { write_elements(call, 3, groups, (kind, rows * heads * head_dim), bits) };
     }
 }
 

@@ -1,35 +1,59 @@
 //! The general operators that work along an axis.
 
 use super::HostKernel;
+use super::elements::Element;
 use super::isa::Isa;
 use crate::elements::ITEMS;
 use crate::kernel::Kernel;
 use crate::reduce::{self, Reduction, columns};
 use crate::{layer_norm, softmax_axis};
+use half::{bf16, f16};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
 /// The most columns of a group.
 const MOST: usize = ITEMS as usize;
 
+/// Calls a function for values of the type with this number.
+macro_rules! by_type {
+    ($kind:expr, $function:ident($($argument:expr),*)) => {
+        match $kind {
+            0 => $function::<f32>($($argument),*),
+            1 => $function::<f16>($($argument),*),
+            _ => $function::<bf16>($($argument),*),
+        }
+    };
+}
+
 /// A group's part of `[outer, axis, inner]`.
 struct Part {
+    /// How many values of the axis these are.
     axis: usize,
     inner: usize,
     /// The first value of the first column.
     start: usize,
-    /// The place of the first column in `[outer, inner]`.
+    /// The place of the first column in `[outer, parts, inner]`.
     line: usize,
     columns: usize,
 }
 
 impl Part {
+    /// Groups take outer × columns × parts of the axis, of so many values each.
     #[inline(always)]
-    fn new([outer, axis, inner]: [u32; 3], group: u32) -> Self {
-        let column = group / outer * columns(inner);
+    fn new([outer, axis, inner]: [u32; 3], of_axis: u32, group: u32) -> Self {
+        let strips = inner.div_ceil(columns(inner));
+        let column = group / outer % strips * columns(inner);
         let columns = columns(inner).min(inner - column) as usize;
+        let (part, parts) = ((group / outer / strips) as usize, axis.div_ceil(of_axis) as usize);
         let [outer, axis, inner, column] = [group % outer, axis, inner, column].map(|n| n as usize);
-        Self { axis, inner, start: outer * axis * inner + column, line: outer * inner + column, columns }
+        let first = part * of_axis as usize;
+        Self {
+            axis: (of_axis as usize).min(axis - first),
+            inner,
+            start: (outer * axis + first) * inner + column,
+            line: (outer * parts + part) * inner + column,
+            columns,
+        }
     }
 
     /// The places of the columns' values, step after step along the axis.
@@ -40,11 +64,11 @@ impl Part {
 
     /// Brings the values of each column together.
     #[inline(always)]
-    fn fold(&self, x: &[f32], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
+    fn fold<E: Element>(&self, x: &[E], first: f64, step: impl Fn(usize, f64, f32) -> f64) -> [f64; MOST] {
         let mut out = [first; MOST];
         for row in self.rows() {
             for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
-                *out = step(column, *out, *x);
+                *out = step(column, *out, x.value());
             }
         }
         out
@@ -79,24 +103,33 @@ impl HostKernel for Reduce {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[reduction, outer, axis, inner] = call.constants else { return };
-        let Some(reduction) = Reduction::ALL.get(reduction as usize) else { return };
-        // SAFETY: nobody writes this; any bits are floats.
-        let x = unsafe { call.read::<f32>(0) };
-        for group in groups {
-            let part = Part::new([outer, axis, inner], group);
-            let values = match reduction {
-                Reduction::Sum => part.fold(x, 0.0, |_, sum, x| sum + f64::from(x)),
-                Reduction::Mean => {
-                    part.fold(x, 0.0, |_, sum, x| sum + f64::from(x)).map(|sum| sum / f64::from(axis))
-                }
-                Reduction::Max => part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)),
-                Reduction::Min => part.fold(x, f64::INFINITY, |_, a, b| smaller(a, b)),
-            };
-            // SAFETY: each group writes its own columns.
-            let out = unsafe { call.write::<f32>(1, part.line..part.line + part.columns) };
-            out.iter_mut().zip(values).for_each(|(out, value)| *out = value as f32);
-        }
+        // SAFETY: the caller's promise.
+        unsafe { by_type!(call.constants[1], reduce(call, groups)) }
+    }
+}
+
+/// [`Reduce`] of values of a type.
+///
+/// # Safety
+/// As for [`HostKernel::run`].
+#[inline(always)]
+unsafe fn reduce<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
+    let &[reduction, _, outer, axis, inner, of_axis, count] = call.constants else { return };
+    let Some(reduction) = Reduction::ALL.get(reduction as usize) else { return };
+    // SAFETY: nobody writes this; any bits are values.
+    let x = unsafe { call.read::<E>(0) };
+    for group in groups {
+        let part = Part::new([outer, axis, inner], of_axis, group);
+        let sums = || part.fold(x, 0.0, |_, sum, x| sum + f64::from(x));
+        let values = match reduction {
+            Reduction::Sum => sums(),
+            Reduction::Mean => sums().map(|sum| sum / f64::from(count)),
+            Reduction::Max => part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)),
+            Reduction::Min => part.fold(x, f64::INFINITY, |_, a, b| smaller(a, b)),
+        };
+        // SAFETY: each group writes its own columns.
+        let out = unsafe { call.write::<f32>(1, part.line..part.line + part.columns) };
+        out.iter_mut().zip(values).for_each(|(out, value)| *out = value as f32);
     }
 }
 
@@ -114,26 +147,35 @@ impl HostKernel for SoftmaxAxis {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[outer, axis, inner] = call.constants else { return };
-        // SAFETY: nobody writes this; any bits are floats.
-        let x = unsafe { call.read::<f32>(0) };
-        for group in groups {
-            let part = Part::new([outer, axis, inner], group);
-            let largest =
-                part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)).map(|largest| match largest {
-                    f64::INFINITY => f32::NAN,
-                    f64::NEG_INFINITY => 0.0, // nothing is allowed: all become zero
-                    largest => largest as f32,
-                });
-            let weight = |column: usize, x: f32| (x - largest[column]).exp();
-            let sums = part.fold(x, 0.0, |column, sum, x| sum + f64::from(weight(column, x)));
-            for row in part.rows() {
-                // SAFETY: each group writes its own columns.
-                let out = unsafe { call.write::<f32>(1, row.clone()) };
-                for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
-                    let sum = sums[column] as f32;
-                    *out = if sum == 0.0 { 0.0 } else { weight(column, *x) / sum };
-                }
+        // SAFETY: the caller's promise.
+        unsafe { by_type!(call.constants[0], softmax(call, groups)) }
+    }
+}
+
+/// [`SoftmaxAxis`] of values of a type.
+///
+/// # Safety
+/// As for [`HostKernel::run`].
+#[inline(always)]
+unsafe fn softmax<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
+    let &[_, outer, axis, inner] = call.constants else { return };
+    // SAFETY: nobody writes this; any bits are values.
+    let x = unsafe { call.read::<E>(0) };
+    for group in groups {
+        let part = Part::new([outer, axis, inner], axis, group);
+        let largest = part.fold(x, f64::NEG_INFINITY, |_, a, b| larger(a, b)).map(|largest| match largest {
+            f64::INFINITY => f32::NAN,
+            f64::NEG_INFINITY => 0.0, // nothing is allowed: all become zero
+            largest => largest as f32,
+        });
+        let weight = |column: usize, x: f32| (x - largest[column]).exp();
+        let sums = part.fold(x, 0.0, |column, sum, x| sum + f64::from(weight(column, x)));
+        for row in part.rows() {
+            // SAFETY: each group writes its own columns.
+            let out = unsafe { call.write::<f32>(1, row.clone()) };
+            for (column, (out, x)) in out.iter_mut().zip(&x[row]).enumerate() {
+                let sum = sums[column] as f32;
+                *out = if sum == 0.0 { 0.0 } else { weight(column, x.value()) / sum };
             }
         }
     }
@@ -153,20 +195,30 @@ impl HostKernel for LayerNorm {
     }
     #[inline(always)]
     unsafe fn run<S: Isa>(_: S, call: &HostCall<'_>, groups: Range<u32>) {
-        let &[_, width, _] = call.constants else { return };
-        let (width, epsilon) = (width as usize, f64::from(call.float(2)));
-        // SAFETY: nobody writes these; any bits are floats.
-        let [x, weight, bias] = [0, 1, 2].map(|binding| unsafe { call.read::<f32>(binding) });
-        for row in groups.start as usize..groups.end as usize {
-            let x = &x[row * width..][..width];
-            let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
-            let squares = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>();
-            let scale = 1.0 / (squares / width as f64 + epsilon).sqrt();
-            // SAFETY: each group writes its own row.
-            let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
-            for (out, (x, (w, b))) in out.iter_mut().zip(x.iter().zip(weight.iter().zip(bias))) {
-                *out = ((f64::from(*x) - mean) * scale) as f32 * w + b;
-            }
+        // SAFETY: the caller's promise.
+        unsafe { by_type!(call.constants[0], norm(call, groups)) }
+    }
+}
+
+/// [`LayerNorm`] of values of a type.
+///
+/// # Safety
+/// As for [`HostKernel::run`].
+#[inline(always)]
+unsafe fn norm<E: Element>(call: &HostCall<'_>, groups: Range<u32>) {
+    let &[_, _, width, _] = call.constants else { return };
+    let (width, epsilon) = (width as usize, f64::from(call.float(3)));
+    // SAFETY: nobody writes these; any bits are values.
+    let (x, [weight, bias]) = unsafe { (call.read::<E>(0), [1, 2].map(|binding| call.read::<f32>(binding))) };
+    for row in groups.start as usize..groups.end as usize {
+        let x = x[row * width..][..width].iter().map(|x| f64::from(x.value()));
+        let mean = x.clone().sum::<f64>() / width as f64;
+        let squares = x.clone().map(|x| (x - mean).powi(2)).sum::<f64>();
+        let scale = 1.0 / (squares / width as f64 + epsilon).sqrt();
+        // SAFETY: each group writes its own row.
+        let out = unsafe { call.write::<f32>(3, row * width..(row + 1) * width) };
+        for (out, (x, (w, b))) in out.iter_mut().zip(x.zip(weight.iter().zip(bias))) {
+            *out = ((x - mean) * scale) as f32 * w + b;
         }
     }
 }

@@ -125,6 +125,19 @@ pub(crate) fn cases(
     out
 }
 
+pub(crate) fn random_case(
+    tensor_type: TensorType,
+    layout: Layout,
+    activations: Activations,
+    random: &mut Random,
+) -> Case {
+    let shape = RowShape::random(random, 48);
+    let blocks = 1 + random.below(12);
+    let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
+    let (n, accumulate) = (1 + random.below(120), random.below(2) == 0);
+    case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
+}
+
 fn case(
     random: &mut Random,
     (tensor_type, layout, activations): (TensorType, Layout, Activations),

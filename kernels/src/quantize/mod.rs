@@ -22,7 +22,7 @@
 //! then taken back once a block. A block with a NaN or an infinity has such a scale: what is not a number stays none.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -112,18 +112,27 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
-        let mut x = random.floats(shape.capacity * width, 3.0);
-        x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // a block of zeros, and one of the smallest value
-        let expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
-        let case = Build::new(
-            Kernel::Quantize(activations),
-            shape.label(width),
-            &[shape.capacity, shape.count_word as usize, width],
-        );
-        let case = case.words(&shape.header()).floats(&x);
-        out.push(case.expect_rows(2, activations, &expected, shape, width));
+        out.push(case(&mut random, activations, shape, width));
     }
     out
+}
+
+pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
+    let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
+    case(random, activations, shape, width)
+}
+
+fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
+    let mut x = random.floats(shape.capacity * width, 3.0);
+    x[..BLOCK].fill(if shape.rows == 2 { 0.0 } else { -3.0 }); // a block of zeros, and one of the smallest value
+    let expected: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+    let case = Build::new(
+        Kernel::Quantize(activations),
+        shape.label(width),
+        &[shape.capacity, shape.count_word as usize, width],
+    );
+    let case = case.words(&shape.header()).floats(&x);
+    case.expect_rows(2, activations, &expected, shape, width)
 }
 
 #[cfg(test)]

@@ -1,21 +1,25 @@
-//! Reduce: one value for each line of values along an axis.
+//! Reduce: one value for each line of values along an axis, or for each part of it.
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: f32 `[outer, axis, inner]` |
-//! | 1 | out: f32 `[outer, inner]`, written |
+//! | 0 | x: `[outer, axis, inner]` of a type |
+//! | 1 | out: f32 `[outer, parts, inner]`, written |
 //!
-//! Constants: [reduction](Reduction), outer, axis, inner. An axis of zero values leaves `out` as it is.
+//! Constants: [reduction](Reduction), the [number](crate::elements::number) of the type, outer, axis, inner, the values of a
+//! part (the last part of a line has what is left; there are 65,535 at most), and what a mean is over. An axis of zero values leaves `out` as it is.
+//!
+//! Few long lines are taken in two launches, so that a device has enough groups: one of parts, as [`part`] says, then one of
+//! what these became. A mean is the sum of each part first, and the mean over the whole axis then.
 //!
 //! The largest and the smallest are NaN where any value is. Sums are taken in many parts, so that rounding hardly grows
 //! with the axis.
 //!
-//! Groups take some neighbouring columns each.
+//! Groups take some neighbouring columns of a part each.
 
-use crate::abi::{IMPOSSIBLE, words};
-use crate::cases::{Build, Case, Content, Random};
-use crate::elements::ITEMS;
-use crate::kernel::Kernel;
+use crate::abi::{IMPOSSIBLE, product, words};
+use crate::cases::{Build, Case, Content, Random, Stored};
+use crate::elements::{self, ITEMS};
+use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
 /// What becomes of a line of values. Its discriminant is the kernel's constant.
@@ -57,11 +61,13 @@ impl Reduction {
 pub static ABI: EntryAbi = EntryAbi {
     name: "reduce",
     bindings: &[Access::Read, Access::Write],
-    constants: 4,
+    constants: 7,
     extents: |constants, extents| {
-        let [reduction, outer, axis, inner] = *constants else { return };
-        let exists = (reduction as usize) < Reduction::ALL.len();
-        let sizes = [words(&[outer, axis, inner]), words(&[outer, inner])];
+        let [reduction, kind, outer, axis, inner, part, count] = *constants else { return };
+        let exists = (reduction as usize) < Reduction::ALL.len() && part > 0 && count > 0;
+        let parts = axis.div_ceil(part.max(1)).max(1);
+        let exists = exists && parts <= MOST_PARTS;
+        let sizes = [elements::bytes(kind, product(&[outer, axis, inner])), words(&[outer, parts, inner])];
         extents.copy_from_slice(&if exists { sizes } else { [IMPOSSIBLE; 2] });
     },
 };
@@ -71,10 +77,27 @@ pub(crate) fn columns(inner: u32) -> u32 {
     inner.clamp(1, ITEMS).next_power_of_two()
 }
 
-/// Outer × parts of inner.
+/// The most parts of a line: the least that the last dimension of a launch may have.
+const MOST_PARTS: u32 = 65_535;
+
+/// Groups that keep a device busy.
+const ENOUGH: u32 = 512;
+
+/// Values that a part has at least, for each of the items that share a column.
+const LEAST: u32 = 32;
+
+/// The values of a part into which lines are best cut, at most the axis: as many parts as make enough groups, none too short.
+pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
+    let groups = outer.saturating_mul(inner.div_ceil(columns(inner))).max(1);
+    let least = ITEMS / columns(inner) * LEAST;
+    let parts = ENOUGH.div_ceil(groups).min(axis / least).max(1);
+    axis.div_ceil(parts)
+}
+
+/// Outer × parts of inner × parts of the axis.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [_, outer, axis, inner] = *constants else { return [0; 3] };
-    if axis == 0 { [0; 3] } else { [outer, inner.div_ceil(columns(inner)), 1] }
+    let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
+    [outer, inner.div_ceil(columns(inner)), axis.div_ceil(part.max(1))]
 }
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
@@ -93,11 +116,19 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     .into_iter()
     .enumerate()
     {
-        out.push(case(&mut random, Reduction::ALL[i % 4], shape));
-        out.push(case(&mut random, Reduction::ALL[(i + 1) % 4], shape));
+        let [_, axis, _] = shape;
+        out.push(case(&mut random, Reduction::ALL[i % 4], ElementType::F32, shape, axis));
+        out.push(case(
+            &mut random,
+            Reduction::ALL[(i + 1) % 4],
+            ElementType::ALL[i % 3],
+            shape,
+            axis.div_ceil(3),
+        ));
     }
     // More groups than one dimension of a dispatch has on some devices.
-    out.push(case(&mut random, Reduction::Sum, [65_537, 2, 1]));
+    out.push(case(&mut random, Reduction::Sum, ElementType::F32, [65_537, 2, 1], 2));
+    out.push(case(&mut random, Reduction::Max, ElementType::F32, [1, 5003, 1], 5));
     out.extend(Reduction::ALL.map(|reduction| edges(&mut random, reduction)));
     out
 }
@@ -106,26 +137,44 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
     let reduction = Reduction::ALL[random.below(4)];
     let inner = [2, 50, 600][random.below(3)];
     let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    case(random, reduction, shape)
+    let (element, part) = (random.element(), 1 + random.below(shape[1]));
+    case(random, reduction, element, shape, part)
 }
 
-/// The lines along the axis of `[outer, axis, inner]`, in the order of `[outer, inner]`.
+/// The values of lines along the axis of `[outer, axis, inner]`, in the order of `[outer, inner]`.
 pub(crate) fn lines(
-    x: &[f32],
+    x: &[f64],
     [_, axis, inner]: [usize; 3],
 ) -> impl Iterator<Item = impl ExactSizeIterator<Item = f64> + Clone> {
-    x.chunks(axis * inner).flat_map(move |outer| {
-        (0..inner).map(move |column| outer[column..].iter().step_by(inner).map(|x| f64::from(*x)))
-    })
+    x.chunks(axis * inner)
+        .flat_map(move |outer| (0..inner).map(move |column| outer[column..].iter().step_by(inner).copied()))
 }
 
-fn case(random: &mut Random, reduction: Reduction, shape: [usize; 3]) -> Case {
+fn case(
+    random: &mut Random,
+    reduction: Reduction,
+    element: ElementType,
+    shape: [usize; 3],
+    part: usize,
+) -> Case {
+    let [_, axis, inner] = shape;
     let mut x = random.floats(shape.iter().product(), 1.0);
     x.iter_mut().for_each(|x| *x += 0.5);
-    let wanted: Vec<_> = lines(&x, shape).map(|line| Some(reduction.of(line))).collect();
-    build(reduction, shape, format!("{reduction:?} of {shape:?}"), &x)
-        .poison(wanted.len() * 4)
-        .expect_f32(1, wanted)
+    let x = Stored::new(element, &x);
+    // Means are over another number than that of a part's values, as in the second of two launches.
+    let of_part = |part: &[f64]| {
+        let whole = part.len() / inner;
+        let value = |line| match reduction {
+            Reduction::Mean => Reduction::Sum.of(line) / (axis + 1) as f64,
+            _ => reduction.of(line),
+        };
+        lines(part, [1, whole, inner]).map(value).collect::<Vec<_>>()
+    };
+    let parts = x.values.chunks(axis * inner).flat_map(|outer| outer.chunks(part * inner));
+    let wanted = parts.flat_map(of_part).collect();
+    let label = format!("{reduction:?} of {element} {shape:?} in parts of {part}");
+    let build = Build::new(Kernel::Reduce, label, &constants(reduction, element, shape, [part, axis + 1]));
+    build.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
 }
 
 /// Lines with NaN and infinities. Their length is a power of two: not every device rounds quotients as f32 is rounded.
@@ -135,11 +184,39 @@ fn edges(random: &mut Random, reduction: Reduction) -> Case {
     for (column, value) in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY].into_iter().enumerate() {
         x[random.below(32) * 4 + column] = value;
     }
-    let wanted = lines(&x, shape).map(|line| Some(reduction.of(line) as f32)).collect();
-    let case = build(reduction, shape, format!("{reduction:?} of what is special"), &x);
+    let values: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    let wanted = lines(&values, shape).map(|line| Some(reduction.of(line) as f32)).collect();
+    let constants = constants(reduction, ElementType::F32, shape, [32, 32]);
+    let case = Build::new(Kernel::Reduce, format!("{reduction:?} of what is special"), &constants).floats(&x);
     case.floats(&[7.0; 8]).expect(1, Content::Same(wanted)).done()
 }
 
-fn build(reduction: Reduction, [outer, axis, inner]: [usize; 3], label: String, x: &[f32]) -> Build {
-    Build::new(Kernel::Reduce, label, &[reduction as usize, outer, axis, inner]).floats(x)
+fn constants(
+    reduction: Reduction,
+    element: ElementType,
+    [outer, axis, inner]: [usize; 3],
+    [part, count]: [usize; 2],
+) -> [usize; 7] {
+    [reduction as usize, elements::number(element) as usize, outer, axis, inner, part, count]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_cut_where_there_are_few_and_others_are_not() {
+        for (shape, parts) in [
+            ([1, 10_000_000, 1], 512),
+            ([4, 10_000_000, 1], 128),
+            ([1000, 1_000_000, 1], 1),
+            ([1, 8191, 1], 1),
+            ([1, 100_000, 1], 12),
+            ([1, 4096, 64], 4),
+            ([0, 1, 0], 1),
+        ] {
+            assert_eq!(u32::div_ceil(shape[1], part(shape)), parts, "{shape:?}");
+        }
+        assert_eq!(part([1, 0, 1]), 0);
+    }
 }

@@ -10,7 +10,7 @@
 //! Constants: rows, count word, width, ε (the bits of an f32). One group a row.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -44,17 +44,27 @@ fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
 
 pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    let epsilon = 1e-5_f32;
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
         let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
-        let (x, weight) = (random.floats(shape.capacity * width, 3.0), random.floats(width, 1.5));
-        let expected: Vec<f64> =
-            x.chunks_exact(width).flat_map(|row| reference(row, &weight, epsilon)).collect();
-        let constants = [shape.capacity, shape.count_word as usize, width, epsilon.to_bits() as usize];
-        let case = Build::new(Kernel::RmsNorm(activations), shape.label(width), &constants);
-        let case = case.words(&shape.header()).floats(&x).floats(&weight);
-        out.push(case.expect_rows(3, activations, &expected, shape, width));
+        out.push(case(&mut random, activations, shape, width));
     }
     out
+}
+
+pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
+    let blocks = 1 + random.below(30);
+    let width = if activations == Activations::F32 { 1 + random.below(900) } else { blocks * 32 };
+    let shape = RowShape::random(random, 40);
+    case(random, activations, shape, width)
+}
+
+fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
+    let epsilon = 1e-5_f32;
+    let (x, weight) = (random.floats(shape.capacity * width, 3.0), random.floats(width, 1.5));
+    let expected: Vec<f64> = x.chunks_exact(width).flat_map(|row| reference(row, &weight, epsilon)).collect();
+    let constants = [shape.capacity, shape.count_word as usize, width, epsilon.to_bits() as usize];
+    let case = Build::new(Kernel::RmsNorm(activations), shape.label(width), &constants);
+    let case = case.words(&shape.header()).floats(&x).floats(&weight);
+    case.expect_rows(3, activations, &expected, shape, width)
 }

@@ -4,10 +4,11 @@
 //! | --- | --- |
 //! | 0 | positions: u32 `[rows]` |
 //! | 1 | turns: u32 `[rope dimensions / 2, 2]`, see [`turn`] |
-//! | 2 | x: f32 `[rows, heads, head dimension]` |
-//! | 3 | out: f32 of the same shape, written |
+//! | 2 | x: `[rows, heads, head dimension]` of a type |
+//! | 3 | out: of the same shape and type, written |
 //!
-//! Constants: rows, heads, head dimension, rope dimensions, pairing. Fewer than 2^32 values.
+//! Constants: the [number](crate::elements::number) of the type, rows, heads, head dimension, rope dimensions, pairing. Fewer
+//! than 2^32 values. What lies between is f32; see [`crate::elements`] for odd numbers of 16-bit values.
 //!
 //! Pair i of each head turns by its row's position times turn i. Pairing [`INTERLEAVED`] pairs values 2i and 2i + 1,
 //! [`HALVES`] pairs i and i + rope dimensions / 2. Dimensions beyond the rope dimensions (an even number, at most the head
@@ -17,9 +18,9 @@
 //! turn is more than whole, in 2^64ths. Sines and cosines are series of their own, for languages promise little of theirs.
 
 use crate::abi::{IMPOSSIBLE, product, words};
-use crate::cases::{Build, Case, Content, Random};
-use crate::elements;
-use crate::kernel::Kernel;
+use crate::cases::{Build, Case, Random, Stored};
+use crate::elements::{self, in_a_word};
+use crate::kernel::{ElementType, Kernel};
 pub use crate::rope_append::{HALVES, INTERLEAVED};
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::TAU;
@@ -28,20 +29,20 @@ use std::f64::consts::TAU;
 pub static ABI: EntryAbi = EntryAbi {
     name: "rope",
     bindings: &[Access::Read, Access::Read, Access::Read, Access::Write],
-    constants: 5,
+    constants: 6,
     extents: |constants, extents| {
-        let [rows, heads, head_dim, rope_dims, pairing] = *constants else { return };
+        let [kind, rows, heads, head_dim, rope_dims, pairing] = *constants else { return };
         let turns = rope_dims <= head_dim && rope_dims.is_multiple_of(2) && pairing <= HALVES;
         let x = product(&[rows, heads, head_dim]);
-        let x = if turns { elements::bytes(0, x) } else { IMPOSSIBLE };
+        let x = if turns { elements::bytes(kind, x) } else { IMPOSSIBLE };
         extents.copy_from_slice(&[words(&[rows]), words(&[rope_dims]), x, x]);
     },
 };
 
-/// An item for each pair, and for each value beyond the pairs.
+/// An item for each word of the output.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [rows, heads, head_dim, rope_dims, _] = *constants else { return [0; 3] };
-    elements::grid(product(&[rows, heads, head_dim - rope_dims / 2]) as u32)
+    let count = product(&constants[1..4]);
+    elements::grid(count.div_ceil(in_a_word(constants[0]).unwrap_or(1).into()) as u32)
 }
 
 /// The turn of `frequency` radians a position, as the kernel takes it: low word, high word.
@@ -85,10 +86,12 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
         (vec![1; 9], 2, 3, 0, HALVES),
         (vec![2, 1 << 31], 1, 128, 128, INTERLEAVED),
     ]
-    .map(|(positions, heads, head_dim, rope_dims, pairing)| {
-        case(&mut random, &positions, heads, [head_dim, rope_dims], pairing)
+    .into_iter()
+    .flat_map(|(positions, heads, head_dim, rope_dims, pairing)| {
+        ElementType::ALL
+            .map(|element| case(&mut random, element, &positions, heads, [head_dim, rope_dims], pairing))
     })
-    .into()
+    .collect()
 }
 
 pub(crate) fn random_case(random: &mut Random) -> Case {
@@ -96,11 +99,13 @@ pub(crate) fn random_case(random: &mut Random) -> Case {
     let head_dim = 1 + random.below(160);
     let dims = [head_dim, random.below(head_dim / 2 + 1) * 2];
     let (heads, pairing) = (1 + random.below(9), random.below(2) as u32);
-    case(random, &positions, heads, dims, pairing)
+    let element = random.element();
+    case(random, element, &positions, heads, dims, pairing)
 }
 
 fn case(
     random: &mut Random,
+    element: ElementType,
     positions: &[u32],
     heads: usize,
     [head_dim, rope_dims]: [usize; 2],
@@ -111,21 +116,22 @@ fn case(
     let frequencies: Vec<f64> =
         (0..pairs.max(1)).map(|i| 10000_f64.powf(-2.0 * i as f64 / rope_dims.max(1) as f64)).collect();
     let turns: Vec<u32> = frequencies.iter().flat_map(|frequency| turn(*frequency)).collect();
-    let x = random.floats(positions.len() * heads * head_dim, 2.0);
-    let mut wanted: Vec<Option<f64>> = x.iter().map(|x| Some(f64::from(*x))).collect();
+    let x = Stored::new(element, &random.floats(positions.len() * heads * head_dim, 2.0));
+    let mut wanted = x.values;
     for (row, head) in wanted.chunks_exact_mut(head_dim).enumerate() {
         for (i, frequency) in frequencies.iter().enumerate().take(pairs) {
             let (a, b) = if pairing == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + pairs) };
             let (sin, cos) = (f64::from(positions[row / heads]) * frequency).sin_cos();
-            if let (Some(x), Some(y)) = (head[a], head[b]) {
-                (head[a], head[b]) = (Some(x * cos - y * sin), Some(x * sin + y * cos));
-            }
+            (head[a], head[b]) = (head[a] * cos - head[b] * sin, head[a] * sin + head[b] * cos);
         }
     }
-    let label = format!("{positions:?}, {heads} heads of {head_dim}, {rope_dims} turned, pairing {pairing}");
-    let constants = [positions.len(), heads, head_dim, rope_dims, pairing as usize];
+    let label = format!(
+        "{element} at {positions:?}, {heads} heads of {head_dim}, {rope_dims} turned, pairing {pairing}"
+    );
+    let kind = elements::number(element) as usize;
+    let constants = [kind, positions.len(), heads, head_dim, rope_dims, pairing as usize];
     let case = Build::new(Kernel::Rope, label, &constants).words(positions).words(&turns);
-    case.floats(&x).poison(x.len() * 4).expect(3, Content::F32(wanted)).done()
+    case.bytes(x.bytes).expect_elements(3, element, wanted)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-// Rotary position embedding. Angles are integers, in 2^32ths of a turn.
+// Rotary position embedding. Angles are integers, in 2^32ths of a turn. An item writes a word, of one value or
+// two.
 
 FN uint angle_of(uint position, uint low, uint high) {
     uint a = position & 0xffff, b = position >> 16, c = low & 0xffff, d = low >> 16;
@@ -6,36 +7,37 @@ FN uint angle_of(uint position, uint low, uint high) {
     return position * high + b * d + (middle >> 16) + (other >> 16);
 }
 
-// The value that comes first in a pair is turned to the first place, the other one to the second.
-FN void turn_pair(uint angle, PRIVATE float *first, PRIVATE float *second) {
+// What the first or the second value of a pair becomes.
+FN float turned_value(uint angle, float first, float second, bool is_first) {
     uint quarter = (angle + (1u << 29)) >> 30;
     float x = (float)(int)(angle - (quarter << 30)) * 1.4629180793e-9f, z = x * x;
     float sine = fma(x * z, fma(z, fma(z, fma(z, 2.75573192e-6f, -1.98412698e-4f), 8.33333333e-3f), -0.166666667f), x);
     float cosine = fma(z, fma(z, fma(z, fma(z, 2.48015873e-5f, -1.38888889e-3f), 4.16666667e-2f), -0.5f), 1.0f);
     float s = quarter == 0 ? sine : quarter == 1 ? cosine : quarter == 2 ? -sine : -cosine;
     float c = quarter == 0 ? cosine : quarter == 1 ? -sine : quarter == 2 ? -cosine : sine;
-    float a = *first, b = *second;
-    *first = fma(a, c, -(b * s));
-    *second = fma(a, s, b * c);
+    return is_first ? fma(first, c, -(second * s)) : fma(first, s, second * c);
 }
 
 KERNEL(ITEMS) rope(
-    const GLOBAL uint *RESTRICT positions, const GLOBAL uint *RESTRICT turns, const GLOBAL float *RESTRICT x,
-    GLOBAL float *RESTRICT out, uint rows, uint heads, uint head_dim, uint rope_dims, uint pairing
+    const GLOBAL uint *RESTRICT positions, const GLOBAL uint *RESTRICT turns, const GLOBAL uint *RESTRICT x,
+    GLOBAL uint *RESTRICT out, uint type, uint rows, uint heads, uint head_dim, uint rope_dims, uint pairing
 ) {
     BEGIN();
-    uint pairs = rope_dims / 2, width = head_dim - pairs, place = GROUP(0) * ITEMS + ITEM;
-    uint head = place / width, i = place % width;
-    if (head >= rows * heads) return;
-    const GLOBAL float *from = x + (size_t)head * head_dim;
-    GLOBAL float *to = out + (size_t)head * head_dim;
-    if (i >= pairs) {
-        to[pairs + i] = from[pairs + i];
-        return;
+    uint count = rows * heads * head_dim, pairs = rope_dims / 2, both = 0;
+    uint word = GROUP(0) * ITEMS + ITEM, start = word * in_a_word(type);
+    if (start >= count) return;
+    for (uint n = 0; n < in_a_word(type) && start + n < count; n++) {
+        uint head = (start + n) / head_dim, at = (start + n) % head_dim, bits;
+        if (at < rope_dims) {
+            uint pair = pairing == 0 ? at / 2 : at % pairs;
+            bool is_first = pairing == 0 ? at % 2 == 0 : at < pairs;
+            size_t a = (size_t)head * head_dim + (pairing == 0 ? 2 * pair : pair), b = a + (pairing == 0 ? 1 : pairs);
+            uint angle = angle_of(positions[head / heads], turns[2 * pair], turns[2 * pair + 1]);
+            bits = element_of(type, turned_value(angle, element_value(x, type, a), element_value(x, type, b), is_first));
+        } else {
+            bits = element(x, type, start + n);
+        }
+        both |= bits << (16 * n);
     }
-    uint a = pairing == 0 ? 2 * i : i, b = pairing == 0 ? 2 * i + 1 : i + pairs;
-    float first = from[a], second = from[b];
-    turn_pair(angle_of(positions[head / heads], turns[2 * i], turns[2 * i + 1]), &first, &second);
-    to[a] = first;
-    to[b] = second;
+    out[word] = both;
 }

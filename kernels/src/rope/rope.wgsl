@@ -1,15 +1,16 @@
-// Rotary position embedding. Angles are integers, in 2^32ths of a turn.
+// Rotary position embedding. Angles are integers, in 2^32ths of a turn. An item writes a word, of one value or
+// two.
 
 struct Constants {
     first_group: vec3<u32>,
-    rows: u32, heads: u32, head_dim: u32, rope_dims: u32, pairing: u32,
+    kind: u32, rows: u32, heads: u32, head_dim: u32, rope_dims: u32, pairing: u32,
 }
 var<immediate> constants: Constants;
 
 @group(0) @binding(0) var<storage, read> positions: array<u32>;
 @group(0) @binding(1) var<storage, read> turns: array<u32>;
-@group(0) @binding(2) var<storage, read> x: array<f32>;
-@group(0) @binding(3) var<storage, read_write> out: array<f32>;
+@group(0) @binding(2) var<storage, read> x: array<u32>;
+@group(0) @binding(3) var<storage, read_write> out: array<u32>;
 
 fn angle_of(position: u32, low: u32, high: u32) -> u32 {
     let a = position & 0xffffu;
@@ -36,23 +37,34 @@ fn sin_cos_of(angle: u32) -> vec2<f32> {
     }
 }
 
+fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }
+
+// What becomes of value `i`, as the bits of an element.
+fn turned(i: u32) -> u32 {
+    let c = constants;
+    let head = i / c.head_dim;
+    let at = i % c.head_dim;
+    if at >= c.rope_dims { return element_in(x[word_of(c.kind, i)], c.kind, i); }
+    let pairs = c.rope_dims / 2u;
+    let interleaved = c.pairing == 0u;
+    let pair = select(at % pairs, at / 2u, interleaved);
+    let a = head * c.head_dim + select(pair, 2u * pair, interleaved);
+    let b = a + select(pairs, 1u, interleaved);
+    let turn = sin_cos_of(angle_of(positions[head / c.heads], turns[2u * pair], turns[2u * pair + 1u]));
+    let first = fma(value_at(a), turn.y, -(value_at(b) * turn.x));
+    let second = fma(value_at(a), turn.x, value_at(b) * turn.y);
+    return element_of(c.kind, select(second, first, i == a));
+}
+
 @compute @workgroup_size(ITEMS)
 fn rope(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
-    let pairs = constants.rope_dims / 2u;
-    let width = constants.head_dim - pairs;
-    let place = (workgroup.x + constants.first_group.x) * ITEMS + item;
-    let head = place / width;
-    let i = place % width;
-    if head >= constants.rows * constants.heads { return; }
-    let start = head * constants.head_dim;
-    if i >= pairs {
-        out[start + pairs + i] = x[start + pairs + i];
-        return;
+    let count = constants.rows * constants.heads * constants.head_dim;
+    let word = (workgroup.x + constants.first_group.x) * ITEMS + item;
+    let start = word * in_a_word(constants.kind);
+    if start >= count { return; }
+    var both = 0u;
+    for (var i = 0u; i < in_a_word(constants.kind) && start + i < count; i++) {
+        both |= turned(start + i) << (16u * i);
     }
-    let interleaved = constants.pairing == 0u;
-    let a = start + select(i, 2u * i, interleaved);
-    let b = start + select(i + pairs, 2u * i + 1u, interleaved);
-    let turned = sin_cos_of(angle_of(positions[head / constants.heads], turns[2u * i], turns[2u * i + 1u]));
-    out[a] = fma(x[a], turned.y, -(x[b] * turned.x));
-    out[b] = fma(x[a], turned.x, x[b] * turned.y);
+    out[word] = both;
 }

@@ -119,6 +119,20 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
+pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
+    let (mut starts, mut used) = (Vec::new(), 0);
+    for _ in 0..1 + random.below(3) {
+        let (first, count) = (random.below(50), 1 + random.below(14));
+        starts.push((first as u32, count as u32));
+        used += count;
+    }
+    let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
+    let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
+    let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing: random.below(2) as u32 };
+    let (capacity, lies) = (used + random.below(4), random.below(2) == 0);
+    case(random, kv_type, capacity, &starts, heads, lies)
+}
+
 /// Each of `starts` is a sequence's first position and number of rows. With `lies`, the first row names a sequence that
 /// does not exist, the last a position far beyond its table, and one table a block beyond the cache.
 fn case(

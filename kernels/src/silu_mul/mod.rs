@@ -9,7 +9,7 @@
 //! Constants: rows, count word, width. One group a row.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random};
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -46,14 +46,25 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     let mut out = Vec::new();
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 70, 256, 768, 64, 96]) {
         let width = if activations == Activations::F32 { width } else { width / 32 * 32 };
-        let row = |random: &mut Random| [random.floats(width, 8.0), random.floats(width, 1.5)].concat();
-        let mut gate_up: Vec<f32> = (0..shape.capacity).flat_map(|_| row(&mut random)).collect();
-        gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
-        let expected: Vec<f64> = gate_up.chunks_exact(2 * width).flat_map(reference).collect();
-        let constants = [shape.capacity, shape.count_word as usize, width];
-        let case = Build::new(Kernel::SiluMul(activations), shape.label(width), &constants);
-        let case = case.words(&shape.header()).floats(&gate_up);
-        out.push(case.expect_rows(2, activations, &expected, shape, width));
+        out.push(case(&mut random, activations, shape, width));
     }
     out
+}
+
+pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
+    let blocks = 1 + random.below(30);
+    let width = if activations == Activations::F32 { 2 + random.below(900) } else { blocks * 32 };
+    let shape = RowShape::random(random, 40);
+    case(random, activations, shape, width)
+}
+
+fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {
+    let row = |random: &mut Random| [random.floats(width, 8.0), random.floats(width, 1.5)].concat();
+    let mut gate_up: Vec<f32> = (0..shape.capacity).flat_map(|_| row(random)).collect();
+    gate_up[..4].copy_from_slice(&[-200.0, 200.0, 0.0, -30.0]); // where e^x leaves the range of f32
+    let expected: Vec<f64> = gate_up.chunks_exact(2 * width).flat_map(reference).collect();
+    let constants = [shape.capacity, shape.count_word as usize, width];
+    let case = Build::new(Kernel::SiluMul(activations), shape.label(width), &constants);
+    let case = case.words(&shape.header()).floats(&gate_up);
+    case.expect_rows(2, activations, &expected, shape, width)
 }

@@ -44,16 +44,25 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let shapes = ROW_SHAPES.into_iter().zip([32, 70, 768, 33, 64, 1]);
     let vocabulary = [(RowShape { capacity: 3, rows: 2, count_word: 1 }, 32000)];
     for (shape, width) in shapes.chain(vocabulary) {
-        let mut x = random.floats(shape.capacity * width, 20.0);
-        x.iter_mut().skip(5).step_by(23).for_each(|x| *x = f32::NEG_INFINITY);
-        let expected = x.chunks_exact(width).flat_map(reference).collect();
-        let constants = [shape.capacity, shape.count_word as usize, width];
-        let case = Build::new(Kernel::Softmax, shape.label(width), &constants).words(&shape.header());
-        let case = case.floats(&x).poison(x.len() * 4);
-        out.push(case.expect_f32(2, untouched_after(expected, shape.rows * width)));
+        out.push(case(&mut random, shape, width));
     }
     out.push(edges(&mut random));
     out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+    case(random, shape, width)
+}
+
+fn case(random: &mut Random, shape: RowShape, width: usize) -> Case {
+    let mut x = random.floats(shape.capacity * width, 20.0);
+    x.iter_mut().skip(5).step_by(23).for_each(|x| *x = f32::NEG_INFINITY);
+    let expected = x.chunks_exact(width).flat_map(reference).collect();
+    let constants = [shape.capacity, shape.count_word as usize, width];
+    let case = Build::new(Kernel::Softmax, shape.label(width), &constants).words(&shape.header());
+    let case = case.floats(&x).poison(x.len() * 4);
+    case.expect_f32(2, untouched_after(expected, shape.rows * width))
 }
 
 /// Rows whose probabilities are zero, one or NaN, and nothing in between.

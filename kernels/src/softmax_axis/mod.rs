@@ -2,17 +2,18 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: f32 `[outer, axis, inner]` |
+//! | 0 | x: `[outer, axis, inner]` of a type |
 //! | 1 | out: f32 of the same shape, written |
 //!
-//! Constants: outer, axis, inner.
+//! Constants: the [number](crate::elements::number) of the type, outer, axis, inner.
 //!
 //! Infinities and NaN as in [`crate::softmax`], which is for the rows of a micro-batch: −∞ has probability zero, a line of
 //! nothing else becomes zeros, a line with a NaN or +∞ becomes NaN throughout. Groups as in [`crate::reduce`].
 
-use crate::abi::words;
-use crate::cases::{Build, Case, Content, Random};
-use crate::kernel::Kernel;
+use crate::abi::{product, words};
+use crate::cases::{Build, Case, Content, Random, Stored};
+use crate::elements;
+use crate::kernel::{ElementType, Kernel};
 use crate::reduce::{columns, lines};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -20,18 +21,21 @@ use ragtag_hal::{Access, EntryAbi};
 pub static ABI: EntryAbi = EntryAbi {
     name: "softmax_axis",
     bindings: &[Access::Read, Access::Write],
-    constants: 3,
-    extents: |constants, extents| extents.fill(words(constants)),
+    constants: 4,
+    extents: |constants, extents| {
+        let [kind, shape @ ..] = constants else { return };
+        extents.copy_from_slice(&[elements::bytes(*kind, product(shape)), words(shape)]);
+    },
 };
 
 /// Outer × parts of inner.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    let [outer, axis, inner] = *constants else { return [0; 3] };
+    let [_, outer, axis, inner] = *constants else { return [0; 3] };
     if axis == 0 { [0; 3] } else { [outer, inner.div_ceil(columns(inner)), 1] }
 }
 
 /// Probabilities in f64, in their places.
-fn reference(x: &[f32], shape: [usize; 3]) -> Vec<f64> {
+fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
     let [_, axis, inner] = shape;
     let mut out = vec![0.0; x.len()];
     for (i, line) in lines(x, shape).enumerate() {
@@ -47,7 +51,11 @@ fn reference(x: &[f32], shape: [usize; 3]) -> Vec<f64> {
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let shapes = [[1, 1, 1], [7, 257, 1], [3, 31, 5], [2, 70, 67], [1, 3, 1031], [5, 1, 3], [1, 2000, 2]];
-    let mut out: Vec<Case> = shapes.map(|shape| case(&mut random, shape)).into();
+    let mut out = Vec::new();
+    for (i, shape) in shapes.into_iter().enumerate() {
+        out.push(case(&mut random, ElementType::F32, shape));
+        out.push(case(&mut random, ElementType::ALL[1 + i % 2], shape));
+    }
     out.push(edges(&mut random));
     out
 }
@@ -55,15 +63,21 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let inner = [2, 50, 300][random.below(3)];
     let shape = [1 + random.below(20), 1 + random.below(400), 1 + random.below(inner)];
-    case(random, shape)
+    let element = random.element();
+    case(random, element, shape)
 }
 
-fn case(random: &mut Random, shape: [usize; 3]) -> Case {
+fn case(random: &mut Random, element: ElementType, shape: [usize; 3]) -> Case {
     let mut x = random.floats(shape.iter().product(), 20.0);
     x.iter_mut().skip(5).step_by(23).for_each(|x| *x = f32::NEG_INFINITY);
-    let wanted = reference(&x, shape).into_iter().map(Some).collect();
-    let case = Build::new(Kernel::SoftmaxAxis, format!("{shape:?}"), &shape).floats(&x);
-    case.poison(x.len() * 4).expect_f32(1, wanted)
+    let x = Stored::new(element, &x);
+    let wanted = reference(&x.values, shape);
+    let case = Build::new(Kernel::SoftmaxAxis, format!("{element} {shape:?}"), &constants(element, shape));
+    case.bytes(x.bytes).expect_elements(1, ElementType::F32, wanted)
+}
+
+fn constants(element: ElementType, [outer, axis, inner]: [usize; 3]) -> [usize; 4] {
+    [elements::number(element) as usize, outer, axis, inner]
 }
 
 /// Lines whose probabilities are zero, one or NaN, and nothing in between.
@@ -78,7 +92,9 @@ fn edges(random: &mut Random) -> Case {
     put(4, f32::NAN);
     put(5, f32::INFINITY);
     (x[2 * 6 + 3], x[(AXIS - 1) * 6 + 3]) = (-3.4e38, 3.4e38);
-    let wanted = reference(&x, shape).into_iter().map(|p| Some(p as f32)).collect();
-    let case = Build::new(Kernel::SoftmaxAxis, "infinities and NaN".into(), &shape).floats(&x);
+    let values: Vec<f64> = x.iter().copied().map(f64::from).collect();
+    let wanted = reference(&values, shape).into_iter().map(|p| Some(p as f32)).collect();
+    let constants = constants(ElementType::F32, shape);
+    let case = Build::new(Kernel::SoftmaxAxis, "infinities and NaN".into(), &constants).floats(&x);
     case.floats(&vec![7.0; x.len()]).expect(1, Content::Same(wanted)).done()
 }

@@ -2,12 +2,14 @@
 
 struct Constants {
     first_group: vec3<u32>,
-    outer: u32, axis: u32, inner: u32,
+    kind: u32, outer: u32, axis: u32, inner: u32,
 }
 var<immediate> constants: Constants;
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
+
+fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }
 
 // e^(x − largest), of which neither is NaN or +∞; of −∞ it is zero.
 fn weight(x: f32, largest: f32) -> f32 {
@@ -23,8 +25,8 @@ fn softmax_axis(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     let lane = item / columns;
     let column = group.y * columns + item % columns;
     let start = group.x * c.axis * c.inner + min(column, c.inner - 1u);
-    var largest = x[start];
-    for (var i = lane; i < c.axis; i += lanes) { largest = combined(1u, largest, x[start + i * c.inner]); }
+    var largest = value_at(start);
+    for (var i = lane; i < c.axis; i += lanes) { largest = combined(1u, largest, value_at(start + i * c.inner)); }
     largest = across(item, 1u, columns, largest);
     // What is NaN or +∞ makes the line NaN; where nothing is allowed, all become zero.
     let bits = bitcast<u32>(largest);
@@ -32,7 +34,7 @@ fn softmax_axis(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     if size_bits(largest) >= INFINITE { largest = 0.0; }
     var sum = 0.0;
     if !fails {
-        for (var i = lane; i < c.axis; i += lanes) { sum += weight(x[start + i * c.inner], largest); }
+        for (var i = lane; i < c.axis; i += lanes) { sum += weight(value_at(start + i * c.inner), largest); }
     }
     sum = across(item, 0u, columns, sum);
     if column >= c.inner { return; }
@@ -40,7 +42,7 @@ fn softmax_axis(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
         let at = start + i * c.inner;
         var probability = 0.0;
         if fails { probability = bitcast<f32>(NOT_A_NUMBER | (bits & 1u)); }
-        else if sum > 0.0 { probability = weight(x[at], largest) / sum; }
+        else if sum > 0.0 { probability = weight(value_at(at), largest) / sum; }
         out[at] = probability;
     }
 }

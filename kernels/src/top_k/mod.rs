@@ -52,20 +52,30 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     ];
     let mut out = Vec::new();
     for (shape, (width, k)) in shapes.chain(vocabulary) {
-        let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
-        let best = rows.iter().map(|row| reference(row, k));
-        let (mut values, mut indices) = (Vec::new(), Vec::new());
-        for (i, (value, index)) in best.flatten().enumerate() {
-            values.push((i < shape.rows * k).then_some(value));
-            indices.push((i < shape.rows * k).then_some(index));
-        }
-        let constants = [shape.capacity, shape.count_word as usize, width, k];
-        let label = format!("{k} of {}", shape.label(width));
-        let case = Build::new(Kernel::TopK, label, &constants).words(&shape.header());
-        let case = case.floats(&rows.concat()).floats(&vec![7.0; values.len()]).poison(indices.len() * 4);
-        out.push(case.expect(2, Content::Same(values)).expect(3, Content::Words(indices)).done());
+        out.push(case(&mut random, shape, width, k));
     }
     out
+}
+
+pub(crate) fn random_case(random: &mut Random) -> Case {
+    let (shape, width) = (RowShape::random(random, 20), 1 + random.below(2000));
+    let k = 1 + random.below(width.min(MOST as usize));
+    case(random, shape, width, k)
+}
+
+fn case(random: &mut Random, shape: RowShape, width: usize, k: usize) -> Case {
+    let rows: Vec<Vec<f32>> = (0..shape.capacity).map(|i| random.awkward(i, width)).collect();
+    let best = rows.iter().map(|row| reference(row, k));
+    let (mut values, mut indices) = (Vec::new(), Vec::new());
+    for (i, (value, index)) in best.flatten().enumerate() {
+        values.push((i < shape.rows * k).then_some(value));
+        indices.push((i < shape.rows * k).then_some(index));
+    }
+    let constants = [shape.capacity, shape.count_word as usize, width, k];
+    let label = format!("{k} of {}", shape.label(width));
+    let case = Build::new(Kernel::TopK, label, &constants).words(&shape.header());
+    let case = case.floats(&rows.concat()).floats(&vec![7.0; values.len()]).poison(indices.len() * 4);
+    case.expect(2, Content::Same(values)).expect(3, Content::Words(indices)).done()
 }
 
 #[cfg(test)]

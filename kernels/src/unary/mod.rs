@@ -2,18 +2,19 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: f32 `[count]` |
-//! | 1 | out: f32 `[count]`, written |
+//! | 0 | x: `[count]` of a type |
+//! | 1 | out: `[count]` of the same type, written |
 //!
-//! Constants: [function](Function), count.
+//! Constants: [function](Function), the [number](crate::elements::number) of the type, count. What lies between is f32; see
+//! [`crate::elements`] for odd numbers of 16-bit values.
 //!
 //! Every function is that of the real numbers with its limits at the infinities, and NaN of NaN: large arguments give no
 //! NaN of their own. The logarithm of zero is −∞; logarithm and square root of what is less are NaN.
 
-use crate::abi::{IMPOSSIBLE, words};
-use crate::cases::{Build, Case, Content, Random};
-use crate::elements;
-use crate::kernel::Kernel;
+use crate::abi::IMPOSSIBLE;
+use crate::cases::{Build, Case, Content, Random, Stored};
+use crate::elements::{self, in_a_word};
+use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
@@ -105,24 +106,27 @@ fn normal(x: f64) -> f64 {
 pub static ABI: EntryAbi = EntryAbi {
     name: "unary",
     bindings: &[Access::Read, Access::Write],
-    constants: 2,
+    constants: 3,
     extents: |constants, extents| {
-        let [function, count] = *constants else { return };
+        let [function, kind, count] = *constants else { return };
         let exists = (function as usize) < Function::ALL.len();
-        extents.fill(if exists { words(&[count]) } else { IMPOSSIBLE });
+        extents.fill(if exists { elements::bytes(kind, count.into()) } else { IMPOSSIBLE });
     },
 };
 
-/// An item a value.
+/// An item for each word.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
-    elements::grid(constants[1])
+    let [_, kind, count] = *constants else { return [0; 3] };
+    elements::grid(count.div_ceil(in_a_word(kind).unwrap_or(1)))
 }
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
-    for (function, count) in Function::ALL.into_iter().zip([1, 257, 1009, 4097].into_iter().cycle()) {
-        out.push(case(&mut random, function, count, 6.0));
+    for (i, function) in Function::ALL.into_iter().enumerate() {
+        let count = [1, 257, 1009, 4097][i % 4];
+        out.push(case(&mut random, function, ElementType::F32, count, 6.0));
+        out.push(case(&mut random, function, ElementType::ALL[1 + i % 2], count, 6.0));
         out.push(edges(function));
     }
     out
@@ -131,17 +135,20 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let function = Function::ALL[random.below(Function::ALL.len())];
     let (count, size) = (1 + random.below(3000), [0.01, 1.0, 20.0][random.below(3)]);
-    case(random, function, count, size)
+    let element = random.element();
+    case(random, function, element, count, size)
 }
 
-fn case(random: &mut Random, function: Function, count: usize, size: f32) -> Case {
+fn case(random: &mut Random, function: Function, element: ElementType, count: usize, size: f32) -> Case {
     let mut x = random.floats(count, size);
     if matches!(function, Function::Log | Function::Sqrt) {
         x.iter_mut().for_each(|x| *x = x.abs() + 1e-6);
     }
-    let label = format!("{function:?} of {count} up to {size}");
-    let case = Build::new(Kernel::Unary, label, &[function as usize, count]).floats(&x).poison(count * 4);
-    case.expect_f32(1, x.iter().map(|x| Some(function.of(f64::from(*x)))).collect())
+    let x = Stored::new(element, &x);
+    let label = format!("{function:?} of {count} {element} up to {size}");
+    let constants = [function as usize, elements::number(element) as usize, count];
+    let case = Build::new(Kernel::Unary, label, &constants).bytes(x.bytes);
+    case.expect_elements(1, element, x.values.into_iter().map(|x| function.of(x)).collect())
 }
 
 /// Arguments at which the function's value is a float, or NaN.
@@ -154,7 +161,8 @@ fn edges(function: Function) -> Case {
         _ => x.extend([200.0, -200.0, 1e30, -1e30, f32::MAX, f32::MIN]),
     }
     let wanted = x.iter().map(|x| Some(function.of(f64::from(*x)) as f32)).collect();
-    let case = Build::new(Kernel::Unary, format!("{function:?} at its edges"), &[function as usize, x.len()]);
+    let case =
+        Build::new(Kernel::Unary, format!("{function:?} at its edges"), &[function as usize, 0, x.len()]);
     case.floats(&x).floats(&vec![7.0; x.len()]).expect(1, Content::Same(wanted)).done()
 }
 

@@ -1,4 +1,4 @@
-// A function of each value. Infinities, NaN and large arguments have their limits.
+// A function of each value: an item writes a word, of one value or two. Infinities, NaN and large arguments have their limits.
 
 FN float tanh_of(float x) {
     float square = x * x, rest = exp(x < 0.0f ? 2.0f * x : -2.0f * x), tangent = (1.0f - rest) / (1.0f + rest);
@@ -40,9 +40,13 @@ FN float function_of(uint function, float x) {
 }
 
 KERNEL(ITEMS) unary(
-    const GLOBAL float *RESTRICT x, GLOBAL float *RESTRICT out, uint function, uint count
+    const GLOBAL uint *RESTRICT x, GLOBAL uint *RESTRICT out, uint function, uint type, uint count
 ) {
     BEGIN();
-    uint i = GROUP(0) * ITEMS + ITEM;
-    if (i < count) out[i] = function_of(function, x[i]);
+    uint word = GROUP(0) * ITEMS + ITEM, start = word * in_a_word(type), both = 0;
+    if (start >= count) return;
+    for (uint i = 0; i < in_a_word(type) && start + i < count; i++) {
+        both |= element_of(type, function_of(function, element_value(x, type, start + i))) << (16 * i);
+    }
+    out[word] = both;
 }

@@ -1,8 +1,8 @@
-// A function of each value. Infinities, NaN and large arguments have their limits.
+// A function of each value: an item writes a word, of one value or two. Infinities, NaN and large arguments have their limits.
 
 struct Constants {
     first_group: vec3<u32>,
-    function: u32, count: u32,
+    function: u32, kind: u32, count: u32,
 }
 var<immediate> constants: Constants;
 
@@ -93,6 +93,14 @@ fn function_of(function: u32, bits: u32) -> u32 {
 
 @compute @workgroup_size(ITEMS)
 fn unary(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
-    let i = (workgroup.x + constants.first_group.x) * ITEMS + item;
-    if i < constants.count { out[i] = function_of(constants.function, x[i]); }
+    let kind = constants.kind;
+    let word = (workgroup.x + constants.first_group.x) * ITEMS + item;
+    let start = word * in_a_word(kind);
+    if start >= constants.count { return; }
+    var both = 0u;
+    for (var i = 0u; i < in_a_word(kind) && start + i < constants.count; i++) {
+        let bits = convert_element(kind, 0u, element_in(x[word], kind, start + i));
+        both |= convert_element(0u, kind, function_of(constants.function, bits)) << (16u * i);
+    }
+    out[word] = both;
 }

@@ -53,3 +53,9 @@ fn convert_element(kind: u32, to: u32, bits: u32) -> u32 {
     if to == 1u { return half_of_f32(value); }
     return brain_of_f32(value);
 }
+
+// Element `i`, which lies in this word, as a number, and the bits of the element that a number becomes.
+fn value_in(word: u32, kind: u32, i: u32) -> f32 {
+    return bitcast<f32>(convert_element(kind, 0u, element_in(word, kind, i)));
+}
+fn element_of(kind: u32, value: f32) -> u32 { return convert_element(0u, kind, bitcast<u32>(value)); }

@@ -18,10 +18,10 @@ pub(super) fn variants() -> Vec<Variant> {
             text(&[include_str!("elements.wgsl"), include_str!("../gather_rows/gather_rows.wgsl")])
         }),
         function(Kernel::Unary, &unary::ABI, unary::grid, "unary", |_| {
-            text(&[include_str!("numbers.wgsl"), include_str!("../unary/unary.wgsl")])
+            numbers(include_str!("../unary/unary.wgsl"))
         }),
         function(Kernel::Binary, &binary::ABI, binary::grid, "binary", |_| {
-            text(&[include_str!("numbers.wgsl"), include_str!("../binary/binary.wgsl")])
+            numbers(include_str!("../binary/binary.wgsl"))
         }),
         function(Kernel::Reduce, &reduce::ABI, reduce::grid, "reduce", |_| {
             in_columns(include_str!("../reduce/reduce.wgsl"))
@@ -47,7 +47,7 @@ pub(super) fn variants() -> Vec<Variant> {
             |_| blocks(include_str!("../file_blocks/encode.wgsl")),
         ),
         function(Kernel::Rope, &rope::ABI, rope::grid, "rope", |_| {
-            text(&[include_str!("../rope/rope.wgsl")])
+            text(&[include_str!("elements.wgsl"), include_str!("../rope/rope.wgsl")])
         }),
     ]
     .into_iter()
@@ -89,7 +89,12 @@ fn blocks(part: &str) -> Arc<str> {
     text(&[include_str!("elements.wgsl"), include_str!("../file_blocks/formats.wgsl"), part])
 }
 
-/// A text whose groups take columns.
+/// A text that tells apart what is not finite.
+fn numbers(part: &str) -> Arc<str> {
+    text(&[include_str!("elements.wgsl"), include_str!("numbers.wgsl"), part])
+}
+
+/// The same, whose groups take columns.
 fn in_columns(part: &str) -> Arc<str> {
-    text(&[include_str!("numbers.wgsl"), include_str!("columns.wgsl"), part])
+    text(&[include_str!("elements.wgsl"), include_str!("numbers.wgsl"), include_str!("columns.wgsl"), part])
 }

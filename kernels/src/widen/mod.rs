@@ -61,22 +61,31 @@ pub(crate) fn cases(tensor_type: TensorType, seed: u64) -> Vec<Case> {
     for (n, k) in [(1, 256), (16, 768), (40, 1024), (33, 1280)] {
         // Short blocks allow rows that end within the padding.
         let k = if tensor_type.block_values() < 256 { k - 32 } else { k };
-        let file = random.blocks(tensor_type, n * k);
-        let layout =
-            Resident::new(tensor_type, Layout::Rows16, n as u64, k as u64).expect("k is whole blocks");
-        let mut weights = vec![0; layout.bytes() as usize];
-        layout.pack(0..layout.groups(), &file, &mut weights).expect("sizes are the layout's");
-        let mut values = vec![0.0; n * k];
-        dequantise(tensor_type, &file, &mut values).expect("n rows of k are whole blocks");
-        let (pitch, rows) = (k.next_multiple_of(PITCH_VALUES), n.next_multiple_of(GROUP_ROWS));
-        let value = |at: usize| {
-            let (row, column) = (at / pitch, at % pitch);
-            if row < n && column < k { rounded(f64::from(values[row * k + column])).to_f64() } else { 0.0 }
-        };
-        let expected = (0..rows * pitch).map(|at| Some(value(at))).collect();
-        let case = Build::new(Kernel::Widen(tensor_type), format!("{n} × {k}"), &[n, k]);
-        let case = case.bytes(weights).poison(rows * pitch * 2);
-        out.push(case.expect(1, Content::F16(expected)).done());
+        out.push(case(&mut random, tensor_type, n, k));
     }
     out
+}
+
+pub(crate) fn random_case(tensor_type: TensorType, random: &mut Random) -> Case {
+    let (n, short) = (1 + random.below(60), random.below(8) * 32);
+    let k = 256 * (1 + random.below(4)) - if tensor_type.block_values() < 256 { short } else { 0 };
+    case(random, tensor_type, n, k)
+}
+
+fn case(random: &mut Random, tensor_type: TensorType, n: usize, k: usize) -> Case {
+    let file = random.blocks(tensor_type, n * k);
+    let layout = Resident::new(tensor_type, Layout::Rows16, n as u64, k as u64).expect("k is whole blocks");
+    let mut weights = vec![0; layout.bytes() as usize];
+    layout.pack(0..layout.groups(), &file, &mut weights).expect("sizes are the layout's");
+    let mut values = vec![0.0; n * k];
+    dequantise(tensor_type, &file, &mut values).expect("n rows of k are whole blocks");
+    let (pitch, rows) = (k.next_multiple_of(PITCH_VALUES), n.next_multiple_of(GROUP_ROWS));
+    let value = |at: usize| {
+        let (row, column) = (at / pitch, at % pitch);
+        if row < n && column < k { rounded(f64::from(values[row * k + column])).to_f64() } else { 0.0 }
+    };
+    let expected = (0..rows * pitch).map(|at| Some(value(at))).collect();
+    let case = Build::new(Kernel::Widen(tensor_type), format!("{n} × {k}"), &[n, k]);
+    let case = case.bytes(weights).poison(rows * pitch * 2);
+    case.expect(1, Content::F16(expected)).done()
 }
