@@ -7,7 +7,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a report is what it is for
 
 use clap::Parser;
-use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
+use ragtag::{
+    DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Model, Planner, Prompt,
+};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{BufferId, BufferRange, Command, Device, DeviceId, Limits, QueueKind, Submission, Work};
 use ragtag_kernels::{Activations, KvType};
@@ -45,6 +47,9 @@ struct Arguments {
     /// f32 or int8
     #[arg(long, default_value = "int8")]
     activations: String,
+    /// Who computes products of many rows: auto, own or library
+    #[arg(long, default_value = "auto")]
+    gemm: GemmChoice,
     /// Added by cargo
     #[arg(long, hide = true)]
     bench: bool,
@@ -82,6 +87,7 @@ fn main() -> ragtag::Result<()> {
         "device": arguments.device,
         "copies_by": copies.copier.label,
         "activations": arguments.activations,
+        "gemm": arguments.gemm,
         "copy_bytes_per_s": copies.samples,
         "models": samples,
     });
@@ -114,7 +120,8 @@ fn engine(
         "f32" => Activations::F32,
         _ => Activations::Int8,
     };
-    let options = DeviceOptions { requested: Some(arguments.device.clone()), ..Default::default() };
+    let requested = Some(arguments.device.clone());
+    let options = DeviceOptions { requested, gemm: arguments.gemm, ..Default::default() };
     let devices = Devices::probe(&options)?;
     let planner = Planner::new(model).devices(&devices).context(context).sequences(sequences);
     let plan = planner.chunk(arguments.chunk).kv(KvType::F16).activations(activations).plan()?;

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
-use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, Limits, MemorySource};
+use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, GemmChoice, Limits, MemorySource};
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 use std::ffi::OsString;
 
@@ -25,6 +25,8 @@ pub struct DeviceOptions {
     pub hip_compiler: Vec<OsString>,
     /// Devices and links that are slowed on purpose, for tests.
     pub handicaps: Vec<Handicap>,
+    /// Who computes products of many rows where a library for that is found.
+    pub gemm: GemmChoice,
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -185,6 +187,7 @@ fn backends(options: &DeviceOptions) -> Backends {
         child: options.probe_child.clone(),
         hip_compiler: options.hip_compiler.clone(),
         handicaps: options.handicaps.clone(),
+        gemm: options.gemm,
         ..Config::default()
     })
 }
@@ -200,8 +203,10 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
         }
         None => (0, FigureSource::Assumed),
     };
-    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
     let (label, caps) = (adapter.label(), &adapter.caps);
+    let usable = (bytes as f64 * USABLE_SHARE) as u64 / users.max(1);
+    // What a library works in is not from the device's buffers.
+    let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
     DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
 }

@@ -55,7 +55,7 @@ pub use ragtag_conformance::Shapes;
 pub use ragtag_devices::compile_for_hip;
 pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
 pub use ragtag_graph::Granularity;
-pub use ragtag_hal::AdapterKind;
+pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
 pub use ragtag_scheduler::compare;
 pub use ragtag_scheduler::fleet;

@@ -5,7 +5,9 @@
 use crate::child::{self, Asked, ProbeChild};
 use crate::handicap::{self, Handicap};
 use crate::identity;
-use ragtag_hal::{Adapter, Backend, Checked, Device, DeviceId, Error, Features, Limits, Result, Unavailable};
+use ragtag_hal::{
+    Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Unavailable,
+};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fmt;
@@ -26,6 +28,8 @@ pub struct Config {
     pub hip_compiler: Vec<OsString>,
     /// How devices are slowed on purpose.
     pub handicaps: Vec<Handicap>,
+    /// Who computes products of many rows where a library for that is found.
+    pub gemm: GemmChoice,
 }
 
 impl Default for Config {
@@ -38,6 +42,7 @@ impl Default for Config {
             child: None,
             hip_compiler: Vec::new(),
             handicaps: Vec::new(),
+            gemm: GemmChoice::Auto,
         }
     }
 }
@@ -69,7 +74,7 @@ pub(crate) enum Probed {
 /// wgpu asks Vulkan's loader as well.
 fn rows(config: &Config) -> Vec<Row> {
     vec![
-        Row { name: "cuda", backend: cuda(), probed: Probed::Here },
+        Row { name: "cuda", backend: cuda(config), probed: Probed::Here },
         Row { name: "hip", backend: hip(config), probed: Probed::Apart },
         Row { name: "vulkan", backend: vulkan(), probed: Probed::Apart },
         Row { name: "opencl", backend: opencl(), probed: Probed::Apart },
@@ -150,12 +155,13 @@ fn wgpu() -> Option<Box<dyn Backend>> {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda() -> Option<Box<dyn Backend>> {
-    Some(Box::new(ragtag_cuda::CudaBackend::new(ragtag_cuda::CudaConfig::default())))
+fn cuda(config: &Config) -> Option<Box<dyn Backend>> {
+    let own = ragtag_cuda::CudaConfig::default();
+    Some(Box::new(ragtag_cuda::CudaBackend::new(ragtag_cuda::CudaConfig { gemm: config.gemm, ..own })))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda() -> Option<Box<dyn Backend>> {
+fn cuda(_: &Config) -> Option<Box<dyn Backend>> {
     None
 }
 
@@ -266,17 +272,18 @@ pub type Check = dyn Fn(&Adapter, Box<dyn Device>) -> Result<Checked> + Send + S
 pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
+    gemm: GemmChoice,
 }
 
 impl Backends {
     /// All backends that are compiled in.
     pub fn new(config: &Config) -> Self {
-        Self { rows: rows(config), child: config.child.clone() }
+        Self { rows: rows(config), child: config.child.clone(), gemm: config.gemm }
     }
 
     #[cfg(test)]
     pub(crate) fn of(rows: Vec<Row>) -> Self {
-        Self { rows, child: None }
+        Self { rows, child: None, gemm: GemmChoice::Auto }
     }
 
     #[cfg(test)]
@@ -301,7 +308,11 @@ impl Backends {
             let status = match answer {
                 None => Status::NotCompiled,
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),
-                Some(Ok(adapters)) => Status::Found { adapters },
+                Some(Ok(mut adapters)) => {
+                    // A process of its own does not know the choice.
+                    adapters.iter_mut().for_each(|a| a.caps.gemm = self.gemm.of(a.caps.gemm.take()));
+                    Status::Found { adapters }
+                }
             };
             BackendReport { name: row.name.into(), status }
         });

@@ -69,6 +69,8 @@ fn caps() -> Caps {
         parallel_units: 1,
         max_work_group_items: 1,
         local_memory_bytes: 0,
+        gemm: None,
+        sharing: Default::default(),
     };
     if let Ok(only) = std::env::var("ISA") {
         caps.features.retain(|f| format!("{f:?}").eq_ignore_ascii_case(&only));

@@ -27,6 +27,7 @@ mod host;
 mod kernel;
 pub mod layer_norm;
 pub mod layout;
+mod library;
 pub mod matmul;
 pub mod params;
 pub mod quantize;

@@ -3,11 +3,16 @@
 use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
 use crate::c_family;
+use crate::cases::Case;
 use crate::host;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::{Layout, layout_for};
 use crate::wgsl;
-use ragtag_hal::{Caps, DeviceFunction, EntryAbi, Feature, HostFn, KernelLanguage, ModuleSource, TextEntry};
+use crate::{cases, matmul};
+use ragtag_hal::{
+    Caps, DeviceFunction, EntryAbi, Feature, GemmEntry, HostFn, KernelLanguage, LinkedEntry, ModuleSource,
+    TextEntry,
+};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
@@ -44,6 +49,8 @@ pub enum Code {
     Host(HostFn),
     /// Text that a device's compiler takes.
     Text(Text),
+    /// A product by the library that a device's capabilities name.
+    Library(GemmEntry),
 }
 
 /// A kernel function in one of the languages of the C family.
@@ -79,17 +86,37 @@ impl Text {
 }
 
 impl Variant {
-    /// The language that its code is in.
-    pub fn language(&self) -> KernelLanguage {
+    /// The language that its code is in; none if it is a library's.
+    pub fn language(&self) -> Option<KernelLanguage> {
         match self.code {
-            Code::Host(_) => KernelLanguage::Host,
-            Code::Text(text) => text.language,
+            Code::Host(_) => Some(KernelLanguage::Host),
+            Code::Text(text) => Some(text.language),
+            Code::Library(_) => None,
         }
     }
 
-    /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it.
+    /// Its conformance cases.
+    pub fn cases(&self, seed: u64) -> Vec<Case> {
+        match self.code {
+            Code::Library(_) => matmul::cases_of_whole_launches(seed),
+            Code::Host(_) | Code::Text(_) => cases::cases(self.kernel, self.layout, seed),
+        }
+    }
+
+    /// A case of a random shape.
+    pub fn random_case(&self, seed: u64) -> Case {
+        match self.code {
+            Code::Library(_) => matmul::random_case_of_a_whole_launch(seed),
+            Code::Host(_) | Code::Text(_) => cases::random_case(self.kernel, self.layout, seed),
+        }
+    }
+
+    /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it; or has the library.
     pub fn is_taken_by(&self, caps: &Caps) -> bool {
-        caps.languages.contains(&self.language()) || self.ptx(caps).is_some()
+        match self.language() {
+            Some(language) => caps.languages.contains(&language) || self.ptx(caps).is_some(),
+            None => caps.gemm.is_some(),
+        }
     }
 
     /// The best PTX for a device, if there is any and the device takes PTX.
@@ -115,14 +142,14 @@ impl Variant {
 
     fn work_group_items(&self) -> u32 {
         match self.code {
-            Code::Host(_) => 1,
+            Code::Host(_) | Code::Library(_) => 1,
             Code::Text(text) => text.work_group.iter().product(),
         }
     }
 
     fn local_bytes(&self) -> u64 {
         match self.code {
-            Code::Host(_) => 0,
+            Code::Host(_) | Code::Library(_) => 0,
             Code::Text(text) => text.local_bytes,
         }
     }
@@ -139,11 +166,15 @@ pub fn variants() -> &'static [Variant] {
 }
 
 /// The best variant of a kernel for launches of up to `rows` rows on a device: the first that is made for so many, that
-/// reads weights as they are kept there, and that runs there.
+/// reads weights as they are kept there, and that runs there. Where a device's library of products is preferred, it comes first
+/// from as many rows on as it is worth it.
 pub fn select(kernel: Kernel, caps: &Caps, rows: u32) -> Option<&'static Variant> {
     let layout = kernel.layout(|tensor_type| layout_for(tensor_type, caps));
     let fits = |v: &Variant| v.kernel == kernel && v.layout == layout && rows <= v.max_rows;
-    variants().iter().find(|v| fits(v) && v.runs_on(caps))
+    let library = |v: &&Variant| matches!(v.code, Code::Library(_)) && rows >= v.min_rows;
+    let prefers = caps.gemm.as_ref().is_some_and(|library| library.preferred);
+    let first = if prefers { variants().iter().find(|v| fits(v) && library(v)) } else { None };
+    first.or_else(|| variants().iter().find(|v| fits(v) && v.runs_on(caps)))
 }
 
 /// The same, if it is worth choosing where other kernels would do, too.
@@ -185,15 +216,15 @@ pub fn has_f16_products(caps: &Caps) -> bool {
 }
 
 /// The code of a module with these variants as its entries, for a device on which they run; `None` if they are in several
-/// languages. CUDA C++ goes as PTX, if all of it was built ahead of time.
+/// languages. CUDA C++ goes as PTX, if all of it was built ahead of time; products of a library go beside either.
 pub fn module_source<'a>(
     variants: impl IntoIterator<Item = &'a Variant>,
     caps: &Caps,
 ) -> Option<ModuleSource> {
     let (mut host, mut entries, mut built) = (Vec::new(), Vec::new(), Vec::new());
-    let mut languages = BTreeSet::new();
-    for variant in variants {
-        languages.insert(variant.language());
+    let (mut languages, mut linked) = (BTreeSet::new(), Vec::new());
+    for (at, variant) in variants.into_iter().enumerate() {
+        languages.extend(variant.language());
         match variant.code {
             Code::Host(function) => host.push(function),
             Code::Text(text) => {
@@ -203,16 +234,31 @@ pub fn module_source<'a>(
                 );
                 entries.push(TextEntry { text: text.text(), function: text.function() });
             }
+            Code::Library(gemm) => linked.push((at, gemm)),
         }
     }
-    match languages.first() {
-        _ if languages.len() > 1 => None,
-        None | Some(KernelLanguage::Host) => Some(ModuleSource::Host(host)),
-        Some(_) if built.len() == entries.len() => {
-            Some(ModuleSource::Text { language: KernelLanguage::Ptx, entries: built })
-        }
-        Some(&language) => Some(ModuleSource::Text { language, entries }),
+    let language = languages.first().copied();
+    let (language, entries) = match language {
+        _ if languages.len() > 1 => return None,
+        Some(KernelLanguage::Host) => return linked.is_empty().then_some(ModuleSource::Host(host)),
+        None if linked.is_empty() => return Some(ModuleSource::Host(host)),
+        Some(_) if built.len() == entries.len() => (Some(KernelLanguage::Ptx), built),
+        _ => (language, entries),
+    };
+    match language {
+        Some(language) if linked.is_empty() => Some(ModuleSource::Text { language, entries }),
+        _ => Some(ModuleSource::Linked { language, entries: in_order(entries, linked) }),
     }
+}
+
+/// Entries of both kinds in their order; of products it is said which they are.
+fn in_order(texts: Vec<TextEntry>, products: Vec<(usize, GemmEntry)>) -> Vec<LinkedEntry> {
+    let mut entries: Vec<_> = texts.into_iter().map(LinkedEntry::Text).collect();
+    // Earlier ones first: each finds all that are before it in place.
+    products
+        .into_iter()
+        .for_each(|(at, gemm)| entries.insert(at.min(entries.len()), LinkedEntry::Gemm(gemm)));
+    entries
 }
 
 #[cfg(test)]
@@ -220,7 +266,7 @@ mod tests {
     use super::*;
     use crate::attention::partial::MAX_ROWS;
     use crate::kernel::KvType;
-    use ragtag_hal::QueueLayout;
+    use ragtag_hal::{GemmLibrary, QueueLayout};
 
     fn caps(features: &[Feature]) -> Caps {
         Caps {
@@ -236,6 +282,8 @@ mod tests {
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
+            gemm: None,
+            sharing: Default::default(),
         }
     }
 
@@ -300,6 +348,61 @@ mod tests {
             let is_preferred = |rows| preferred(product, &caps, rows).is_some();
             assert_eq!([8, 16].map(is_preferred), [false, !features.is_empty()]);
         }
+    }
+
+    /// A library that was found.
+    fn library(preferred: bool) -> Option<GemmLibrary> {
+        Some(GemmLibrary { name: "a library".into(), version: "1".into(), workspace_bytes: 0, preferred })
+    }
+
+    #[test]
+    fn libraries_serve_where_there_are_no_matrix_units_or_they_are_preferred() {
+        let product = Kernel::MatMul(TensorType::F16, Activations::F16);
+        let sm80 = [Feature::Sm70, Feature::Sm75, Feature::Sm80];
+        for (features, gemm, names) in [
+            (&[][..], None, ["cuda-tiled"; 2]),
+            (&[][..], library(false), ["library"; 2]),
+            (&[][..], library(true), ["library"; 2]),
+            (&sm80, None, ["cuda-sm80-mma"; 2]),
+            (&sm80, library(false), ["cuda-sm80-mma"; 2]),
+            (&sm80, library(true), ["cuda-sm80-mma", "library"]),
+        ] {
+            let caps = gpu(KernelLanguage::Ptx, 1024, 163 << 10);
+            let caps = Caps { features: features.iter().copied().collect(), gemm: gemm.clone(), ..caps };
+            let found = [511, 512].map(|rows| select(product, &caps, rows).map(|v| v.name));
+            assert_eq!(found, names.map(Some), "{features:?}, {gemm:?}");
+            // Fewer rows are no reason to make halves of anything.
+            let offers = [511, 512].map(|rows| preferred(product, &caps, rows).is_some());
+            assert_eq!(offers, [!features.is_empty(), gemm.is_some() || !features.is_empty()]);
+            let wide = gemm.is_some() || !features.is_empty();
+            let form = |t| activations_for(t, Activations::Int8, &caps, 512);
+            assert_eq!(form(TensorType::Q8_0) == Activations::F16, wide);
+            // A library takes both factors of one type.
+            assert_eq!(form(TensorType::BF16) == Activations::F16, !features.is_empty());
+            assert_eq!(has_f16_products(&caps), wide);
+        }
+    }
+
+    #[test]
+    fn modules_are_linked_where_a_product_is_a_librarys() {
+        let caps = Caps { gemm: library(true), ..gpu(KernelLanguage::Ptx, 1024, 48 << 10) };
+        let product = select(Kernel::MatMul(TensorType::F16, Activations::F16), &caps, 512).unwrap();
+        let [add, softmax] = [Kernel::Add, Kernel::Softmax].map(|kernel| select(kernel, &caps, 1).unwrap());
+        let Some(ModuleSource::Linked { language, entries }) = module_source([add, product, softmax], &caps)
+        else {
+            panic!("not linked")
+        };
+        let name = |entry: &LinkedEntry| match entry {
+            LinkedEntry::Text(text) => text.function.name.clone(),
+            LinkedEntry::Gemm(_) => "a product".into(),
+        };
+        assert_eq!(language, Some(KernelLanguage::Ptx));
+        assert_eq!(entries.iter().map(name).collect::<Vec<_>>(), ["add", "a product", "softmax"]);
+        let alone = module_source([product], &caps);
+        assert!(
+            matches!(alone, Some(ModuleSource::Linked { language: None, entries }) if entries.len() == 1)
+        );
+        assert!(matches!(module_source([add], &caps), Some(ModuleSource::Text { .. })));
     }
 
     #[test]
@@ -404,7 +507,7 @@ mod tests {
     #[test]
     fn every_kernel_runs_on_any_cuda_device_without_a_compiler() {
         let caps = gpu(KernelLanguage::Ptx, 1024, 48 << 10);
-        let is_cuda = |v: &&Variant| v.language() == KernelLanguage::CudaC && v.requires.is_empty();
+        let is_cuda = |v: &&Variant| v.language() == Some(KernelLanguage::CudaC) && v.requires.is_empty();
         let stale = variants().iter().filter(is_cuda).find(|v| !v.is_taken_by(&caps));
         let stale = stale.map(|v| format!("{} {}", v.kernel, v.name));
         assert_eq!(stale, None, "its PTX was built from another text: `cargo xtask kernels --nvrtc DIR`");

@@ -32,6 +32,8 @@ fn caps() -> Caps {
         parallel_units: 1,
         max_work_group_items: 1,
         local_memory_bytes: 0,
+        gemm: None,
+        sharing: Default::default(),
     }
 }
 

@@ -6,7 +6,7 @@ use super::CalibrationOptions;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{CompiledStage, Lowering, Segment};
-use ragtag_hal::{Adapter, ModuleSource};
+use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
 use ragtag_scheduler::SoloBatch;
 use ragtag_scheduler::cost::{MicroBatch, ProfileIdentity, SegmentKey, TimePoint};
 use std::ops::Range;
@@ -177,6 +177,13 @@ impl Steps {
                 ModuleSource::Text { entries, .. } => {
                     for entry in entries {
                         hasher.update(entry.text.as_bytes());
+                    }
+                }
+                ModuleSource::Linked { entries, .. } => {
+                    hasher.update(format!("{:?}", adapter.caps.gemm).as_bytes());
+                    for entry in entries {
+                        let LinkedEntry::Text(text) = entry else { continue };
+                        hasher.update(text.text.as_bytes());
                     }
                 }
                 ModuleSource::SpirV { binary, .. } => {

@@ -2,6 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use ragtag_devices::Handicap;
+use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
 use ragtag_scheduler::Objective;
 use ragtag_scheduler::sim::Lengths;
@@ -96,6 +97,10 @@ pub(crate) struct DeviceArgs {
     /// several times.
     #[arg(long, value_name = "HANDICAP", hide_short_help = true)]
     pub(crate) handicap: Vec<Handicap>,
+    /// Who computes products of 512 rows and more in prefill, where the GPU's API has a library for that (cuBLASLt, rocBLAS):
+    /// own kernels, the library, or auto, which is own kernels for matrix units and the library where there are none.
+    #[arg(long, value_name = "WHO", default_value = "auto")]
+    pub(crate) gemm: GemmChoice,
     /// Refuse software devices where a GPU was asked for, fallbacks, handicaps and suspicious weights, with exit code 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) strict: bool,

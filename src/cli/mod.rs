@@ -107,6 +107,7 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),
         hip_compiler: hip_compiler(),
         handicaps: args.handicap.clone(),
+        gemm: args.gemm,
     }
 }
 

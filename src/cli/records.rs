@@ -63,6 +63,7 @@ fn receipt(model: &Model, devices: &Devices, engine: &Engine) -> Result<serde_js
                 "driver": stage.adapter.driver,
                 "kind": stage.adapter.kind,
                 "features": stage.adapter.caps.features,
+                "gemm": stage.adapter.caps.gemm,
                 "units": stage.adapter.caps.parallel_units,
                 "segments": [stage.segments.start, stage.segments.end - 1],
                 "kernels": stage.kernels,

@@ -90,8 +90,16 @@ fn devices(backend: &BackendReport, report: &Report) -> Vec<Finding> {
 
 fn device(adapter: &Adapter, report: &Report) -> Finding {
     let label = report.device(&adapter.label()).map_or(adapter.label(), ToString::to_string);
-    let found = format!("{label}: {}, {}", adapter.name, adapter.driver);
+    let found = format!("{label}: {}, {}{}", adapter.name, adapter.driver, beyond(adapter));
     Finding::new("devices", State::Ok, found)
+}
+
+/// What a device has beside itself: the library that is used for products, and the devices whose memory it reaches.
+fn beyond(adapter: &Adapter) -> String {
+    let caps = &adapter.caps;
+    let library = caps.gemm.iter().map(|library| format!("products by {} {}", library.name, library.version));
+    let peers = caps.sharing.peers.iter().map(|index| format!("reaches {}:{index}", adapter.backend));
+    library.chain(peers).map(|what| format!(", {what}")).collect()
 }
 
 fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
@@ -121,6 +129,13 @@ fn cuda(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
         }
     }
     all.push(nvrtc(backend, machine));
+    all.push(products(
+        machine,
+        "cuBLASLt",
+        &["libcublasLt.so.13", "libcublasLt.so.12"],
+        &toolkit(machine),
+        &packages::cublas(on),
+    ));
     all.extend(visibility(machine, &CUDA_VARIABLES));
     all
 }
@@ -144,9 +159,7 @@ fn mismatch(module: &str, library: &Library) -> Option<Finding> {
 
 fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
-    let homes = homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64"));
-    let library = machine.library(&names, &homes.collect::<Vec<_>>());
+    let library = machine.library(&names, &toolkit(machine));
     let compiles = adapters(backend).iter().any(|a| a.caps.languages.contains(&KernelLanguage::CudaC));
     match library {
         Some(library) => Finding::new("compiler", State::Ok, format!("NVRTC: {}", shown(&library))),
@@ -154,6 +167,21 @@ fn nvrtc(backend: &BackendReport, machine: &Machine) -> Finding {
         // Kernels are built ahead of time, so nothing depends on it.
         None => Finding::new("compiler", State::Note, "no NVRTC: the kernels that are built in are used")
             .advise(format!("optional: {}", packages::nvrtc(machine.distribution()))),
+    }
+}
+
+/// Where NVIDIA's toolkit has its libraries.
+fn toolkit(machine: &Machine) -> Vec<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|name| machine.variable(name));
+    homes.chain(["/usr/local/cuda"]).map(|home| PathBuf::from(home).join("lib64")).collect()
+}
+
+/// A library of matrix products: what `--gemm library` uses, and what nothing depends on.
+fn products(machine: &Machine, name: &str, files: &[&str], elsewhere: &[PathBuf], package: &str) -> Finding {
+    match machine.library(files, elsewhere) {
+        Some(library) => Finding::new("products", State::Ok, format!("{name}: {}", shown(&library))),
+        None => Finding::new("products", State::Note, format!("no {name}: own kernels are used"))
+            .advise(format!("optional: {package}")),
     }
 }
 
@@ -184,6 +212,8 @@ fn hip(backend: &BackendReport, machine: &Machine) -> Vec<Finding> {
         all.extend(nodes(machine, "/dev/dri", "renderD128", advice(kernel)));
     }
     all.push(hiprtc(backend, machine, library.as_ref(), &rocm));
+    let names = ["librocblas.so.5", "librocblas.so.4", "librocblas.so.3", "librocblas.so.0"];
+    all.push(products(machine, "rocBLAS", &names, &rocm, &packages::rocblas(on)));
     all.extend(visibility(machine, &HIP_VARIABLES));
     all
 }

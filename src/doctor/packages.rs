@@ -35,6 +35,23 @@ pub(super) fn nvrtc(on: Distribution) -> String {
     }
 }
 
+/// NVIDIA's library of matrix products.
+pub(super) fn cublas(on: Distribution) -> String {
+    match on {
+        Debian(13..) => "apt install libcublaslt12 (component non-free)".into(),
+        _ => "install libcublas-12-9, or another version from 12 on, from NVIDIA's repository".into(),
+    }
+}
+
+/// AMD's library of matrix products.
+pub(super) fn rocblas(on: Distribution) -> String {
+    match on {
+        Debian(13..) => "apt install librocblas0".into(),
+        Fedora => "dnf install rocblas".into(),
+        _ => "install rocblas from AMD's repository".into(),
+    }
+}
+
 /// AMD's HIP runtime.
 pub(super) fn hip(on: Distribution) -> String {
     let amd = "rocm-hip-runtime from AMD's repository";

@@ -99,8 +99,16 @@ fn a_sound_cuda_machine_lacks_nothing_but_what_is_optional() {
         compiler[0].starts_with("Note: no NVRTC") && compiler[0].contains("→ optional: "),
         "{compiler:?}"
     );
+    let products = about(&found, "products");
+    assert!(
+        products[0].starts_with("Note: no cuBLASLt") && products[0].contains("→ optional: "),
+        "{products:?}"
+    );
     assert_eq!(about(&found, "devices"), ["Missing: the driver shows none"]);
 
+    fake.library("/usr/local/cuda/lib64", "libcublasLt.so.12.9.1.4", "libcublasLt.so.12");
+    let products = about(&fake.findings("cuda"), "products");
+    assert_eq!(products, ["Ok: cuBLASLt: /usr/local/cuda/lib64/libcublasLt.so.12 (12.9.1.4)"]);
     fake.library("/usr/local/cuda/lib64", "libnvrtc.so.12.9.86", "libnvrtc.so.12");
     let compiler = about(&fake.findings("cuda"), "compiler");
     assert_eq!(compiler, ["Ok: NVRTC: /usr/local/cuda/lib64/libnvrtc.so.12 (12.9.86)"]);

@@ -6,9 +6,9 @@
 use crate::support::{
     self, MODELS, Setup, block_on, golden, greedy, listen, model_path, ragtag, relative_error, within,
 };
-use ragtag::{DeviceOptions, Devices, Model, Prompt};
+use ragtag::{DeviceOptions, Devices, GemmChoice, Model, Prompt};
 use ragtag_kernels::{Activations, NumericsClass};
-use test_drivers::{hip_on_opencl, library_path, with_hip_on_opencl};
+use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 /// One device is enough here: the conformance suite asks more of it.
@@ -74,6 +74,41 @@ fn a_pipeline_with_the_cpu_tells_what_one_device_tells() {
     });
 }
 
+/// A prompt that is long enough for the products of a library, of quantised weights that are widened for it. What the library
+/// computes is of its own stand-in; that it is asked for the right products is what is tried here, from the plan to the graph of
+/// recorded work. The pretended architecture has no matrix units, so that the choice need not be made by hand.
+#[test]
+fn a_long_prompt_goes_through_the_library_of_products() {
+    let (variable, folder) = rocblas_kernels();
+    let variables = [ONE[0], (variable, folder.as_str())];
+    with_hip_on_opencl("hip::a_long_prompt_goes_through_the_library_of_products", &variables, || {
+        if !present() {
+            return;
+        }
+        within(1800, || {
+            let model = Model::open(model_path("tales-q8_0").expect("bundled")).unwrap();
+            let ids: Vec<u32> =
+                golden("tales-q8_0").cases[0].prompt_ids.iter().copied().cycle().take(512).collect();
+            let logits = |setup: Setup<'_>| {
+                let engine = support::engine(&model, &Setup { context: 512, chunk: 512, ..setup });
+                let kernels = engine.stages()[0].kernels.clone();
+                (block_on(engine.session().logits(&ids)).unwrap(), kernels)
+            };
+            let (exact, _) = logits(Setup { threads: 2, ..Setup::default() });
+            let hip = Setup { devices: "hip:0", activations: Activations::Int8, ..Setup::default() };
+            for (gemm, by_library) in [(GemmChoice::Auto, true), (GemmChoice::Own, false)] {
+                let (fast, kernels) = logits(Setup { gemm, ..hip.clone() });
+                let error = relative_error(&fast, &exact);
+                println!("hip:0, 512 rows, {gemm:?}: relative error {error:.2e}");
+                assert!(error <= NumericsClass::Fast.tolerance(), "{gemm:?}: {error}");
+                for kernel in ["matmul/F16/f16 library", "widen/Q8_0 hip"] {
+                    assert_eq!(kernels.iter().any(|one| one == kernel), by_library, "{gemm:?}: {kernels:?}");
+                }
+            }
+        });
+    });
+}
+
 /// A command that finds the stand-in and the OpenCL devices of this machine.
 fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
     let mut command = ragtag();
@@ -102,6 +137,15 @@ fn the_command_compiles_in_a_process_of_its_own() {
     with_stand_in(cache.path()).args(run).assert().success();
     let kept = std::fs::read_dir(cache.path().join("hip")).map(Iterator::count).unwrap_or(0);
     assert!(kept > 5, "{kept} programs are kept");
+    // The library of products is named where it has kernels, unless it is not wanted.
+    let (variable, folder) = rocblas_kernels();
+    for (choice, named) in [("auto", true), ("own", false), ("library", true)] {
+        let mut command = with_stand_in(cache.path());
+        let listed = command.env(variable, &folder).args(["devices", "--json", "--gemm", choice]);
+        let listed = String::from_utf8_lossy(&listed.output().unwrap().stdout).into_owned();
+        assert_eq!(listed.contains("rocBLAS"), named, "{choice}: {listed}");
+    }
+    with_stand_in(cache.path()).args(["devices", "--gemm", "best"]).assert().failure().code(2);
     // A compiler that ends its process does not end this one; the error has the signal.
     let empty = tempfile::tempdir().unwrap();
     let aborted = with_stand_in(empty.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().failure();

@@ -1,8 +1,8 @@
 //! What the tests share: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Granularity, Model, Planner, Summary,
-    TokenStream,
+    DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
+    Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;
@@ -93,6 +93,7 @@ pub struct Setup<'a> {
     pub context: u32,
     pub all_logits: bool,
     pub trace: bool,
+    pub gemm: GemmChoice,
 }
 
 impl Default for Setup<'_> {
@@ -109,6 +110,7 @@ impl Default for Setup<'_> {
             context: 128,
             all_logits: true,
             trace: false,
+            gemm: GemmChoice::Auto,
         }
     }
 }
@@ -118,6 +120,7 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
         requested: Some(setup.devices.into()),
         cpu_devices: setup.cpu_devices,
         cpu_threads: Some(setup.threads),
+        gemm: setup.gemm,
         ..Default::default()
     };
     Devices::probe(&options).unwrap()

@@ -131,6 +131,8 @@ mod tests {
                 parallel_units: 1,
                 max_work_group_items: 1,
                 local_memory_bytes: 0,
+                gemm: None,
+                sharing: Default::default(),
             },
         }
     }

@@ -7,7 +7,7 @@ use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
 use crate::suite::{Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
-use ragtag_kernels::{Case, Variant, cases, module_source, random_case};
+use ragtag_kernels::{Case, Variant, module_source};
 
 /// The seed of the cases that are listed: the same numbers on every machine.
 const SEED: u64 = 1;
@@ -24,8 +24,10 @@ pub(crate) fn name(variant: &Variant) -> String {
 /// All cases of a variant, and so many of random shapes.
 pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
-        let language = variant.language();
-        return Ok(Verdict::skipped(format!("the device does not take {language:?} kernels")));
+        return Ok(Verdict::skipped(match variant.language() {
+            Some(language) => format!("the device does not take {language:?} kernels"),
+            None => "no library of matrix products was found".into(),
+        }));
     }
     if let Some(missing) = variant.requires.iter().find(|&feature| !bench.caps().features.contains(feature)) {
         return Ok(Verdict::skipped(format!("the device lacks {missing:?}")));
@@ -36,8 +38,8 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outco
     let source = module_source([variant], bench.caps()).ok_or("a variant in several languages")?;
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
-    let random = shapes.seeds().map(|seed| random_case(variant.kernel, variant.layout, seed));
-    for case in cases(variant.kernel, variant.layout, SEED).into_iter().chain(random) {
+    let random = shapes.seeds().map(|seed| variant.random_case(seed));
+    for case in variant.cases(SEED).into_iter().chain(random) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

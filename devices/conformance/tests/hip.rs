@@ -7,8 +7,8 @@ mod support;
 
 use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
-use ragtag_hal::{DeviceId, Limits};
-use test_drivers::with_hip_on_opencl;
+use ragtag_hal::{DeviceId, GemmChoice, Limits};
+use test_drivers::{rocblas_kernels, with_hip_on_opencl};
 
 #[test]
 fn every_hip_device() {
@@ -49,6 +49,35 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
             }
             // Of f16 and of bf16 weights, for few rows and for many.
             assert_eq!(report.tests.len(), 4);
+        }
+    });
+}
+
+/// Products by rocBLAS, of which the stand-in has one: from the adapter that names the library to the entry of a module.
+#[test]
+fn products_by_a_library() {
+    let (variable, folder) = rocblas_kernels();
+    let variables = [(variable, folder.as_str()), ("HIP_VISIBLE_DEVICES", "0")];
+    with_hip_on_opencl("products_by_a_library", &variables, || {
+        for (gemm, preferred) in [(GemmChoice::Own, None), (GemmChoice::Library, Some(true))] {
+            let backends = Backends::new(&Config { gemm, ..Config::default() });
+            let Ok(adapters) = support::adapters(&backends, "hip") else {
+                assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "no device");
+                return println!("skipped: HIP on OpenCL has no device");
+            };
+            let found = adapters[0].caps.gemm.as_ref();
+            assert_eq!(found.map(|library| library.preferred), preferred, "{found:?}");
+            let open = || {
+                let mut devices = backends.open(&[(adapters[0].clone(), DeviceId(0))], &Limits::default())?;
+                Ok(devices.swap_remove(0))
+            };
+            let report = Suite::new().only("kernel/matmul/F16/f16/library").run(&adapters[0], open, |_| {});
+            let verdicts: Vec<_> = report.tests.iter().map(|test| &test.verdict).collect();
+            println!("{gemm:?}: {verdicts:?}");
+            match preferred {
+                Some(_) => assert!(matches!(verdicts[..], [Verdict::Passed { .. }])),
+                None => assert!(matches!(verdicts[..], [Verdict::Skipped { .. }])),
+            }
         }
     });
 }

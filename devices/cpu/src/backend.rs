@@ -119,6 +119,8 @@ impl CpuBackend {
                 parallel_units: self.threads(index),
                 max_work_group_items: 1,
                 local_memory_bytes: 0,
+                gemm: None,
+                sharing: Default::default(),
             },
         };
         (0..self.config.devices).map(adapter).collect()

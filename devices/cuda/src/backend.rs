@@ -2,12 +2,14 @@
 //!
 //! This module must not know how a device works.
 
-use crate::api::{Context, Functions, Nvrtc};
-use crate::driver::{Abilities, CudaDriver};
+use crate::api::{Context, CublasLt, Functions, Nvrtc};
+use crate::driver::{Abilities, CudaDriver, Tools, WORKSPACE_BYTES};
 use crate::nvrtc::Compiler;
 use crate::probe::{Common, Found, devices, free_bytes};
 use ragtag_hal::cache::{Folder, default_folder};
-use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Feature, Limits, Result, Unavailable};
+use ragtag_hal::{
+    Adapter, Backend, Device, DeviceId, Error, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
+};
 use ragtag_stream::{Pins, StreamDevice};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -21,13 +23,16 @@ pub struct CudaConfig {
     /// The folder that compiled programs are kept in; without it they are compiled anew each time. What the driver compiles
     /// it keeps by itself.
     pub cache_folder: Option<PathBuf>,
+    /// Who computes products of many rows. cuBLASLt is looked for if it is preferred, or if some device has no matrix units:
+    /// loading it takes a fifth of a second.
+    pub gemm: GemmChoice,
 }
 
 impl Default for CudaConfig {
     /// Programs are kept in `cuda` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/cuda` in the user's folder
     /// for caches.
     fn default() -> Self {
-        Self { cache_folder: default_folder(NAME) }
+        Self { cache_folder: default_folder(NAME), gemm: GemmChoice::Auto }
     }
 }
 
@@ -35,18 +40,42 @@ impl Default for CudaConfig {
 struct Libraries {
     functions: Arc<Functions>,
     nvrtc: Option<Arc<Nvrtc>>,
+    cublas_lt: OnceLock<Option<Arc<CublasLt>>>,
 }
 
 impl Libraries {
     fn load() -> std::result::Result<Self, Unavailable> {
         let functions = Functions::load().map_err(|missing| unavailable(missing.to_string()))?;
         let nvrtc = Nvrtc::find(functions.version()).map(Arc::new);
-        Ok(Self { functions: Arc::new(functions), nvrtc })
+        Ok(Self { functions: Arc::new(functions), nvrtc, cublas_lt: OnceLock::new() })
     }
 
     fn found(&self) -> Result<Vec<Found>> {
         let compiles = |capability| self.nvrtc.as_ref().is_some_and(|nvrtc| nvrtc.knows(capability));
         devices(&self.functions, &Common { backend: NAME, compiles: &compiles })
+    }
+
+    /// cuBLASLt, loaded by whoever asks first; `None` if there is none.
+    fn cublas_lt(&self) -> Option<&Arc<CublasLt>> {
+        let find = || CublasLt::find(self.functions.version()).map(Arc::new);
+        self.cublas_lt.get_or_init(find).as_ref()
+    }
+
+    /// The library of products that devices may be linked to, if it is looked for.
+    fn gemm(&self, choice: GemmChoice, found: &[Found]) -> Option<GemmLibrary> {
+        let has_matrix_units = |found: &Found| found.adapter.caps.features.contains(&Feature::Sm70);
+        let looked_for = match choice {
+            GemmChoice::Own => false,
+            GemmChoice::Auto => !found.iter().all(has_matrix_units),
+            GemmChoice::Library => true,
+        };
+        let library = looked_for.then(|| self.cublas_lt()).flatten()?;
+        Some(GemmLibrary {
+            name: "cuBLASLt".into(),
+            version: library.version(),
+            workspace_bytes: WORKSPACE_BYTES,
+            preferred: choice == GemmChoice::Library,
+        })
     }
 }
 
@@ -82,7 +111,11 @@ impl CudaBackend {
             pools: found.pools,
             local_memory_bytes: adapter.caps.local_memory_bytes,
         };
-        let driver = CudaDriver::new(context, libraries.nvrtc.as_ref().map(compiler), abilities)?;
+        let tools = Tools {
+            compiler: libraries.nvrtc.as_ref().map(compiler),
+            cublas_lt: adapter.caps.gemm.as_ref().and_then(|_| libraries.cublas_lt().cloned()),
+        };
+        let driver = CudaDriver::new(context, tools, abilities)?;
         StreamDevice::open(*id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
     }
 }
@@ -98,7 +131,9 @@ impl Backend for CudaBackend {
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
         let libraries = self.libraries()?;
-        let found = libraries.found().map_err(|error| unavailable(error.to_string()))?;
+        let mut found = libraries.found().map_err(|error| unavailable(error.to_string()))?;
+        let gemm = libraries.gemm(self.config.gemm, &found);
+        found.iter_mut().for_each(|found| found.adapter.caps.gemm = gemm.clone());
         let ask = |mut found: Found| {
             let free = free_bytes(&libraries.functions, found.device);
             let free = free.inspect_err(|error| {

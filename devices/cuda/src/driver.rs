@@ -8,7 +8,9 @@
 //!
 //! This module must not know how a device is made of these calls.
 
-use crate::api::{self, Context, Event, Functions, Graph, Pool, Stream, check};
+use crate::api::{
+    self, Context, CublasLt, Event, Functions, Graph, Pool, Products, Stream, Workspace, check,
+};
 use crate::error::allocation_failure;
 use crate::nvrtc::Compiler;
 use crate::ptx::{self, Entry};
@@ -16,15 +18,18 @@ use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
     CUlaunchAttributeValue, CUlaunchConfig,
 };
-use ragtag_hal::{DeviceFunction, Error, KernelLanguage, Result};
-use ragtag_stream::{Driver, Facts, Heap, Launch};
+use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The first version of CUDA whose graphs keep the permission to overlap.
 const OVERLAP_IN_GRAPHS: i32 = 12_030;
+
+/// Memory that cuBLASLt is given to work in: what NVIDIA recommends for compute capability 9.0.
+pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// What a device can do, as far as its calls differ by that.
 pub(crate) struct Abilities {
@@ -42,11 +47,20 @@ struct Ordered {
     stream: Stream,
 }
 
+/// The libraries beside the driver's that a device uses.
+#[derive(Default)]
+pub(crate) struct Tools {
+    pub(crate) compiler: Option<Compiler>,
+    pub(crate) cublas_lt: Option<Arc<CublasLt>>,
+}
+
 /// An opened device.
 pub(crate) struct CudaDriver {
     context: Arc<Context>,
     memory: Option<Ordered>,
-    compiler: Option<Compiler>,
+    tools: Tools,
+    /// cuBLASLt and its memory, once there is a module with products.
+    products: Mutex<Option<(Products, Workspace)>>,
     abilities: Abilities,
 }
 
@@ -65,13 +79,9 @@ pub(crate) struct Function {
 }
 
 impl CudaDriver {
-    pub(crate) fn new(
-        context: Arc<Context>,
-        compiler: Option<Compiler>,
-        abilities: Abilities,
-    ) -> Result<Self> {
+    pub(crate) fn new(context: Arc<Context>, tools: Tools, abilities: Abilities) -> Result<Self> {
         let memory = abilities.pools.then(|| Ordered::new(&context)).transpose()?;
-        Ok(Self { context, memory, compiler, abilities })
+        Ok(Self { context, memory, tools, products: Mutex::default(), abilities })
     }
 
     fn enter(&self) -> Result<&Functions> {
@@ -84,6 +94,18 @@ impl CudaDriver {
         // SAFETY: the function lives; writes one number.
         unsafe { check!(functions, cuFuncGetAttribute(&mut value, attribute, function.raw())) }?;
         Ok(u64::try_from(value).unwrap_or(0))
+    }
+}
+
+impl Drop for CudaDriver {
+    fn drop(&mut self) {
+        let products = self.products.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((products, workspace)) = products else { return };
+        drop(products);
+        // SAFETY: allocated for the products, which are gone; what is enqueued keeps the driver until it has ended.
+        if let Err(error) = unsafe { self.free(workspace.address) } {
+            tracing::debug!(%error, "cuBLASLt's memory was not freed");
+        }
     }
 }
 
@@ -252,6 +274,35 @@ impl Driver for CudaDriver {
         unsafe { check!(functions, cuLaunchKernelEx(&config, raw, arguments.as_mut_ptr(), null_mut())) }
     }
 
+    fn ready_gemm(&self) -> Result<()> {
+        let mut ready = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.is_some() {
+            return Ok(());
+        }
+        let none = || Error::Unsupported { what: "products without cuBLASLt".into() };
+        let library = self.tools.cublas_lt.as_ref().ok_or_else(none)?;
+        let address = self.allocate(WORKSPACE_BYTES)?;
+        let workspace = Workspace { address, bytes: WORKSPACE_BYTES as usize };
+        match Products::new(library, &self.context, workspace) {
+            Ok(products) => *ready = Some((products, workspace)),
+            Err(error) => {
+                // SAFETY: nobody has used it.
+                unsafe { self.free(address) }?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn gemm(&self, stream: &Stream, product: &Gemm, operands: Operands) -> Result<()> {
+        let ready = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let (products, _) =
+            ready.as_ref().ok_or_else(|| Error::invalid("a product before the library is ready"))?;
+        let Operands { x, weights, y } = operands;
+        // SAFETY: the caller's promise.
+        unsafe { products.enqueue(stream, product, [x, weights, y]) }
+    }
+
     fn begin_capture(&self, stream: &Stream) -> Result<()> {
         stream.begin_capture()
     }
@@ -267,7 +318,7 @@ impl Driver for CudaDriver {
     }
 
     fn load(&self, language: KernelLanguage, text: &str) -> Result<Code> {
-        let (entries, module) = match (language, &self.compiler) {
+        let (entries, module) = match (language, &self.tools.compiler) {
             (KernelLanguage::Ptx, _) => {
                 let zero = |_| Error::Compile { log: "a text with a zero in it".into() };
                 let code = CString::new(text).map_err(zero)?;

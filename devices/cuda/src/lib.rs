@@ -12,7 +12,7 @@
 //! | `ptx.rs` | what a text in PTX says about its functions |
 //! | `nvrtc.rs` | CUDA C++, compiled and kept on disk |
 //! | `error.rs` | CUDA's codes as errors |
-//! | `api/` | the driver's library and NVRTC: functions, objects, calls |
+//! | `api/` | the driver's library, NVRTC and cuBLASLt: functions, objects, calls |
 //!
 //! `CUDA_VISIBLE_DEVICES` and the other variables of CUDA's own are the driver's to read; the first is named in an adapter's
 //! `driver`, because it says why a device is not shown.

@@ -5,9 +5,10 @@
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
-    PciAddress, PhysicalIdentity, QueueLayout, Result,
+    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemoryHandle,
+    MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Result,
 };
+use std::collections::BTreeSet;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
@@ -56,7 +57,24 @@ pub(crate) fn devices(functions: &Functions, common: &Common<'_>) -> Result<Vec<
             None
         }
     });
-    Ok(found.collect())
+    let mut found: Vec<Found> = found.collect();
+    for at in 0..found.len() {
+        found[at].adapter.caps.sharing.peers = peers(functions, &found, at);
+    }
+    Ok(found)
+}
+
+/// The adapters whose memory a device reaches, as far as the driver knows.
+fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
+    let device = found[at].device;
+    let reaches = |other: &&Found| {
+        let mut can = 0;
+        // SAFETY: writes one number.
+        let asked = unsafe { check!(functions, cuDeviceCanAccessPeer(&mut can, device, other.device)) };
+        asked.is_ok() && can != 0
+    };
+    let others = found.iter().filter(|other| other.device != device);
+    others.filter(reaches).map(|other| other.adapter.index).collect()
 }
 
 /// The memory that is free now, its contexts' own needs taken off: asks in a context, which is let go again.
@@ -85,6 +103,13 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         work_group_items: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.into(),
     };
+    // Memory that is mapped piece by piece can be given away, if there are handles for it.
+    let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
+        && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
+    let sharing = MemorySharing {
+        exports: exports.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+        ..MemorySharing::default()
+    };
     let memory = Memory { heap: HeapKind::Device, total_bytes, free_bytes: None, source: MemorySource::Api };
     let integrated = attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0;
     let pci = PciAddress {
@@ -101,7 +126,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: Some(pci), uuid: Some(uuid(functions, device)?) },
         memory: vec![memory],
-        caps: limits.caps(capability, (common.compiles)(capability)),
+        caps: Caps { sharing, ..limits.caps(capability, (common.compiles)(capability)) },
     };
     let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
     Ok(Found { device, capability, pools, adapter })
@@ -173,6 +198,8 @@ impl Limits {
             parallel_units: self.units,
             max_work_group_items: self.work_group_items,
             local_memory_bytes: self.local_memory_bytes,
+            gemm: None,
+            sharing: Default::default(),
         }
     }
 }

@@ -57,7 +57,8 @@ fn ptx_computes() {
 #[test]
 fn cuda_c_computes_where_its_compiler_is_found_and_is_kept() {
     let folder = tempfile::tempdir().unwrap();
-    let backend = || CudaBackend::new(CudaConfig { cache_folder: Some(folder.path().into()) });
+    let backend =
+        || CudaBackend::new(CudaConfig { cache_folder: Some(folder.path().into()), ..CudaConfig::default() });
     for adapter in adapters(&backend()) {
         if !adapter.caps.languages.contains(&KernelLanguage::CudaC) {
             println!("skipped: {} has no NVRTC", adapter.label());

@@ -1,5 +1,6 @@
 //! What a device can do, as data: variants, layouts and routes are chosen from it in tables.
 
+use crate::gemm::GemmLibrary;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
@@ -101,4 +102,36 @@ pub struct Caps {
     pub max_work_group_items: u32,
     /// Local memory that a group may use, in bytes.
     pub local_memory_bytes: u64,
+    /// The library of matrix products that modules may be linked to, if one was found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gemm: Option<GemmLibrary>,
+    /// Who else may reach its memory.
+    #[serde(default, skip_serializing_if = "MemorySharing::is_none")]
+    pub sharing: MemorySharing,
+}
+
+/// What a driver promises about memory that several devices reach. Nothing relies on it that was not tried.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySharing {
+    /// The adapters of the same backend, by their index, whose memory it reaches.
+    pub peers: BTreeSet<u32>,
+    /// The handles under which its memory can be given to others.
+    pub exports: BTreeSet<MemoryHandle>,
+    /// The handles under which it takes memory of others.
+    pub imports: BTreeSet<MemoryHandle>,
+}
+
+impl MemorySharing {
+    /// Whether nothing is shared with anyone.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What memory is called when it is given to another API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryHandle {
+    /// A POSIX file descriptor that means nothing but to drivers.
+    OpaqueFd,
 }

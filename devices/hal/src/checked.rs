@@ -249,7 +249,7 @@ impl Device for Checked {
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.resources.check_new_module(id, module)?;
         self.inner.create_module(id, module)?;
-        self.resources.add_module(id, module.entries.clone());
+        self.resources.add_module(id, module);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! Commands, modules and submissions: plain data that a device executes.
 
 use crate::caps::KernelLanguage;
+use crate::gemm::GemmEntry;
 use crate::host::HostFn;
 use crate::ids::{BufferId, ModuleId, Point, ProgramId, QueueKind, RegionId};
 use std::sync::Arc;
@@ -140,6 +141,13 @@ pub enum ModuleSource {
         /// The entries' texts and functions.
         entries: Vec<TextEntry>,
     },
+    /// The same where some entries are products of the library that the device's capabilities name.
+    Linked {
+        /// The language of the texts; none if there is no text.
+        language: Option<KernelLanguage>,
+        /// The entries.
+        entries: Vec<LinkedEntry>,
+    },
     /// SPIR-V: a binary, and one function of it for each entry.
     SpirV {
         /// The words, little-endian.
@@ -173,6 +181,15 @@ pub struct TextEntry {
     pub text: Arc<str>,
     /// The function.
     pub function: DeviceFunction,
+}
+
+/// An entry of a module that is linked to a library.
+#[derive(Clone, Debug)]
+pub enum LinkedEntry {
+    /// A kernel.
+    Text(TextEntry),
+    /// A product of the library's. Its grid says whether there is anything to do, and no more.
+    Gemm(GemmEntry),
 }
 
 /// A module: entries with their ABIs, and their code in a language that the device takes.

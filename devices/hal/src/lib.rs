@@ -29,6 +29,7 @@ mod command;
 mod error;
 mod exit;
 mod faults;
+mod gemm;
 mod host;
 mod ids;
 pub mod lanes;
@@ -40,15 +41,16 @@ pub use backend::{
     Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
     PhysicalIdentity, Timing, Waiter,
 };
-pub use caps::{Caps, Feature, Features, KernelLanguage, QueueLayout};
+pub use caps::{Caps, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
-    Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, Module, ModuleSource,
-    Submission, TextEntry, Work,
+    Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,
+    ModuleSource, Submission, TextEntry, Work,
 };
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
 pub use faults::Faults;
+pub use gemm::{GEMM_PITCH_VALUES, Gemm, GemmChoice, GemmEntry, GemmLibrary, NoGemmChoice};
 pub use host::{HostBinding, HostCall, HostFn};
 pub use ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
 pub use pool::{Pool, PoolLimits, PoolStats};

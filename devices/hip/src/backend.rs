@@ -46,11 +46,16 @@ impl HipBackend {
         Self { config, pins: Arc::default() }
     }
 
-    fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<Box<dyn Device>> {
+    fn device(
+        &self,
+        (adapter, id): &(Adapter, DeviceId),
+        found: &Found,
+        limits: &Limits,
+    ) -> Result<Box<dyn Device>> {
         let folder = self.config.cache_folder.clone().map(Folder::new);
-        let programs = Programs::new(&found, self.config.compiler.clone(), folder);
-        let driver = Arc::new(HipDriver::new(&found, programs)?);
-        Ok(Box::new(StreamDevice::open(id, found.adapter, driver, Arc::clone(&self.pins), limits)?))
+        let programs = Programs::new(found, self.config.compiler.clone(), folder);
+        let driver = Arc::new(HipDriver::new(found, programs)?);
+        Ok(Box::new(StreamDevice::open(*id, adapter.clone(), driver, Arc::clone(&self.pins), limits)?))
     }
 }
 
@@ -60,17 +65,19 @@ impl Backend for HipBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(probe(NAME)?.into_iter().map(|found| found.adapter).collect())
+        Ok(probe(NAME, true)?.into_iter().map(|found| found.adapter).collect())
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        let present = probe(NAME)?;
-        let open = |(wanted, id): &(Adapter, DeviceId)| {
-            let same = present
-                .iter()
-                .find(|found| found.adapter.label() == wanted.label() && found.adapter.name == wanted.name);
-            let found = same.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
-            self.device(*id, found.clone(), limits)
+        // What was chosen of what the first probe found is in the adapters.
+        let present = probe(NAME, false)?;
+        let open = |wanted: &(Adapter, DeviceId)| {
+            let same = |found: &&Found| {
+                found.adapter.label() == wanted.0.label() && found.adapter.name == wanted.0.name
+            };
+            let found = present.iter().find(same);
+            let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.0.label())))?;
+            self.device(wanted, found, limits)
         };
         adapters.iter().map(open).collect()
     }

@@ -2,16 +2,17 @@
 //!
 //! Objects give back what they stand for when they are dropped. This module must not know what a device does with them.
 
+use crate::api::symbols::blas::{F16, F32, NONE, STANDARD, TRANSPOSE};
 use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, copy_kind};
-use crate::api::{Api, call, call_optional, lacks};
+use crate::api::{Api, Blas, blas, call, call_optional, check_blas, lacks};
 use crate::error::allocation_failure;
-use crate::probe::Found;
+use crate::probe::{Found, WORKSPACE_BYTES};
 use crate::program::Programs;
-use ragtag_hal::{DeviceFunction, Error, KernelLanguage, Result};
-use ragtag_stream::{Driver, Facts, Heap, Launch};
+use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
+use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
 use std::ffi::CString;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// `hipStreamNonBlocking`: it does not wait for the default stream.
 const NON_BLOCKING: u32 = 1;
@@ -56,6 +57,14 @@ unsafe impl Send for Function {}
 // SAFETY: as for objects.
 unsafe impl Sync for Function {}
 
+/// rocBLAS, ready for products.
+struct Products {
+    blas: &'static Blas,
+    /// Goes before the memory that it works in.
+    handle: Object,
+    _workspace: Object,
+}
+
 /// HIP on one device.
 pub(crate) struct HipDriver {
     api: &'static Api,
@@ -64,6 +73,8 @@ pub(crate) struct HipDriver {
     local_memory_bytes: u64,
     /// On which memory is allocated and freed, if the driver has pools for that. Nothing else is enqueued there.
     pool: Option<Object>,
+    /// Locked from the choice of the stream to the product.
+    products: Mutex<Option<Products>>,
 }
 
 impl HipDriver {
@@ -76,6 +87,7 @@ impl HipDriver {
             programs,
             local_memory_bytes: found.adapter.caps.local_memory_bytes,
             pool: None,
+            products: Mutex::default(),
         };
         if found.pools {
             driver.pool = Some(driver.stream()?);
@@ -89,6 +101,30 @@ impl HipDriver {
 
     fn object(&self, handle: Handle, destroy: unsafe extern "C" fn(Handle) -> i32) -> Object {
         Object { api: self.api, ordinal: self.ordinal, handle, destroy }
+    }
+
+    /// rocBLAS with memory of its own to work in: what it would take by itself it might take while a stream is captured.
+    fn products(&self) -> Result<Products> {
+        let none = || Error::Unsupported { what: "products without rocBLAS".into() };
+        let blas = blas(self.api).ok_or_else(none)?;
+        self.select()?;
+        let mut address = ptr::null_mut();
+        // SAFETY: it writes an address.
+        let allocated =
+            unsafe { call!(self.api.functions, hipMalloc(&raw mut address, WORKSPACE_BYTES as usize)) };
+        allocated.map_err(|error| allocation_failure(error, WORKSPACE_BYTES))?;
+        let workspace = self.object(address, self.api.functions.hipFree);
+        let mut handle = ptr::null_mut();
+        // SAFETY: it writes a handle, for the device that is current.
+        check_blas("rocblas_create_handle", unsafe {
+            (blas.functions.rocblas_create_handle)(&raw mut handle)
+        })?;
+        let handle = self.object(handle, blas.functions.rocblas_destroy_handle);
+        // SAFETY: the memory lives longer than the handle.
+        check_blas("rocblas_set_workspace", unsafe {
+            (blas.functions.rocblas_set_workspace)(handle.handle, address, WORKSPACE_BYTES as usize)
+        })?;
+        Ok(Products { blas, handle, _workspace: workspace })
     }
 
     /// Loads a code object.
@@ -280,6 +316,60 @@ impl Driver for HipDriver {
                 )
             )
         }
+    }
+
+    fn ready_gemm(&self) -> Result<()> {
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if products.is_none() {
+            *products = Some(self.products()?);
+        }
+        Ok(())
+    }
+
+    /// rocBLAS has matrices column by column, as whose columns our rows are: yᵀ = (Wᵀ)ᵀ · xᵀ.
+    unsafe fn gemm(&self, stream: &Object, product: &Gemm, operands: Operands) -> Result<()> {
+        self.select()?;
+        let products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        let not_ready = || Error::invalid("a product before the library is ready");
+        let Products { blas, handle, .. } = products.as_ref().ok_or_else(not_ready)?;
+        // Sound products have no sizes beyond that.
+        let size = |size: u32| i32::try_from(size).unwrap_or(i32::MAX);
+        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let Operands { x, weights, y } = operands;
+        // SAFETY: a handle and a stream of this device.
+        check_blas("rocblas_set_stream", unsafe {
+            (blas.functions.rocblas_set_stream)(handle.handle, stream.handle)
+        })?;
+        // SAFETY: the matrices are valid until the product has ended, by the caller's promise; the factors are read before this
+        // returns.
+        check_blas("rocblas_gemm_ex", unsafe {
+            (blas.functions.rocblas_gemm_ex)(
+                handle.handle,
+                TRANSPOSE,
+                NONE,
+                size(product.columns),
+                size(product.rows),
+                size(product.depth),
+                &raw const alpha,
+                self::handle(weights),
+                F16,
+                size(product.weights_pitch),
+                self::handle(x),
+                F16,
+                size(product.x_pitch),
+                &raw const beta,
+                self::handle(y),
+                F32,
+                size(product.y_pitch),
+                self::handle(y),
+                F32,
+                size(product.y_pitch),
+                F32,
+                STANDARD,
+                0,
+                0,
+            )
+        })
     }
 
     fn begin_capture(&self, stream: &Object) -> Result<()> {

@@ -3,17 +3,19 @@
 //! This module must not know how a device works.
 
 use crate::api::symbols::attribute;
-use crate::api::{Api, Compiler, api, compiler};
+use crate::api::{Api, Compiler, api, blas, compiler};
 use crate::architecture::Architecture;
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, HeapKind, KernelLanguage, Memory, MemorySource, PhysicalIdentity,
-    QueueLayout, Result, Unavailable,
+    Adapter, AdapterKind, Caps, GemmLibrary, HeapKind, KernelLanguage, Memory, MemoryHandle, MemorySharing,
+    MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
 /// Alignment of a binding's offset: the widest load of a kernel.
 const BINDING_ALIGNMENT_BYTES: u64 = 16;
 /// The first version whose stream-ordered pools are used.
 const POOLS_SINCE: u32 = 6;
+/// Memory that rocBLAS is given to work in: what it takes by itself on most devices.
+pub(crate) const WORKSPACE_BYTES: u64 = 32 << 20;
 /// What drivers read to hide devices.
 const VISIBILITY: [&str; 4] =
     ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"];
@@ -32,11 +34,12 @@ pub(crate) struct Found {
     pub(crate) pools: bool,
 }
 
-/// All devices that kernels can be compiled for, in HIP's order.
+/// All devices that kernels can be compiled for, in HIP's order; with the library of matrix products, if it is to be looked
+/// for, which takes a while.
 ///
 /// # Errors
 /// If there is no library, no compiler, no device, or none whose architecture is supported.
-pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailable> {
+pub(crate) fn probe(backend: &str, looks_for_gemm: bool) -> std::result::Result<Vec<Found>, Unavailable> {
     let hidden = environment(|name| std::env::var(name).ok());
     let with_hidden = |unavailable: Unavailable| match &hidden {
         Some(hidden) => Unavailable { cause: format!("{} ({hidden})", unavailable.cause), ..unavailable },
@@ -50,7 +53,10 @@ pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailabl
     let (mut found, mut left_out): (Vec<Found>, _) = (Vec::new(), Vec::new());
     for ordinal in 0..api.devices {
         match describe(backend, found.len() as u32, api, compiler, ordinal, hidden.as_deref()) {
-            Ok(one) => found.push(one),
+            Ok((one, architecture)) => {
+                let gemm = looks_for_gemm.then(|| gemm(api, &architecture)).flatten();
+                found.push(with_gemm(one, gemm));
+            }
             Err(why) => {
                 tracing::debug!(ordinal, %why, "a HIP device is left out");
                 left_out.push(why);
@@ -61,7 +67,40 @@ pub(crate) fn probe(backend: &str) -> std::result::Result<Vec<Found>, Unavailabl
         let cause = left_out.join("; ");
         return Err(with_hidden(Unavailable { tried: vec![api.library.clone()], cause }));
     }
+    for at in 0..found.len() {
+        found[at].adapter.caps.sharing = sharing(&found, at);
+    }
     Ok(found)
+}
+
+/// What the driver promises of a device's memory and of others'.
+fn sharing(found: &[Found], at: usize) -> MemorySharing {
+    let Found { api, ordinal, .. } = found[at];
+    let reached =
+        found.iter().filter(|other| other.ordinal != ordinal && api.reaches(ordinal, other.ordinal));
+    // Windows has other handles.
+    let imports = api.imports_memory && cfg!(target_os = "linux");
+    MemorySharing {
+        peers: reached.map(|other| other.adapter.index).collect(),
+        imports: imports.then_some(MemoryHandle::OpaqueFd).into_iter().collect(),
+        ..MemorySharing::default()
+    }
+}
+
+fn with_gemm(mut found: Found, gemm: Option<GemmLibrary>) -> Found {
+    found.adapter.caps.gemm = gemm;
+    found
+}
+
+/// The library of products, if it has kernels for the architecture.
+fn gemm(api: &'static Api, architecture: &Architecture) -> Option<GemmLibrary> {
+    let blas = blas(api).filter(|blas| blas.serves(architecture.name()))?;
+    Some(GemmLibrary {
+        name: "rocBLAS".into(),
+        version: blas.version.clone(),
+        workspace_bytes: WORKSPACE_BYTES,
+        preferred: false,
+    })
 }
 
 /// The variables that hide devices, if any is set.
@@ -80,7 +119,7 @@ fn describe(
     compiler: &'static Compiler,
     ordinal: i32,
     hidden: Option<&str>,
-) -> std::result::Result<Found, String> {
+) -> std::result::Result<(Found, Architecture), String> {
     let name = api.name(ordinal).map_err(|error| format!("device {ordinal}: {error}"))?;
     let said = api.architecture(ordinal).map_err(|error| format!("{name}: {error}"))?;
     let architecture = Architecture::of(&said).map_err(|why| format!("{name}: {why}"))?;
@@ -99,7 +138,8 @@ fn describe(
         memory: vec![heap(api, ordinal, integrated, caps.max_allocation_bytes)],
         caps,
     };
-    Ok(Found { adapter, api, compiler, ordinal, target: architecture.target, pools })
+    let target = architecture.target.clone();
+    Ok((Found { adapter, api, compiler, ordinal, target, pools }, architecture))
 }
 
 fn heap(api: &Api, ordinal: i32, integrated: bool, total_bytes: u64) -> Memory {
@@ -128,6 +168,8 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
         parallel_units: number(attribute::MULTIPROCESSOR_COUNT)?.max(1),
         max_work_group_items: number(attribute::MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: u64::from(number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?),
+        gemm: None,
+        sharing: Default::default(),
     })
 }
 

@@ -317,6 +317,8 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         parallel_units: device.max_compute_units()?.max(1),
         max_work_group_items: u32::try_from(device.max_work_group_size()?).unwrap_or(u32::MAX),
         local_memory_bytes: device.local_mem_size()?,
+        gemm: None,
+        sharing: Default::default(),
     })
 }
 

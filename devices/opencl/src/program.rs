@@ -191,7 +191,7 @@ impl Programs {
             ModuleSource::SpirV { binary, functions } => {
                 functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
             }
-            ModuleSource::Host(_) | ModuleSource::Text { .. } => {
+            ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
                 return Err(Error::Unsupported {
                     what: format!("module {} on an OpenCL device", module.name),
                 });

@@ -35,6 +35,8 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
+            gemm: None,
+            sharing: Default::default(),
         },
     }
 }

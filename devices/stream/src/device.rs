@@ -8,11 +8,11 @@
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::memory::{Buffer, DeviceMemory};
-use crate::module::{Kernel, kernels};
+use crate::module::{Code, Entry, entries};
 use crate::pins::Pins;
 use crate::queue::Queue;
 use crate::recording::recorded;
-use crate::script::{Bound, HostSpan, Registered, Script, Span, Step};
+use crate::script::{Bound, HostSpan, Product, Registered, Script, Span, Step};
 use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
@@ -27,7 +27,7 @@ pub struct StreamDevice<D: Driver> {
     id: DeviceId,
     adapter: Adapter,
     programs: HashMap<ProgramId, Arc<Script<D>>>,
-    modules: HashMap<ModuleId, Vec<Arc<Kernel<D>>>>,
+    modules: HashMap<ModuleId, Vec<Entry<D>>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
     /// Its drop waits for the driver, so it goes before what the driver uses.
@@ -102,7 +102,7 @@ impl<D: Driver> StreamDevice<D> {
     fn step(&self, command: Command) -> Result<Option<Step<D>>> {
         Ok(Some(match command {
             Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
-            Command::Dispatch(dispatch) => Step::Launch(self.bound(&dispatch)?),
+            Command::Dispatch(dispatch) => self.bound(&dispatch)?,
             Command::Copy { from, to } => Step::Copy { from: self.span(&from)?, to: self.span(&to)? },
             Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
             Command::Upload { region, offset, to } => {
@@ -116,16 +116,30 @@ impl<D: Driver> StreamDevice<D> {
         }))
     }
 
-    fn bound(&self, dispatch: &Dispatch) -> Result<Bound<D>> {
+    fn bound(&self, dispatch: &Dispatch) -> Result<Step<D>> {
         let Dispatch { module, entry, bindings, constants, grid } = dispatch;
-        let kernels = self.modules.get(module).ok_or_else(|| unknown(module))?;
-        let kernel = kernels.get(*entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
+        let entries = self.modules.get(module).ok_or_else(|| unknown(module))?;
+        let Entry { abi, code } =
+            entries.get(*entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
         // The driver reads as many arguments as the function has parameters.
-        if (bindings.len(), constants.len()) != (kernel.abi.bindings.len(), kernel.abi.constants) {
-            return Err(Error::invalid(format!("arguments that {} does not take", kernel.abi.name)));
+        if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
+            return Err(Error::invalid(format!("arguments that {} does not take", abi.name)));
         }
-        let spans = bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
-        Ok(Bound::new(kernel, *grid, spans, constants))
+        let span = |at: usize| {
+            let binding = bindings.get(at).ok_or_else(|| unknown(format!("binding {at}")))?;
+            self.span(&binding.range)
+        };
+        match code {
+            Code::Kernel(kernel) => {
+                let spans = (0..bindings.len()).map(span).collect::<Result<_>>()?;
+                Ok(Step::Launch(Bound::new(kernel, *grid, spans, constants)))
+            }
+            Code::Gemm(gemm) => {
+                let product = (gemm.product)(constants);
+                let [x, weights, y] = gemm.bindings.map(span);
+                Ok(Step::Gemm(Product { product, x: x?, weights: weights?, y: y? }))
+            }
+        }
     }
 
     /// A point that a submission to a queue waits for. Of the same queue it need not wait for anything.
@@ -209,8 +223,8 @@ impl<D: Driver> Device for StreamDevice<D> {
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.common.check()?;
-        let kernels = kernels(self.driver.as_ref(), &self.adapter, module);
-        self.modules.insert(id, self.noted(kernels)?);
+        let entries = entries(self.driver.as_ref(), &self.adapter, module);
+        self.modules.insert(id, self.noted(entries)?);
         Ok(())
     }
 

@@ -10,7 +10,7 @@
 //!
 //! This module must not know how a device is made of these calls.
 
-use ragtag_hal::{DeviceFunction, KernelLanguage, Result};
+use ragtag_hal::{DeviceFunction, Gemm, KernelLanguage, Result};
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -66,6 +66,17 @@ pub struct Launch<'a, D: Driver> {
     pub dynamic_local_bytes: u32,
     /// The arguments.
     pub arguments: &'a Arguments,
+}
+
+/// Where the matrices of a product begin on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operands {
+    /// x.
+    pub x: u64,
+    /// W.
+    pub weights: u64,
+    /// y.
+    pub y: u64,
 }
 
 /// A stream-ordered GPU API on one opened device.
@@ -211,6 +222,24 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// # Errors
     /// If the driver refuses.
     unsafe fn launch(&self, stream: &Self::Stream, launch: &Launch<'_, Self>) -> Result<()>;
+
+    /// Makes the library of matrix products ready, with the memory that it works in. Called before [`Driver::gemm`], from one
+    /// thread at a time, as often as modules with products are made; nothing is being captured then.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if none was found, and if the library refuses.
+    fn ready_gemm(&self) -> Result<()>;
+
+    /// Enqueues a product by the library, or lets it be captured.
+    ///
+    /// # Safety
+    /// The library was made ready, the product is sound ([`Gemm::is_sound`]), the matrices begin where is said and are valid
+    /// until it has ended, x and W at multiples of 16 bytes. Products of one device are all on one stream, since they share
+    /// memory to work in; captured ones are played there.
+    ///
+    /// # Errors
+    /// If the library refuses.
+    unsafe fn gemm(&self, stream: &Self::Stream, product: &Gemm, operands: Operands) -> Result<()>;
 
     /// Begins to capture what the calling thread enqueues on a stream: nothing of it runs. Other threads go on as they
     /// like.

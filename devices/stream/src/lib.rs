@@ -31,5 +31,5 @@ mod script;
 mod tests;
 
 pub use device::StreamDevice;
-pub use driver::{Arguments, Driver, Facts, Heap, Launch};
+pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use pins::Pins;

@@ -4,38 +4,93 @@
 
 use crate::driver::Driver;
 use ragtag_hal::{
-    Adapter, DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, TextEntry,
+    Adapter, DeviceFunction, EntryAbi, Error, GemmEntry, KernelLanguage, LinkedEntry, Module, ModuleSource,
+    Result, TextEntry,
 };
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// An entry of a module: a function, and how it is launched.
-pub(crate) struct Kernel<D: Driver> {
+/// An entry of a module.
+pub(crate) struct Entry<D: Driver> {
     pub(crate) abi: &'static EntryAbi,
+    pub(crate) code: Code<D>,
+}
+
+/// What an entry is.
+pub(crate) enum Code<D: Driver> {
+    Kernel(Arc<Kernel<D>>),
+    Gemm(GemmEntry),
+}
+
+/// A function, and how it is launched.
+pub(crate) struct Kernel<D: Driver> {
     pub(crate) function: D::Function,
     pub(crate) work_group: [u32; 3],
     pub(crate) dynamic_local_bytes: u32,
 }
 
-/// The kernels of a module. Its distinct texts are compiled and loaded side by side.
+/// The entries of a module. Its distinct texts are compiled and loaded side by side, and the library is made ready if there
+/// are products.
 ///
 /// # Errors
 /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a function
 /// whose groups or local memory are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
-pub(crate) fn kernels<D: Driver>(
+pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Entry<D>>> {
+    let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
+    let taken = language.is_none_or(|language| adapter.caps.languages.contains(&language));
+    if !taken || texts.len() + gemms.len() != module.entries.len() {
+        return Err(refused(driver, adapter, module));
+    }
+    if !gemms.is_empty() {
+        driver.ready_gemm()?;
+    }
+    let of_text = |(at, _): &(usize, &TextEntry)| module.entries[*at];
+    let abis: Vec<_> = texts.iter().map(of_text).collect();
+    let texts: Vec<_> = texts.into_iter().map(|(_, text)| text).collect();
+    let kernels = match language {
+        Some(language) => kernels(driver, adapter, language, &texts, &abis)?,
+        None => Vec::new(),
+    };
+    let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
+    // Earlier ones first: each finds all that are before it in place.
+    gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
+    Ok(codes.into_iter().zip(&module.entries).map(|(code, abi)| Entry { abi, code }).collect())
+}
+
+fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {
+    Error::Unsupported { what: format!("module {} on {} ({})", module.name, adapter.label(), driver.api()) }
+}
+
+/// The texts' language, the texts, and the products, both with their places among the entries. `None` for other sources.
+type Parts<'a> = (Option<KernelLanguage>, Vec<(usize, &'a TextEntry)>, Vec<(usize, GemmEntry)>);
+
+fn parts(source: &ModuleSource) -> Option<Parts<'_>> {
+    match source {
+        ModuleSource::Text { language, entries } => {
+            Some((Some(*language), entries.iter().enumerate().collect(), Vec::new()))
+        }
+        ModuleSource::Linked { language, entries } => {
+            let (mut texts, mut gemms) = (Vec::new(), Vec::new());
+            for (at, entry) in entries.iter().enumerate() {
+                match entry {
+                    LinkedEntry::Text(text) => texts.push((at, text)),
+                    LinkedEntry::Gemm(gemm) => gemms.push((at, *gemm)),
+                }
+            }
+            Some((*language, texts, gemms))
+        }
+        ModuleSource::Host(_) | ModuleSource::SpirV { .. } => None,
+    }
+}
+
+/// The kernels of some texts.
+fn kernels<D: Driver>(
     driver: &D,
     adapter: &Adapter,
-    module: &Module,
+    language: KernelLanguage,
+    entries: &[&TextEntry],
+    abis: &[&'static EntryAbi],
 ) -> Result<Vec<Arc<Kernel<D>>>> {
-    let (language, entries) = match &module.source {
-        ModuleSource::Text { language, entries } if adapter.caps.languages.contains(language) => {
-            (*language, entries)
-        }
-        _ => {
-            let what = format!("module {} on {} ({})", module.name, adapter.label(), driver.api());
-            return Err(Error::Unsupported { what });
-        }
-    };
     let mut texts: Vec<&Arc<str>> = Vec::new();
     for entry in entries {
         if !texts.contains(&&entry.text) {
@@ -44,13 +99,13 @@ pub(crate) fn kernels<D: Driver>(
     }
     let load = |text: &&Arc<str>| load(driver, adapter, language, text);
     let loaded: Vec<Arc<D::Module>> = texts.par_iter().map(load).collect::<Result<_>>()?;
-    let kernel = |(entry, &abi): (&TextEntry, &&'static EntryAbi)| {
+    let kernel = |(entry, &abi): (&&TextEntry, &&'static EntryAbi)| {
         let at = texts.iter().position(|text| **text == entry.text);
         let code = at.and_then(|at| loaded.get(at));
         let code = code.ok_or_else(|| Error::invalid("a function without a text"))?;
         checked(driver, code, &entry.function, abi).map(Arc::new)
     };
-    entries.iter().zip(&module.entries).map(kernel).collect()
+    entries.iter().zip(abis).map(kernel).collect()
 }
 
 fn load<D: Driver>(
@@ -87,5 +142,5 @@ fn checked<D: Driver>(
         return Err(Error::Unsupported { what });
     }
     let (work_group, dynamic_local_bytes) = (*work_group, *dynamic_local_bytes);
-    Ok(Kernel { abi, function: found, work_group, dynamic_local_bytes })
+    Ok(Kernel { function: found, work_group, dynamic_local_bytes })
 }

@@ -3,13 +3,13 @@
 //! A script is made once, when a program is recorded or commands are submitted. It is only read afterwards, and keeps what
 //! it names alive. This module must not know waits or points.
 
-use crate::driver::{Arguments, Driver, Launch};
+use crate::driver::{Arguments, Driver, Launch, Operands};
 use crate::memory::Buffer;
 use crate::module::Kernel;
 use crate::pins::Pin;
 use crate::recording::Recording;
 use ragtag_hal::lanes::{self, Claim, Claims};
-use ragtag_hal::{HostRegion, Reservation, Result};
+use ragtag_hal::{Gemm, HostRegion, Reservation, Result};
 use std::sync::Arc;
 
 /// Bytes of a buffer.
@@ -100,10 +100,30 @@ impl<D: Driver> Bound<D> {
     }
 }
 
+/// A product by the library.
+pub(crate) struct Product<D: Driver> {
+    pub(crate) product: Gemm,
+    pub(crate) x: Span<D>,
+    pub(crate) weights: Span<D>,
+    pub(crate) y: Span<D>,
+}
+
+impl<D: Driver> Product<D> {
+    fn operands(&self) -> Operands {
+        Operands { x: self.x.address(), weights: self.weights.address(), y: self.y.address() }
+    }
+
+    fn spans(&self) -> [&Span<D>; 3] {
+        [&self.x, &self.weights, &self.y]
+    }
+}
+
 /// A command, ready to be enqueued.
 pub(crate) enum Step<D: Driver> {
     /// Launch a kernel.
     Launch(Bound<D>),
+    /// Have the library compute a product.
+    Gemm(Product<D>),
     /// Copy between buffers.
     Copy {
         /// Read from here.
@@ -144,11 +164,13 @@ impl<D: Driver> Step<D> {
     pub(crate) fn enqueue(&self, driver: &D, stream: &D::Stream) -> Result<()> {
         // SAFETY: spans lie in buffers and host spans in regions that the script keeps, and whoever submits keeps the script
         // until it has ended; that nobody else touches these bytes meanwhile is what points and reservations are for.
-        // `Checked` held launches to the entry's ABI, which says what a kernel takes and touches, and lets no program be
-        // submitted before its last run has ended.
+        // `Checked` held launches to the entry's ABI, which says what a kernel takes and touches, and products to what they
+        // touch, and lets no program be submitted before its last run has ended. Dispatches are on the compute stream alone,
+        // and the library was made ready with the product's module.
         unsafe {
             match self {
                 Step::Launch(bound) => driver.launch(stream, &bound.launch()),
+                Step::Gemm(product) => driver.gemm(stream, &product.product, product.operands()),
                 Step::Copy { from, to } => driver.copy(stream, from.address(), to.address(), to.bytes),
                 Step::Fill { to, word } => driver.fill(stream, to.address(), *word, to.bytes / 4),
                 Step::Upload { from, to } => driver.upload(stream, from.pointer(), to.address(), to.bytes),
@@ -166,13 +188,14 @@ impl<D: Driver> Step<D> {
             Step::Upload { from, .. } => vec![from.claim(false)],
             Step::Download { to, .. } => vec![to.claim(true)],
             Step::Recorded(recording) => recording.steps().iter().flat_map(Step::claims).collect(),
-            Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. } => Vec::new(),
+            Step::Launch(_) | Step::Gemm(_) | Step::Copy { .. } | Step::Fill { .. } => Vec::new(),
         }
     }
 
     fn uses_buffer(&self, buffer: &Arc<Buffer<D>>) -> bool {
         match self {
             Step::Launch(bound) => bound.spans.iter().any(|span| span.is_of(buffer)),
+            Step::Gemm(product) => product.spans().into_iter().any(|span| span.is_of(buffer)),
             Step::Copy { from, to } => from.is_of(buffer) || to.is_of(buffer),
             Step::Fill { to, .. } | Step::Upload { to, .. } => to.is_of(buffer),
             Step::Download { from, .. } => from.is_of(buffer),

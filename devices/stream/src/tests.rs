@@ -7,9 +7,10 @@ use crate::{Pins, StreamDevice};
 use fake::{Fake, TOTAL_BYTES};
 use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
-    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, HeapKind, HostRegion, KernelLanguage, Limits,
-    Memory, MemorySource, Module, ModuleId, ModuleSource, PhysicalIdentity, Point, ProgramId, QueueKind,
-    QueueLayout, RegionId, Result, Submission, TextEntry, Timeline, TimelineId, Work,
+    DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostRegion,
+    KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
+    PhysicalIdentity, Point, ProgramId, QueueKind, QueueLayout, RegionId, Result, Submission, TextEntry,
+    Timeline, TimelineId, Work,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,13 @@ fn adapter() -> Adapter {
             parallel_units: 1,
             max_work_group_items: 1024,
             local_memory_bytes: 48 << 10,
+            gemm: Some(GemmLibrary {
+                name: "made up".into(),
+                version: "1".into(),
+                workspace_bytes: 0,
+                preferred: false,
+            }),
+            sharing: Default::default(),
         },
     }
 }
@@ -438,6 +446,90 @@ fn modules_are_held_to_what_the_driver_says() {
     foreign.source = ModuleSource::Text { language: KernelLanguage::HipC, entries: vec![] };
     foreign.entries.clear();
     assert!(matches!(bench.device.create_module(ModuleId(1), &foreign), Err(Error::Unsupported { .. })));
+    bench.close();
+}
+
+/// A product with the first constant as its depth.
+static PRODUCT: EntryAbi = EntryAbi {
+    name: "product",
+    bindings: &[Access::Read, Access::Read, Access::ReadWrite],
+    constants: 1,
+    extents: |_, extents| extents.fill(4),
+};
+
+const GEMM: GemmEntry = GemmEntry {
+    bindings: [1, 0, 2],
+    product: |constants| Gemm {
+        rows: 5,
+        columns: 3,
+        depth: constants[0],
+        x_pitch: 16,
+        weights_pitch: 8,
+        y_pitch: 4,
+        accumulate: true,
+    },
+};
+
+/// A module whose second entry is a product, beside `scale`.
+fn linked() -> Module {
+    let plain = module(TEXT, &["scale"], [64, 1, 1]);
+    let ModuleSource::Text { language, entries } = plain.source else { panic!("not text") };
+    let text = entries.into_iter().map(LinkedEntry::Text);
+    let entries = text.chain([LinkedEntry::Gemm(GEMM)]).collect();
+    let source = ModuleSource::Linked { language: Some(language), entries };
+    Module { name: "linked".into(), entries: vec![&SCALE, &PRODUCT], source }
+}
+
+/// y in buffer 2 += x in buffer 1 · W in buffer 0.
+fn product(depth: u32, y_bytes: u64) -> Command {
+    let read = |id| Binding { range: all(id), access: Access::Read };
+    let y = Binding { range: BufferRange { bytes: y_bytes, ..all(2) }, access: Access::ReadWrite };
+    let (bindings, constants) = (vec![read(0), read(1), y], vec![depth]);
+    Command::Dispatch(Dispatch { module: ModuleId(1), entry: 1, bindings, constants, grid: [1, 1, 1] })
+}
+
+#[test]
+fn products_are_the_librarys_in_commands_and_in_programs() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.fake.calls("ready_gemm"), 0);
+    bench.device.create_module(ModuleId(1), &linked()).unwrap();
+    assert_eq!(bench.fake.calls("ready_gemm"), 1);
+    // Halves of 2 and of 3.
+    let set = vec![fill(0, 0x0002_0002), fill(1, 0x0003_0003), fill(2, 1f32.to_bits())];
+    let set = bench.compute([set, vec![product(7, 80)]].concat(), &[]);
+    bench.device.record(ProgramId(0), vec![product(7, 80), product(4, 80)]).unwrap();
+    let ran = bench.try_submit(QueueKind::Compute, Work::Program(ProgramId(0)), &[set]).unwrap();
+    let read = bench.commands(QueueKind::Download, vec![download(2)], &[ran]);
+    bench.wait(read);
+    let sums = 1.0 + 6.0 * (7.0 + 7.0 + 4.0);
+    {
+        let region = bench.region.read(0..WORDS as usize * 4).unwrap();
+        let values: Vec<_> =
+            region.as_chunks::<4>().0.iter().map(|bytes| f32::from_ne_bytes(*bytes)).collect();
+        for (at, value) in values.into_iter().enumerate() {
+            assert_eq!(value, if at < 20 && at % 4 < 3 { sums } else { 1.0 }, "value {at}");
+        }
+    }
+    // A product touches more than its ABI says: so much has to be bound; and it has to be one.
+    for (depth, y_bytes, why) in [(7, 72, "its product 76"), (9, 80, "no library"), (0, 80, "no library")] {
+        let refused =
+            bench.try_submit(QueueKind::Compute, Work::Commands(vec![product(depth, y_bytes)]), &[]);
+        assert!(matches!(&refused, Err(Error::Invalid { what }) if what.contains(why)), "{why}: {refused:?}");
+    }
+    bench.close();
+}
+
+#[test]
+fn products_need_a_library_and_bindings_of_their_kind() {
+    let mut bench = Bench::new();
+    bench.fake.refuse("ready_gemm", Error::Unsupported { what: "no library".into() });
+    let refused = bench.device.create_module(ModuleId(1), &linked());
+    assert!(matches!(refused, Err(Error::Unsupported { what }) if what == "no library"));
+    let wrong = GemmEntry { bindings: [0, 2, 1], ..GEMM };
+    let source = ModuleSource::Linked { language: None, entries: vec![LinkedEntry::Gemm(wrong)] };
+    let module = Module { name: "wrong".into(), entries: vec![&PRODUCT], source };
+    let refused = bench.device.create_module(ModuleId(1), &module);
+    assert!(matches!(&refused, Err(Error::Invalid { what }) if what.contains("product")), "{refused:?}");
     bench.close();
 }
 

@@ -28,6 +28,7 @@ pub(crate) fn variants() -> Vec<Variant> {
     out.extend(rows::variants());
     out.extend(matrix_units::products());
     out.extend(fragments::products());
+    out.extend(crate::library::variants());
     out.extend(weights::variants());
     out.extend(operators::variants());
     out.extend(elementwise::variants());

@@ -138,6 +138,37 @@ pub(crate) fn random_case(
     case(random, (tensor_type, layout, activations), shape, (n, k), accumulate)
 }
 
+/// Cases for what computes all rows that there is room for, whatever the parameters say: f16 weights in rows, f16 activations,
+/// odd numbers of rows and of columns.
+pub(crate) fn cases_of_whole_launches(seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let shapes = [
+        (1, 1, 32),
+        (2, 17, 96),
+        (17, 33, 256),
+        (33, 100, 416),
+        (131, 257, 160),
+        (512, 64, 1024),
+        (515, 67, 352),
+    ];
+    let case = |(i, (rows, n, k))| whole_launch(&mut random, rows, (n, k), i % 2 == 1);
+    shapes.into_iter().enumerate().map(case).collect()
+}
+
+/// A case of a random shape for such a launch.
+pub(crate) fn random_case_of_a_whole_launch(seed: u64) -> Case {
+    let mut random = Random::new(seed);
+    let (rows, n, k) = (1 + random.below(600), 1 + random.below(120), 32 * (1 + random.below(12)));
+    let accumulate = random.below(2) == 0;
+    whole_launch(&mut random, rows, (n, k), accumulate)
+}
+
+fn whole_launch(random: &mut Random, rows: usize, shape: (usize, usize), accumulate: bool) -> Case {
+    let form = (TensorType::F16, Layout::RowMajor, Activations::F16);
+    let all_rows = RowShape { capacity: rows, rows, count_word: 0 };
+    case(random, form, all_rows, shape, accumulate)
+}
+
 fn case(
     random: &mut Random,
     (tensor_type, layout, activations): (TensorType, Layout, Activations),

@@ -116,6 +116,8 @@ impl FakeDevice {
                 parallel_units: 1,
                 max_work_group_items: 1,
                 local_memory_bytes: 0,
+                gemm: None,
+                sharing: Default::default(),
             },
         };
         let (advances, inbox) = channel();

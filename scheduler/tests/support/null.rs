@@ -42,6 +42,8 @@ impl NullDevice {
                 parallel_units: 1,
                 max_work_group_items: 1,
                 local_memory_bytes: 0,
+                gemm: None,
+                sharing: Default::default(),
             },
         };
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));

@@ -21,7 +21,7 @@ pub(super) fn compile(only: &str) -> Result<(), String> {
 
 fn compile_for(compiler: &PipelineCompiler, only: &str) -> Result<(), String> {
     let name = |variant: &Variant| format!("{}-{}", variant.kernel, variant.name).replace('/', "-");
-    let in_wgsl = |variant: &&Variant| variant.language() == KernelLanguage::Wgsl;
+    let in_wgsl = |variant: &&Variant| variant.language() == Some(KernelLanguage::Wgsl);
     let all: Vec<&Variant> =
         variants().iter().filter(in_wgsl).filter(|variant| name(variant).contains(only)).collect();
     let taken: Vec<&Variant> = all.iter().copied().filter(|one| one.runs_on(compiler.caps())).collect();

@@ -74,6 +74,7 @@ functions! {
     cuDeviceGetUuid_v2(*mut CUuuid, CUdevice);
     cuDeviceTotalMem_v2(*mut usize, CUdevice);
     cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+    cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
     cuDevicePrimaryCtxSetFlags_v2(CUdevice, c_uint);
     cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
     cuDevicePrimaryCtxRelease_v2(CUdevice);

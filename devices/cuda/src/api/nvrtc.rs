@@ -1,11 +1,9 @@
 //! NVRTC, NVIDIA's compiler of CUDA C++ as a library.
-//!
-//! It comes with the toolkit, not with the driver, and often lies off the loader's path.
 
+use super::toolkit::places;
 use libloading::Library;
 use ragtag_hal::{Error, Result};
-use std::ffi::{CString, OsString, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
 /// The names under which it is known, newer ones first. A library's number is that of CUDA's major version.
@@ -68,25 +66,10 @@ pub(crate) struct Nvrtc {
     architectures: Vec<i32>,
 }
 
-/// Where the compiler may lie: on the loader's path, and where toolkits are installed.
-fn candidates() -> Vec<OsString> {
-    let mut folders: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"]
-        .iter()
-        .filter_map(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
-        .map(|home| PathBuf::from(home).join(if cfg!(windows) { "bin" } else { "lib64" }))
-        .collect();
-    if !cfg!(windows) {
-        folders.push("/usr/local/cuda/lib64".into());
-    }
-    let within =
-        folders.iter().flat_map(|folder| LIBRARIES.iter().map(|name| folder.join(name).into_os_string()));
-    LIBRARIES.iter().map(OsString::from).chain(within).collect()
-}
-
 impl Nvrtc {
     /// The newest compiler whose code a driver for this version of CUDA takes: of its own major version, or an older one.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
-        candidates().into_iter().find_map(|name| {
+        places(LIBRARIES).into_iter().find_map(|name| {
             // SAFETY: NVIDIA's compiler; loading it runs its own initialisers, which is what it is for.
             let library = unsafe { Library::new(&name) }.ok()?;
             let nvrtc = Self::of(library)?;

@@ -20,7 +20,7 @@ const GROUP: u32 = 64;
 
 /// A backend that keeps no programs on disk.
 pub fn backend() -> CudaBackend {
-    CudaBackend::new(CudaConfig { cache_folder: None })
+    CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
 /// All adapters, or none with a line that says why a test has nothing to do.

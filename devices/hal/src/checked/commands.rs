@@ -2,8 +2,11 @@
 
 use super::LastUse;
 use crate::caps::{Caps, KernelLanguage};
-use crate::command::{Access, Binding, BufferRange, Command, Dispatch, EntryAbi, Module, ModuleSource};
+use crate::command::{
+    Access, Binding, BufferRange, Command, Dispatch, EntryAbi, LinkedEntry, Module, ModuleSource,
+};
 use crate::error::{self, Error};
+use crate::gemm::GemmEntry;
 use crate::ids::{BufferId, ModuleId, QueueKind, RegionId};
 use std::collections::HashMap;
 use std::fmt;
@@ -20,6 +23,8 @@ pub(super) struct Held {
 /// A module.
 pub(super) struct Loaded {
     entries: Vec<&'static EntryAbi>,
+    /// Of entries that are products: one for each entry, or none at all.
+    gemms: Vec<Option<GemmEntry>>,
     pub(super) last_use: LastUse,
 }
 
@@ -106,8 +111,9 @@ impl Resources {
         self.buffers.insert(id, Held { bytes, last_use: LastUse::default() });
     }
 
-    pub(super) fn add_module(&mut self, id: ModuleId, entries: Vec<&'static EntryAbi>) {
-        self.modules.insert(id, Loaded { entries, last_use: LastUse::default() });
+    pub(super) fn add_module(&mut self, id: ModuleId, module: &Module) {
+        let (entries, gemms) = (module.entries.clone(), gemms(&module.source));
+        self.modules.insert(id, Loaded { entries, gemms, last_use: LastUse::default() });
     }
 
     pub(super) fn add_region(&mut self, id: RegionId, bytes: u64) {
@@ -229,7 +235,7 @@ impl Resources {
     }
 
     fn check_dispatch(&self, dispatch: &Dispatch) -> Rule {
-        let entries = &self.module(dispatch.module)?.entries;
+        let Loaded { entries, gemms, .. } = self.module(dispatch.module)?;
         let abi = entries.get(dispatch.entry as usize).ok_or_else(|| {
             format!("entry {} of {}, which has {}", dispatch.entry, dispatch.module, entries.len())
         })?;
@@ -246,7 +252,11 @@ impl Resources {
         if groups.is_none() && !dispatch.grid.contains(&0) {
             return Err(format!("{name}: the grid {:?} has more than 2^32 - 1 groups", dispatch.grid));
         }
-        self.check_bindings(abi, dispatch)
+        self.check_bindings(abi, dispatch)?;
+        match gemms.get(dispatch.entry as usize) {
+            Some(Some(gemm)) if !dispatch.grid.contains(&0) => check_product(name, gemm, dispatch),
+            _ => Ok(()),
+        }
     }
 
     fn check_bindings(&self, abi: &EntryAbi, dispatch: &Dispatch) -> Rule {
@@ -297,21 +307,64 @@ fn overlap(a: &BufferRange, b: &BufferRange) -> bool {
     a.buffer == b.buffer && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }
 
+/// A library touches what its product says, whatever the ABI asks for.
+fn check_product(name: &str, gemm: &GemmEntry, dispatch: &Dispatch) -> Rule {
+    let product = (gemm.product)(&dispatch.constants);
+    if !product.is_sound() {
+        return Err(format!("{name}: no library computes {product:?}"));
+    }
+    for (at, extent) in gemm.bindings.into_iter().zip(product.extents()) {
+        match dispatch.bindings.get(at).map(|binding| binding.range.bytes) {
+            Some(bytes) if extent <= bytes => {}
+            bytes => return Err(format!("{name}, binding {at}: {bytes:?} bytes, its product {extent}")),
+        }
+    }
+    Ok(())
+}
+
+/// The entries of a module that are products, one for each entry; empty if it is linked to no library.
+fn gemms(source: &ModuleSource) -> Vec<Option<GemmEntry>> {
+    let gemm = |entry: &LinkedEntry| match entry {
+        LinkedEntry::Gemm(gemm) => Some(*gemm),
+        LinkedEntry::Text(_) => None,
+    };
+    match source {
+        ModuleSource::Linked { entries, .. } => entries.iter().map(gemm).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A product reads x and W, and writes y.
+fn check_gemm(abi: &EntryAbi, gemm: &GemmEntry) -> Rule {
+    let access = |at: usize| abi.bindings.get(at).copied();
+    match gemm.bindings.map(access) {
+        [Some(Access::Read), Some(Access::Read), Some(Access::ReadWrite)] => Ok(()),
+        found => Err(format!("{}: a product whose bindings are {found:?}", abi.name)),
+    }
+}
+
 /// A module fits its entries and the device.
 fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
     let mut groups: Vec<[u32; 3]> = Vec::new();
     let (language, functions) = match &module.source {
-        ModuleSource::Host(functions) => (KernelLanguage::Host, functions.len()),
+        ModuleSource::Host(functions) => (Some(KernelLanguage::Host), functions.len()),
         ModuleSource::Text { language, entries } => {
             groups.extend(entries.iter().map(|entry| entry.function.work_group));
+            (Some(*language), entries.len())
+        }
+        ModuleSource::Linked { language, entries } => {
+            groups.extend(entries.iter().filter_map(|entry| match entry {
+                LinkedEntry::Text(text) => Some(text.function.work_group),
+                LinkedEntry::Gemm(_) => None,
+            }));
             (*language, entries.len())
         }
         ModuleSource::SpirV { functions, .. } => {
             groups.extend(functions.iter().map(|function| function.work_group));
-            (KernelLanguage::SpirV, functions.len())
+            (Some(KernelLanguage::SpirV), functions.len())
         }
     };
-    if !caps.languages.contains(&language) {
+    if let Some(language) = language.filter(|language| !caps.languages.contains(language)) {
         return Err(Error::Unsupported { what: format!("module {} in {language:?}", module.name) });
     }
     if functions != module.entries.len() {
@@ -320,6 +373,13 @@ fn check_module(module: &Module, caps: &Caps) -> error::Result<()> {
             module.name,
             module.entries.len()
         )));
+    }
+    for (abi, gemm) in module.entries.iter().zip(gemms(&module.source)) {
+        let Some(gemm) = gemm else { continue };
+        if caps.gemm.is_none() {
+            return Err(Error::Unsupported { what: format!("products by a library in {}", module.name) });
+        }
+        check_gemm(abi, &gemm).map_err(Error::invalid)?;
     }
     let items = |group: &[u32; 3]| group.iter().fold(1u32, |product, side| product.saturating_mul(*side));
     let fits = |group: &[u32; 3]| (1..=caps.max_work_group_items).contains(&items(group));

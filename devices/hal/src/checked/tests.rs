@@ -3,7 +3,8 @@
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
 use crate::caps::{Caps, Features, KernelLanguage, QueueLayout};
-use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, ModuleSource};
+use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, LinkedEntry, ModuleSource};
+use crate::gemm::GemmEntry;
 use crate::host::{HostCall, HostFn};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -136,6 +137,8 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
+            gemm: None,
+            sharing: Default::default(),
         },
     }
 }
@@ -274,6 +277,13 @@ fn modules_have_new_ids_and_code_for_each_entry() {
     b.refused(result, &["1 entries and 2 functions"]);
     let result = b.device.create_module(ModuleId(1), &module(1));
     b.passes(result, "create_module");
+    // Its adapter names no library of products.
+    let product = |_: &[u32]| panic!("nobody may ask");
+    let linked = LinkedEntry::Gemm(GemmEntry { bindings: [0, 0, 2], product });
+    let source = ModuleSource::Linked { language: None, entries: vec![linked] };
+    let result = b.device.create_module(ModuleId(2), &Module { source, ..module(1) });
+    assert!(matches!(result, Err(Error::Unsupported { what }) if what.contains("a library")));
+    assert!(b.calls().is_empty());
     let (mut other, log) = fake([]);
     assert!(matches!(other.create_module(ModuleId(0), &module(1)), Err(Error::Unsupported { .. })));
     assert!(log.lock().unwrap().is_empty());

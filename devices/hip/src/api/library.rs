@@ -20,7 +20,8 @@ const ROCM: &str = "/opt/rocm";
 macro_rules! tables {
     (hip { $(fn $hip:ident($($_h:ident: $hip_type:ty),* $(,)?);)* }
      hip_optional { $(fn $optional:ident($($_o:ident: $optional_type:ty),* $(,)?);)* }
-     hiprtc { $(fn $rtc:ident($($_r:ident: $rtc_type:ty),* $(,)?);)* }) => {
+     hiprtc { $(fn $rtc:ident($($_r:ident: $rtc_type:ty),* $(,)?);)* }
+     rocblas { $(fn $blas:ident($($_b:ident: $blas_type:ty),* $(,)?);)* }) => {
         /// The functions of the runtime.
         #[allow(non_snake_case)] // named as HIP names them
         pub(crate) struct Functions {
@@ -54,6 +55,23 @@ macro_rules! tables {
                 Ok(Self {
                     // SAFETY: the list has the signatures of hiprtc's header; the library is never unloaded.
                     $($rtc: unsafe { symbol(library, stringify!($rtc)) }.ok_or(stringify!($rtc))?,)*
+                })
+            }
+        }
+
+        /// The functions of the library of matrix products.
+        #[allow(non_snake_case)] // named as rocBLAS names them
+        pub(crate) struct BlasFunctions {
+            $(pub(crate) $blas: unsafe extern "C" fn($($blas_type),*) -> i32,)*
+        }
+
+        impl BlasFunctions {
+            /// # Errors
+            /// The name of a function that the library must have and lacks.
+            fn of(library: &Library) -> Result<Self, &'static str> {
+                Ok(Self {
+                    // SAFETY: the list has the signatures of rocBLAS's header; the library is never unloaded.
+                    $($blas: unsafe { symbol(library, stringify!($blas)) }.ok_or(stringify!($blas))?,)*
                 })
             }
         }
@@ -148,6 +166,8 @@ fn is_broken(said: &str, name: &str) -> bool {
 /// The runtime's library.
 pub(crate) struct Runtime {
     pub(crate) functions: Functions,
+    /// Whether it takes memory of other APIs.
+    pub(crate) imports_memory: bool,
     /// The name that it was found by.
     pub(crate) name: String,
 }
@@ -169,7 +189,30 @@ pub(crate) fn runtime() -> Result<Runtime, (Vec<String>, String)> {
     let functions = Functions::of(library).map_err(|missing| {
         (vec![name.clone()], format!("{name} has no {missing}: HIP 5 or newer is needed"))
     })?;
-    Ok(Runtime { functions, name })
+    // SAFETY: nobody calls it; only whether it is there is asked.
+    let imports_memory = unsafe { symbol::<Handle>(library, "hipImportExternalMemory") }.is_some();
+    Ok(Runtime { functions, imports_memory, name })
+}
+
+/// Names of rocBLAS's library for a version of the runtime, which it is linked to: another would bring in another runtime.
+fn blas_names(version: Version) -> &'static [&'static str] {
+    match version.major {
+        _ if cfg!(windows) => &["rocblas.dll"],
+        7 => &["librocblas.so.5"],
+        6 => &["librocblas.so.4"],
+        5 => &["librocblas.so.3", "librocblas.so.0"],
+        _ => &[],
+    }
+}
+
+/// Loads rocBLAS, if it is there with all that is needed of it, and says by which name.
+pub(crate) fn blas(version: Version) -> Option<(BlasFunctions, String)> {
+    let (library, name) = load(blas_names(version)).ok()?;
+    let library: &'static Library = Box::leak(Box::new(library));
+    BlasFunctions::of(library)
+        .inspect_err(|missing| tracing::debug!(name, missing, "this rocBLAS is not used"))
+        .ok()
+        .map(|functions| (functions, name))
 }
 
 /// The compiler's library.

@@ -3,10 +3,12 @@
 //! The library is loaded and HIP initialised once in a process. This module must not know what adapters, streams or
 //! programs are for; only the hardware layer's errors.
 
+mod blas;
 mod compiler;
 mod library;
 pub mod symbols;
 
+pub(crate) use blas::{Blas, check as check_blas};
 pub(crate) use compiler::{Code, Compiler};
 
 use crate::error::failure;
@@ -27,6 +29,8 @@ pub(crate) struct Api {
     pub(crate) version: Version,
     /// Devices that it shows.
     pub(crate) devices: i32,
+    /// Whether it takes memory of other APIs.
+    pub(crate) imports_memory: bool,
 }
 
 /// The runtime, loaded by whoever asks first.
@@ -45,6 +49,12 @@ pub(crate) fn api() -> std::result::Result<&'static Api, Unavailable> {
 pub(crate) fn compiler(api: &'static Api) -> std::result::Result<&'static Compiler, Vec<String>> {
     static COMPILER: OnceLock<std::result::Result<Compiler, Vec<String>>> = OnceLock::new();
     COMPILER.get_or_init(|| Compiler::beside(&api.library, api.version)).as_ref().map_err(Clone::clone)
+}
+
+/// The library of matrix products beside the runtime, loaded by whoever asks first; `None` if there is none.
+pub(crate) fn blas(api: &'static Api) -> Option<&'static Blas> {
+    static BLAS: OnceLock<Option<Blas>> = OnceLock::new();
+    BLAS.get_or_init(|| Blas::find(api.version)).as_ref()
 }
 
 /// Calls a function of the runtime, and makes an error of what it returns.
@@ -77,7 +87,7 @@ pub(crate) fn lacks(function: &str) -> Error {
 impl Api {
     fn load() -> std::result::Result<Self, Unavailable> {
         let loaded = library::runtime().map_err(|(tried, cause)| Unavailable { tried, cause })?;
-        let library::Runtime { functions, name: library } = loaded;
+        let library::Runtime { functions, imports_memory, name: library } = loaded;
         let unavailable = |cause: String| Unavailable { tried: vec![library.clone()], cause };
         let (mut number, mut devices) = (0, 0);
         // SAFETY: each is given what its declaration asks for; nothing was initialised before.
@@ -88,7 +98,7 @@ impl Api {
         };
         let version = Version::of(number);
         match started {
-            Ok(()) if devices > 0 => Ok(Self { functions, library, version, devices }),
+            Ok(()) if devices > 0 => Ok(Self { functions, library, version, devices, imports_memory }),
             Ok(()) => Err(unavailable(no_device(version, None))),
             Err(error) if says_no_device(&error) => Err(unavailable(no_device(version, Some(&error)))),
             Err(error) => Err(unavailable(format!("HIP does not start: {error}"))),
@@ -143,6 +153,14 @@ impl Api {
         unsafe { call!(self.functions, hipDeviceGetAttribute(&raw mut value, attribute, device)) }?;
         u32::try_from(value)
             .map_err(|_| Error::invalid(format!("attribute {attribute} of device {device} is {value}")))
+    }
+
+    /// Whether a device reaches another's memory, as far as the driver knows.
+    pub(crate) fn reaches(&self, device: i32, peer: i32) -> bool {
+        let mut can = 0;
+        // SAFETY: it writes one number.
+        let asked = unsafe { call!(self.functions, hipDeviceCanAccessPeer(&raw mut can, device, peer)) };
+        asked.is_ok() && can != 0
     }
 
     /// The device's architecture with its settings, as in `gfx90a:sramecc+:xnack-`.

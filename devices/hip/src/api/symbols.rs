@@ -1,8 +1,8 @@
-//! The functions of HIP and hiprtc that Ragtag calls, in one list: the backend's tables are made from it, and so are the
+//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list: the backend's tables are made from it, and so are the
 //! stand-ins for a driver that tests load.
 //!
-//! After the headers `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0, in which these signatures are the same.
-//! Each function returns a code, 0 for success; enumerations travel as `i32`, `hipDevice_t` is the device's ordinal. This
+//! After the headers `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0 and `rocblas/rocblas.h` of the same, in
+//! which these signatures are the same. Each function returns a code, 0 for success; enumerations travel as `i32`, `hipDevice_t` is the device's ordinal. This
 //! module must not know what the functions are called for.
 
 use std::ffi::c_void;
@@ -10,8 +10,8 @@ use std::ffi::c_void;
 /// An object of the driver, or an address on the device.
 pub type Handle = *mut c_void;
 
-/// Hands the list to a macro: functions that every HIP has, functions that some lack, and those of hiprtc. Where it is
-/// expanded, `Handle` and `c_char` are in scope.
+/// Hands the list to a macro: functions that every HIP has, functions that some lack, those of hiprtc, and those of rocBLAS,
+/// which need not be there at all. Where it is expanded, `Handle` and `c_char` are in scope.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! hip_functions {
@@ -26,6 +26,7 @@ macro_rules! hip_functions {
                 fn hipDeviceGetPCIBusId(text: *mut c_char, bytes: i32, device: i32);
                 fn hipDeviceTotalMem(bytes: *mut usize, device: i32);
                 fn hipDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);
+                fn hipDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32);
                 fn hipMemGetInfo(free: *mut usize, total: *mut usize);
                 fn hipMalloc(address: *mut Handle, bytes: usize);
                 fn hipFree(address: Handle);
@@ -96,6 +97,39 @@ macro_rules! hip_functions {
                 fn hiprtcGetCodeSize(program: Handle, bytes: *mut usize);
                 fn hiprtcGetCode(program: Handle, code: *mut c_char);
             }
+            rocblas {
+                fn rocblas_get_version_string(text: *mut c_char, bytes: usize);
+                fn rocblas_create_handle(handle: *mut Handle);
+                fn rocblas_destroy_handle(handle: Handle);
+                fn rocblas_set_stream(handle: Handle, stream: Handle);
+                fn rocblas_set_workspace(handle: Handle, address: Handle, bytes: usize);
+                fn rocblas_gemm_ex(
+                    handle: Handle,
+                    transpose_a: i32,
+                    transpose_b: i32,
+                    m: i32,
+                    n: i32,
+                    k: i32,
+                    alpha: *const f32,
+                    a: Handle,
+                    a_type: i32,
+                    lda: i32,
+                    b: Handle,
+                    b_type: i32,
+                    ldb: i32,
+                    beta: *const f32,
+                    c: Handle,
+                    c_type: i32,
+                    ldc: i32,
+                    d: Handle,
+                    d_type: i32,
+                    ldd: i32,
+                    compute_type: i32,
+                    algorithm: i32,
+                    solution: i32,
+                    flags: u32
+                );
+            }
         }
     };
 }
@@ -157,6 +191,22 @@ pub mod copy_kind {
     pub const DOWNLOAD: i32 = 2;
     /// Within the device.
     pub const DEVICE: i32 = 3;
+}
+
+/// Values of rocBLAS's enumerations.
+pub mod blas {
+    /// `rocblas_operation_none`: a matrix as it is.
+    pub const NONE: i32 = 111;
+    /// `rocblas_operation_transpose`.
+    pub const TRANSPOSE: i32 = 112;
+    /// `rocblas_datatype_f16_r`.
+    pub const F16: i32 = 150;
+    /// `rocblas_datatype_f32_r`.
+    pub const F32: i32 = 151;
+    /// `rocblas_gemm_algo_standard`: the library chooses.
+    pub const STANDARD: i32 = 0;
+    /// `rocblas_status_not_implemented`.
+    pub const NOT_IMPLEMENTED: i32 = 2;
 }
 
 /// `hipDeviceProp_t`, as far as it is read: the device's architecture is told nowhere else.

@@ -1,10 +1,11 @@
 //! A driver made of threads: each stream is one, memory is the host's, and everything that is used is looked up first, so
 //! that work on memory that was given back is found out.
 //!
-//! It knows two kernels: `scale`, and `hold`, which waits until the test lets it go on.
+//! It knows two kernels: `scale`, and `hold`, which waits until the test lets it go on; and products by a library whose halves
+//! are whole numbers: as many as the bits say.
 
-use crate::driver::{Arguments, Driver, Facts, Heap, Launch};
-use ragtag_hal::{DeviceFunction, Error, KernelLanguage, Result};
+use crate::driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
+use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -20,6 +21,7 @@ enum Op {
     Copy { from: u64, to: u64, bytes: usize },
     Fill { to: u64, word: u32, words: usize },
     Launch { name: String, arguments: Arguments },
+    Gemm { product: Gemm, operands: Operands },
     Record(Event),
     Wait(Event),
     Play(Arc<Vec<Op>>),
@@ -139,6 +141,7 @@ impl Shared {
                 (0..*words).for_each(|at| unsafe { (*to as *mut u32).add(at).write(*word) });
             }
             Op::Launch { name, arguments } => self.launch(name, arguments.words()),
+            Op::Gemm { product, operands } => self.gemm(product, operands),
             Op::Record(event) => event.pass(),
             Op::Wait(event) => event.wait(self),
             Op::Play(ops) => ops.iter().for_each(|op| self.run(op)),
@@ -160,6 +163,27 @@ impl Shared {
             unsafe {
                 let word = (from as *const u32).add(at).read();
                 (to as *mut u32).add(at).write(word.wrapping_mul(factor).wrapping_add(1));
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn gemm(&self, product: &Gemm, operands: &Operands) {
+        let Operands { x, weights, y } = *operands;
+        for (address, bytes) in [x, weights, y].into_iter().zip(product.extents()) {
+            self.check("a product", address, bytes as usize);
+        }
+        // SAFETY: as for copies; the extents are those of these places.
+        let half = |from: u64, at: u32| unsafe { f32::from((from as *const u16).add(at as usize).read()) };
+        for (row, column) in (0..product.rows).flat_map(|row| (0..product.columns).map(move |c| (row, c))) {
+            let term =
+                |d| half(x, row * product.x_pitch + d) * half(weights, column * product.weights_pitch + d);
+            let sum: f32 = (0..product.depth).map(term).sum();
+            // SAFETY: as above.
+            unsafe {
+                let to = (y as *mut f32).add((row * product.y_pitch + column) as usize);
+                to.write(if product.accumulate { to.read() + sum } else { sum });
             }
         }
     }
@@ -339,6 +363,16 @@ impl Driver for Fake {
         self.call("launch")?;
         let (name, arguments) = (launch.function.name.clone(), launch.arguments.clone());
         self.enqueue(stream, Op::Launch { name, arguments });
+        Ok(())
+    }
+
+    fn ready_gemm(&self) -> Result<()> {
+        self.call("ready_gemm")
+    }
+
+    unsafe fn gemm(&self, stream: &Stream, product: &Gemm, operands: Operands) -> Result<()> {
+        self.call("gemm")?;
+        self.enqueue(stream, Op::Gemm { product: *product, operands });
         Ok(())
     }
 

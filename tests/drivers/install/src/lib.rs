@@ -16,8 +16,9 @@ use std::sync::OnceLock;
 
 /// The stand-in on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
-/// The names that the backend looks for first: whatever else is installed comes after it.
-const NAMES: [&str; 2] = ["libamdhip64.so.7", "libhiprtc.so.7"];
+/// The names that the backend looks for first: whatever else is installed comes after it. Of rocBLAS it is the one for the
+/// version that the stand-in pretends to be.
+const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
 /// Set to the test's name in the process that a test starts for itself.
 const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
@@ -57,6 +58,19 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
 pub fn hip_on_opencl() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
+}
+
+/// The variable and the folder by which the stand-in's rocBLAS is used, which is there but, like the real one, only served
+/// where there are kernels for the architecture: here one that [`HIP_ON_OPENCL`] pretends to be, without anything in it.
+///
+/// # Panics
+/// If the folder cannot be made.
+pub fn rocblas_kernels() -> (&'static str, String) {
+    let exe = env::current_exe().expect("a program knows its file");
+    let folder = exe.with_file_name("rocblas-kernels");
+    std::fs::create_dir_all(&folder).expect("a folder for kernels");
+    std::fs::write(folder.join("TensileLibrary_lazy_gfx1030.dat"), "").expect("a file in it");
+    ("ROCBLAS_TENSILE_LIBPATH", folder.into_os_string().into_string().expect("a path in UTF-8"))
 }
 
 /// A folder in front of where the loader looks.

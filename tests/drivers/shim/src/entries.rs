@@ -4,6 +4,7 @@
 #![allow(clippy::missing_safety_doc)] // each asks for what HIP's own documentation says
 #![allow(clippy::too_many_arguments)] // as HIP has them
 
+use crate::blas::{Blas, Product};
 use crate::code;
 use crate::settings::{aborts, architecture, visible, wave_items};
 use crate::symbols::code::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED};
@@ -177,6 +178,11 @@ entries! {
     }
     fn hipDeviceGetAttribute(value: *mut i32, wanted: i32, device: i32) {
         put(value, value_of(facts::<E>(device)?, wanted)?)
+    }
+    fn hipDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32) {
+        facts::<E>(device)?;
+        facts::<E>(peer)?;
+        put(can, 0)
     }
     fn hipMemGetInfo(free: *mut usize, total: *mut usize) {
         let (engine, device) = current::<E>()?;
@@ -366,5 +372,59 @@ entries! {
         let program = borrow::<Mutex<Program>>(program)?.lock().map_err(|_| INVALID_VALUE)?;
         std::ptr::copy_nonoverlapping(program.code.as_ptr().cast(), code, program.code.len());
         Ok(())
+    }
+    fn rocblas_get_version_string(text: *mut c_char, bytes: usize) {
+        put_text(text, bytes, "0.0.0")
+    }
+    fn rocblas_create_handle(handle: *mut Handle) {
+        let (engine, device) = current::<E>()?;
+        put(handle, give(Blas::new(engine, device)?))
+    }
+    fn rocblas_destroy_handle(handle: Handle) {
+        take::<Blas<E>>(handle).map(drop)
+    }
+    fn rocblas_set_stream(handle: Handle, stream: Handle) {
+        borrow::<Blas<E>>(handle)?.set_stream(stream)
+    }
+    fn rocblas_set_workspace(handle: Handle, _address: Handle, _bytes: usize) {
+        borrow::<Blas<E>>(handle).map(drop)
+    }
+    fn rocblas_gemm_ex(
+        handle: Handle,
+        transpose_a: i32,
+        transpose_b: i32,
+        m: i32,
+        n: i32,
+        k: i32,
+        alpha: *const f32,
+        a: Handle,
+        a_type: i32,
+        lda: i32,
+        b: Handle,
+        b_type: i32,
+        ldb: i32,
+        beta: *const f32,
+        c: Handle,
+        c_type: i32,
+        ldc: i32,
+        d: Handle,
+        d_type: i32,
+        ldd: i32,
+        compute_type: i32,
+        algorithm: i32,
+        _solution: i32,
+        _flags: u32,
+    ) {
+        if alpha.is_null() || beta.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        let product = Product {
+            kinds: [transpose_a, transpose_b, a_type, b_type, c_type, d_type, compute_type, algorithm],
+            sizes: [m, n, k],
+            pitches: [lda, ldb, ldc, ldd],
+            factors: [*alpha, *beta],
+            matrices: [a, b, c, d],
+        };
+        borrow::<Blas<E>>(handle)?.product(E::engine()?, &product)
     }
 }

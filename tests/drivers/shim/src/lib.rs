@@ -1,4 +1,4 @@
-//! HIP and hiprtc as far as Ragtag calls them, over any engine that has memory, streams, events and a compiler: the C
+//! HIP, hiprtc and rocBLAS as far as Ragtag calls them, over any engine that has memory, streams, events and a compiler: the C
 //! interface, its handles, and what it says of devices.
 //!
 //! A stand-in is a library that says `type Engine = …;` and hands the list of functions to [`export!`]. What it lacks of the
@@ -12,6 +12,7 @@
 //!
 //! This crate is for tests alone and must not know what any engine is.
 
+mod blas;
 mod code;
 pub mod entries;
 mod settings;

@@ -1,0 +1,414 @@
+//! cuBLASLt, NVIDIA's library of matrix products.
+//!
+//! After `cublasLt.h` of CUDA 12.0 to 13.0, in which these functions, structures and values are the same. The library has
+//! matrices column by column, as whose columns our rows are: y = x · Wᵀ in rows is yᵀ = (Wᵀ)ᵀ · xᵀ in columns, which is the
+//! order that it is fastest in. This module must not know what a device of Ragtag is.
+
+use super::objects::{Context, Stream};
+use super::toolkit::places;
+use libloading::Library;
+use ragtag_hal::{Error, Gemm, Result};
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The names under which it is known for a driver of this version of CUDA, newer ones first. A library's number is that of
+/// CUDA's major version, and drivers know those before their own.
+fn names(driver_version: i32) -> &'static [&'static str] {
+    match driver_version / 1000 {
+        13.. if cfg!(windows) => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
+        13.. => &["libcublasLt.so.13", "libcublasLt.so.12"],
+        12 if cfg!(windows) => &["cublasLt64_12.dll"],
+        12 => &["libcublasLt.so.12"],
+        _ => &[],
+    }
+}
+
+/// Values of the library's enumerations, by their names there.
+mod value {
+    use std::ffi::c_int;
+
+    pub(super) const CUBLAS_COMPUTE_32F: c_int = 68;
+    pub(super) const CUDA_R_32F: c_int = 0;
+    pub(super) const CUDA_R_16F: c_int = 2;
+    pub(super) const CUBLAS_OP_T: c_int = 1;
+    pub(super) const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
+    pub(super) const CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: c_int = 1;
+    pub(super) const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
+    pub(super) const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: c_int = 6;
+    pub(super) const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: c_int = 7;
+    pub(super) const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: c_int = 8;
+    pub(super) const CUBLAS_STATUS_NOT_SUPPORTED: c_int = 15;
+}
+
+/// `cublasLtMatmulAlgo_t`: the library's own.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Algorithm {
+    data: [u64; 8],
+}
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Found {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// An object of the library's.
+type Handle = *mut c_void;
+type Destroy = unsafe extern "C" fn(Handle) -> c_int;
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) -> $returned:ty;)*) => {
+        /// The library's functions, by their names.
+        #[allow(non_snake_case)]
+        struct Functions {
+            $($name: unsafe extern "C" fn($($argument),*) -> $returned,)*
+            _library: Library,
+        }
+
+        impl Functions {
+            fn find(library: Library) -> Option<Self> {
+                Some(Self {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0").as_bytes();
+                        // SAFETY: the library's header declares the function like this; it stays loaded as long as the
+                        // pointer is there.
+                        *unsafe { library.get(name) }.ok()?
+                    },)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    cublasLtGetVersion() -> usize;
+    cublasLtGetStatusName(c_int) -> *const c_char;
+    cublasLtCreate(*mut Handle) -> c_int;
+    cublasLtDestroy(Handle) -> c_int;
+    cublasLtMatmulDescCreate(*mut Handle, c_int, c_int) -> c_int;
+    cublasLtMatmulDescDestroy(Handle) -> c_int;
+    cublasLtMatmulDescSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+    cublasLtMatrixLayoutCreate(*mut Handle, c_int, u64, u64, i64) -> c_int;
+    cublasLtMatrixLayoutDestroy(Handle) -> c_int;
+    cublasLtMatmulPreferenceCreate(*mut Handle) -> c_int;
+    cublasLtMatmulPreferenceDestroy(Handle) -> c_int;
+    cublasLtMatmulPreferenceSetAttribute(Handle, c_int, *const c_void, usize) -> c_int;
+    cublasLtMatmulAlgoGetHeuristic(
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Found, *mut c_int
+    ) -> c_int;
+    cublasLtMatmul(
+        Handle, Handle, *const f32, *const c_void, Handle, *const c_void, Handle, *const f32, *const c_void, Handle,
+        *mut c_void, Handle, *const Algorithm, *mut c_void, usize, *mut c_void
+    ) -> c_int;
+}
+
+/// The library.
+pub(crate) struct CublasLt {
+    functions: Functions,
+}
+
+impl CublasLt {
+    /// The newest library that a driver for this version of CUDA takes, if there is one.
+    pub(crate) fn find(driver_version: i32) -> Option<Self> {
+        places(names(driver_version)).into_iter().find_map(|name| {
+            // SAFETY: NVIDIA's library; loading it runs its own initialisers, which is what it is for.
+            let library = unsafe { Library::new(&name) }.ok()?;
+            let functions = Functions::find(library)?;
+            tracing::debug!(library = %name.display(), "cuBLASLt");
+            Some(Self { functions })
+        })
+    }
+
+    /// Its version as people write it.
+    pub(crate) fn version(&self) -> String {
+        // SAFETY: takes nothing and returns a number.
+        let number = unsafe { (self.functions.cublasLtGetVersion)() };
+        format!("{}.{}.{}", number / 10_000, number / 100 % 100, number % 100)
+    }
+
+    fn check(&self, call: &str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        // SAFETY: returns a string of the library's that stays, whatever the code.
+        let name = unsafe { (self.functions.cublasLtGetStatusName)(code) };
+        // SAFETY: as above.
+        let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+        let call = name.map_or_else(|| call.to_string(), |name| format!("{call} ({name})"));
+        Err(Error::Api { call, code: code.into() })
+    }
+
+    fn object(&self, call: &str, code: c_int, raw: Handle, destroy: Destroy) -> Result<Object> {
+        self.check(call, code).map(|()| Object { raw, destroy })
+    }
+
+    /// A matrix, column by column.
+    fn layout(&self, value_type: c_int, rows: u32, columns: u32, pitch: u32) -> Result<Object> {
+        let functions = &self.functions;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe {
+            (functions.cublasLtMatrixLayoutCreate)(
+                &mut raw,
+                value_type,
+                rows.into(),
+                columns.into(),
+                pitch.into(),
+            )
+        };
+        self.object("cublasLtMatrixLayoutCreate", code, raw, functions.cublasLtMatrixLayoutDestroy)
+    }
+
+    /// Sums in f32 over the columns of both factors: the first is transposed.
+    fn operation(&self) -> Result<Object> {
+        let functions = &self.functions;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe {
+            (functions.cublasLtMatmulDescCreate)(&mut raw, value::CUBLAS_COMPUTE_32F, value::CUDA_R_32F)
+        };
+        let operation =
+            self.object("cublasLtMatmulDescCreate", code, raw, functions.cublasLtMatmulDescDestroy)?;
+        let transposed: i32 = value::CUBLAS_OP_T;
+        // SAFETY: reads as many bytes as the attribute has.
+        self.check("cublasLtMatmulDescSetAttribute", unsafe {
+            (functions.cublasLtMatmulDescSetAttribute)(
+                operation.raw,
+                value::CUBLASLT_MATMUL_DESC_TRANSA,
+                (&raw const transposed).cast(),
+                size_of_val(&transposed),
+            )
+        })?;
+        Ok(operation)
+    }
+
+    /// What an algorithm may count on: the memory that there is, and how matrices are aligned.
+    fn preference(&self, workspace_bytes: usize, y_alignment: u32) -> Result<Object> {
+        let functions = &self.functions;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe { (functions.cublasLtMatmulPreferenceCreate)(&mut raw) };
+        let destroy = functions.cublasLtMatmulPreferenceDestroy;
+        let preference = self.object("cublasLtMatmulPreferenceCreate", code, raw, destroy)?;
+        let set = |attribute: c_int, from: *const c_void, bytes: usize| {
+            // SAFETY: reads as many bytes as the attribute has.
+            self.check("cublasLtMatmulPreferenceSetAttribute", unsafe {
+                (functions.cublasLtMatmulPreferenceSetAttribute)(preference.raw, attribute, from, bytes)
+            })
+        };
+        let bytes = workspace_bytes as u64;
+        set(value::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, (&raw const bytes).cast(), size_of_val(&bytes))?;
+        for (attribute, alignment) in [
+            (value::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16),
+            (value::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16),
+            (value::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, y_alignment),
+            (value::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, y_alignment),
+        ] {
+            let alignment: u32 = alignment;
+            set(attribute, (&raw const alignment).cast(), size_of_val(&alignment))?;
+        }
+        Ok(preference)
+    }
+}
+
+/// An object of the library's that goes when it is dropped.
+struct Object {
+    raw: Handle,
+    destroy: Destroy,
+}
+
+// SAFETY: descriptions are plain data of the library's, which nobody changes once they are made.
+unsafe impl Send for Object {}
+// SAFETY: as above.
+unsafe impl Sync for Object {}
+
+impl Drop for Object {
+    fn drop(&mut self) {
+        // SAFETY: the library made it, and nobody has it any more.
+        let _ = unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// How a product is computed.
+struct Plan {
+    operation: Object,
+    weights: Object,
+    x: Object,
+    y: Object,
+    algorithm: Algorithm,
+}
+
+/// Memory of the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Workspace {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+}
+
+/// The library on one device, with a plan for each product that it was asked for: the library is asked for the best way once.
+pub(crate) struct Products {
+    // Plans and the handle go before the library.
+    plans: Mutex<HashMap<(Gemm, u32), Plan>>,
+    handle: Object,
+    workspace: Workspace,
+    context: Arc<Context>,
+    library: Arc<CublasLt>,
+}
+
+/// The largest power of two up to 16 that divides an address.
+fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(4)
+}
+
+impl Products {
+    /// `workspace` is there until this is dropped.
+    pub(crate) fn new(library: &Arc<CublasLt>, context: &Arc<Context>, workspace: Workspace) -> Result<Self> {
+        // The library works in the context that is current.
+        context.enter()?;
+        let functions = &library.functions;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        library.check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&mut raw) })?;
+        let handle = Object { raw, destroy: functions.cublasLtDestroy };
+        let (library, context) = (Arc::clone(library), Arc::clone(context));
+        Ok(Self { plans: Mutex::default(), handle, workspace, context, library })
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    /// The matrices begin at these addresses, x and W at multiples of 16, and are valid until the product has ended. All
+    /// products are on one stream.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        stream: &Stream,
+        product: &Gemm,
+        [x, weights, y]: [u64; 3],
+    ) -> Result<()> {
+        self.context.enter()?;
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (*product, alignment(y));
+        if !plans.contains_key(&key) {
+            let plan = self.plan(product, alignment(y))?;
+            plans.insert(key, plan);
+        }
+        let missing = || Error::invalid("a product without a plan");
+        let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } =
+            plans.get(&key).ok_or_else(missing)?;
+        let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
+        let Workspace { address, bytes } = self.workspace;
+        // SAFETY: the matrices are as the layouts say and valid, by the caller's promise; the factors are read before this
+        // returns; the workspace is there.
+        self.library.check("cublasLtMatmul", unsafe {
+            (self.library.functions.cublasLtMatmul)(
+                self.handle.raw,
+                operation.raw,
+                &alpha,
+                weights as *const c_void,
+                w.raw,
+                x as *const c_void,
+                x_layout.raw,
+                &beta,
+                y as *const c_void,
+                y_layout.raw,
+                y as *mut c_void,
+                y_layout.raw,
+                algorithm,
+                address as *mut c_void,
+                bytes,
+                stream.raw().cast(),
+            )
+        })
+    }
+
+    fn plan(&self, product: &Gemm, y_alignment: u32) -> Result<Plan> {
+        let Gemm { rows, columns, depth, x_pitch, weights_pitch, y_pitch, .. } = *product;
+        let library = &self.library;
+        let operation = library.operation()?;
+        let weights = library.layout(value::CUDA_R_16F, depth, columns, weights_pitch)?;
+        let x = library.layout(value::CUDA_R_16F, depth, rows, x_pitch)?;
+        let y = library.layout(value::CUDA_R_32F, columns, rows, y_pitch)?;
+        let preference = library.preference(self.workspace.bytes, y_alignment)?;
+        let (mut found, mut count) = (Found::default(), 0);
+        // SAFETY: all of them live; writes one result and one number.
+        let code = unsafe {
+            (self.library.functions.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle.raw,
+                operation.raw,
+                weights.raw,
+                x.raw,
+                y.raw,
+                y.raw,
+                preference.raw,
+                1,
+                &mut found,
+                &mut count,
+            )
+        };
+        self.library.check("cublasLtMatmulAlgoGetHeuristic", code)?;
+        let state = if count < 1 { value::CUBLAS_STATUS_NOT_SUPPORTED } else { found.state };
+        self.library.check("cublasLtMatmulAlgoGetHeuristic", state)?;
+        let (bytes, waves) = (found.workspace_bytes, found.waves);
+        tracing::debug!(?product, bytes, waves, "cuBLASLt has an algorithm");
+        Ok(Plan { operation, weights, x, y, algorithm: found.algorithm })
+    }
+}
+
+impl Drop for Products {
+    fn drop(&mut self) {
+        // Whatever the handle lets go of is of this context.
+        if let Err(error) = self.context.enter() {
+            tracing::debug!(%error, "cuBLASLt is let go without its context");
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout)] // a skip is visible
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_are_as_large_as_the_header_has_them() {
+        assert_eq!((size_of::<Algorithm>(), size_of::<Found>()), (64, 96));
+        assert_eq!(std::mem::offset_of!(Found, state), 72);
+    }
+
+    #[test]
+    fn libraries_are_not_newer_than_the_driver() {
+        assert!(names(12_020).iter().all(|name| name.contains("12")));
+        assert!(names(13_000)[0].contains("13"));
+        assert!(names(11_080).is_empty());
+    }
+
+    #[test]
+    fn addresses_are_aligned_as_far_as_it_matters() {
+        assert_eq!([256, 16, 24, 20, 2].map(alignment), [16, 16, 8, 4, 2]);
+    }
+
+    /// The library is there without a device, too, as far as its version goes and the descriptions that it takes: it refuses
+    /// attributes that it does not know, or that have another size.
+    #[test]
+    fn a_library_that_is_installed_takes_the_descriptions() {
+        let Some(library) = CublasLt::find(13_000) else {
+            return println!("skipped: cuBLASLt is not installed");
+        };
+        let version = library.version();
+        println!("cuBLASLt {version}");
+        assert!(["12.", "13."].iter().any(|major| version.starts_with(major)), "{version}");
+        library.operation().unwrap();
+        library.preference(32 << 20, 4).unwrap();
+        library.layout(value::CUDA_R_16F, 4096, 17, 4096).unwrap();
+        let refused = library.layout(-1, 4096, 17, 4096).err().or_else(|| library.check("call", 7).err());
+        assert!(matches!(refused, Some(Error::Api { call, .. }) if call.contains("CUBLAS_STATUS")));
+    }
+}

@@ -1,0 +1,76 @@
+//! Products by the library that a device's capabilities name, as variants beside kernels.
+//!
+//! | needs | product |
+//! | --- | --- |
+//! | [`Caps::gemm`](ragtag_hal::Caps::gemm) | f16 weights in rows with f16 activations, sums in f32 |
+//!
+//! A library does not read the parameters: all rows that a launch has room for are computed, those of the padding from whatever
+//! is in them. How it sums is its own affair, so that a row of y is only as good as the class says: it may differ in its last
+//! bits from the same row elsewhere in a launch. Weights of bf16 stay with kernels, which take f16 activations as bf16; libraries
+//! want both factors of one type.
+
+use crate::blocks::TensorType;
+use crate::half_rows::PITCH_VALUES;
+use crate::kernel::{Activations, Kernel, NumericsClass};
+use crate::layout::Layout;
+use crate::matmul;
+use crate::table::{Code, Variant};
+use ragtag_hal::{Gemm, GemmEntry};
+
+/// Rows of x from which on a library is worth its call, and the padding that it computes.
+const MIN_ROWS: u32 = 512;
+
+/// All of them.
+pub(crate) fn variants() -> [Variant; 1] {
+    [Variant {
+        kernel: Kernel::MatMul(TensorType::F16, Activations::F16),
+        name: "library",
+        class: NumericsClass::Fast,
+        requires: &[],
+        abi: matmul::abi(TensorType::F16, Layout::RowMajor, Activations::F16),
+        grid: |constants| [u32::from(constants[0] > 0 && constants[2] > 0), 1, 1],
+        layout: Some(Layout::RowMajor),
+        min_rows: MIN_ROWS,
+        max_rows: u32::MAX,
+        code: Code::Library(GemmEntry { bindings: [2, 1, 3], product }),
+    }]
+}
+
+/// What the constants of a product say.
+fn product(constants: &[u32]) -> Gemm {
+    let &[rows, _, columns, depth, accumulate, y_pitch] = constants else {
+        // As many as the ABI says are there; of none comes a product that nobody computes.
+        return Gemm {
+            rows: 0,
+            columns: 0,
+            depth: 0,
+            x_pitch: 0,
+            weights_pitch: 0,
+            y_pitch: 0,
+            accumulate: false,
+        };
+    };
+    let pitch = depth.checked_next_multiple_of(PITCH_VALUES as u32).unwrap_or(0);
+    Gemm { rows, columns, depth, x_pitch: pitch, weights_pitch: pitch, y_pitch, accumulate: accumulate != 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_has_the_extents_of_its_abi() {
+        let variant = variants()[0];
+        for constants in [[1, 0, 1, 32, 0, 1], [515, 0, 257, 416, 1, 300], [7, 1, 16, 64, 0, 16]] {
+            let product = product(&constants);
+            assert!(product.is_sound());
+            let mut extents = [0; 4];
+            (variant.abi.extents)(&constants, &mut extents);
+            let [x, weights, y] = product.extents();
+            // Rows of f16 end with padding, which the ABI counts and the library does not read.
+            assert!(weights <= extents[1] && x <= extents[2], "{constants:?}");
+            assert_eq!(y, extents[3]);
+        }
+        assert!(!product(&[1, 0, 1, u32::MAX, 0, 1]).is_sound());
+    }
+}
