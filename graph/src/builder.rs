@@ -118,7 +118,8 @@ impl<'a> Builder<'a> {
             weights.zero_rows = column % JOINT_COLUMNS;
             let column = column - weights.zero_rows;
             let activations = Activations::F32;
-            let operator = Operator::MatMul { weights, activations, column, accumulate: false };
+            let (norm, gated) = (None, false);
+            let operator = Operator::MatMul { weights, activations, column, accumulate: false, norm, gated };
             inputs = vec![x, self.add(operator, rows, width, &inputs)];
         }
         Ok(inputs[inputs.len() - 1])

@@ -20,6 +20,15 @@ pub enum RopePairing {
     Halves,
 }
 
+/// An RMS norm that a product takes in.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Norm {
+    /// The weight.
+    pub weight: String,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
 /// What a node computes from its inputs, in order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -54,7 +63,8 @@ pub enum Operator {
     },
     /// The first input times weights, into columns of the output. A second input, if there is one, is what the output's
     /// bytes held before: other columns of a joint tensor, or what the product is added to. A third stands for the weights
-    /// where they are widened.
+    /// where they are widened. With a norm it stands for that [`Operator::RmsNorm`] as well, and gated for the
+    /// [`Operator::SiluMul`] behind it, of what its own output would be.
     MatMul {
         /// The weights.
         weights: Stack,
@@ -64,6 +74,10 @@ pub enum Operator {
         column: u32,
         /// Whether it is added to what was there.
         accumulate: bool,
+        /// The norm that its first input goes through on its way, on devices that have kernels for both.
+        norm: Option<Norm>,
+        /// Whether its output is SiLU of its first half of columns times the second.
+        gated: bool,
     },
     /// Rotary position embedding of the input's queries, in place, and of its keys on their way into the cache of a layer,
     /// where the values go as well. The input has queries, keys and values side by side.
@@ -84,6 +98,8 @@ pub enum Operator {
         layer: u32,
         /// Runs.
         splits: u32,
+        /// Whether it does what a [`Operator::RopeAppend`] of this pairing would have done to its input.
+        appends: Option<RopePairing>,
     },
     /// Brings together what an [`Operator::AttentionPartial`] left of its runs.
     AttentionMerge {
@@ -125,7 +141,11 @@ impl Operator {
         let mut nameless = self.clone();
         match &mut nameless {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => name.clear(),
-            Operator::MatMul { weights, .. } | Operator::Widen { weights, .. } => weights.tensors.clear(),
+            Operator::MatMul { weights, norm, .. } => {
+                weights.tensors.clear();
+                norm.iter_mut().for_each(|norm| norm.weight.clear());
+            }
+            Operator::Widen { weights, .. } => weights.tensors.clear(),
             Operator::RopeAppend { layer, .. }
             | Operator::Attention { layer }
             | Operator::AttentionPartial { layer, .. } => *layer = 0,
@@ -138,7 +158,7 @@ impl Operator {
         nameless
     }
 
-    /// The weight tensors that it reads.
+    /// The weight tensors that it reads, but for that of a product's norm.
     pub fn tensors(&self) -> &[String] {
         match self {
             Operator::Embed { table: name } | Operator::RmsNorm { weight: name, .. } => {

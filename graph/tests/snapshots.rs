@@ -156,7 +156,7 @@ fn stages_of_whole_blocks_are_the_same_at_any_granularity() {
     {
         let halves = model.with_granularity(Granularity::HalfBlock);
         for (segments, in_halves) in &stages {
-            for caps in [plain_caps(), wide_caps(), cuda_caps()] {
+            for caps in [plain_caps(), wide_caps(), cuda_caps(), wgsl_caps()] {
                 let compiled =
                     |model, segments| compile(model, segments, &lowering(activations), &caps).unwrap();
                 let stage = compiled(&model, segments.clone());
@@ -217,6 +217,40 @@ fn a_block_takes_few_launches() {
     // Two norms more, of which one quantises.
     assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
+}
+
+/// A device on which kernels are in WGSL.
+fn wgsl_caps() -> Caps {
+    Caps {
+        languages: [KernelLanguage::Wgsl].into(),
+        features: [Feature::SubGroups, Feature::Fp16].into(),
+        ..wide_caps()
+    }
+}
+
+#[test]
+fn a_step_of_one_row_takes_fewer_launches_where_kernels_are_fused() {
+    let [first, gates, product] = ["norm-matmul/Q8_0", "gated-matmul/Q8_0", "matmul/Q8_0/f32"];
+    let (attention, split) = (["append-attention/f16"], ["rope-append/f16", "attention-partial/f16"]);
+    let merge = ["attention-merge/f32", product, gates, product];
+    let llama = llama();
+    let of = |rows| launches(&llama, Activations::F32, &wgsl_caps(), rows);
+    assert_eq!(of(1), [&[first][..], &attention, &merge].concat());
+    // Rows of one sequence see what others append.
+    assert_eq!(of(2), [&[first][..], &split, &merge].concat());
+    // Many rows are no longer than others' launches.
+    assert_eq!(of(16), launches(&llama, Activations::F32, &wide_caps(), 16));
+    // Norms into int8 are launches of their own: each group would have to quantise all of a row.
+    let [norm, int8, gates] = ["rms-norm/int8", "matmul/Q8_0/int8", "silu-mul/int8"];
+    let expected = [&[norm, int8][..], &attention, &["attention-merge/int8", int8, norm, int8, gates, int8]];
+    assert_eq!(launches(&llama, Activations::Int8, &wgsl_caps(), 1), expected.concat());
+    // Two norms more.
+    assert_eq!(launches(&bitnet(), Activations::F32, &wgsl_caps(), 1).len(), 6);
+    // Gates and up in different parts are not fused.
+    let caps = Caps { max_binding_bytes: 400 << 10, ..wgsl_caps() };
+    let in_parts = launches(&llama, Activations::F32, &caps, 1);
+    assert!(in_parts.contains(&"silu-mul/f32".to_owned()), "{in_parts:?}");
+    assert!(!in_parts.iter().any(|name| name.starts_with("gated") || name.starts_with("rms-norm")));
 }
 
 /// A device with matrix units.

@@ -140,6 +140,10 @@ pub enum Kernel {
     Quantize(Activations),
     /// Weights of this type times activations.
     MatMul(TensorType, Activations),
+    /// RMS norm and the product of f32 activations with weights of this type, as one.
+    NormMatMul(TensorType),
+    /// The same for a gate's weights and up's, and SiLU(gate) · up of that, as one.
+    GatedMatMul(TensorType),
     /// Weights of this type as f16.
     Widen(TensorType),
     /// Rotary position embedding, and keys and values into the cache.
@@ -148,6 +152,8 @@ pub enum Kernel {
     Attention(KvType),
     /// Causal attention over runs of the cache's positions.
     AttentionPartial(KvType),
+    /// Rotary position embedding, keys and values into the cache, and attention over runs of its positions, of one row, as one.
+    AppendAttention(KvType),
     /// Runs brought together, into activations of this form.
     AttentionMerge(Activations),
     /// SiLU(gate) · up into activations of this form.
@@ -204,16 +210,23 @@ impl Kernel {
             let takes = |t: &TensorType| crate::matmul::takes(*t, activations);
             all.extend(TensorType::ALL.into_iter().filter(takes).map(|t| Kernel::MatMul(t, activations)));
         }
+        all.extend(TensorType::ALL.map(Kernel::NormMatMul));
+        all.extend(TensorType::ALL.map(Kernel::GatedMatMul));
         all.extend(TensorType::ALL.into_iter().filter(|t| t.block_values() > 1).map(Kernel::Widen));
         for kv_type in [KvType::F32, KvType::F16] {
             all.extend([Kernel::RopeAppend(kv_type), Kernel::Attention(kv_type)]);
-            all.push(Kernel::AttentionPartial(kv_type));
+            all.extend([Kernel::AttentionPartial(kv_type), Kernel::AppendAttention(kv_type)]);
         }
         all.extend(TensorType::ALL.map(Kernel::Embed));
         all.extend(ElementType::ALL.map(Kernel::Gemm));
         all.extend(ElementType::ALL.map(Kernel::AttentionDense));
         all.extend(ElementType::ALL.map(Kernel::Conv2d));
         all
+    }
+
+    /// Whether it is several others in one launch. Only devices on which that pays have such kernels.
+    pub fn is_fused(self) -> bool {
+        matches!(self, Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) | Kernel::AppendAttention(_))
     }
 
     /// How close its variants come to float64, given their inputs. Storing keys and values as f16 rounds them.
@@ -228,7 +241,9 @@ impl Kernel {
             {
                 NumericsClass::Fast
             }
-            Kernel::Widen(_) | Kernel::RopeAppend(KvType::F16) => NumericsClass::Fast,
+            Kernel::Widen(_) | Kernel::RopeAppend(KvType::F16) | Kernel::AppendAttention(KvType::F16) => {
+                NumericsClass::Fast
+            }
             _ => NumericsClass::Exact,
         }
     }
@@ -238,7 +253,10 @@ impl Kernel {
     pub fn layout(self, kept: impl FnOnce(TensorType) -> Layout) -> Option<Layout> {
         match self {
             Kernel::MatMul(_, Activations::F16) => Some(Layout::RowMajor),
-            Kernel::MatMul(tensor_type, _) | Kernel::Embed(tensor_type) => Some(kept(tensor_type)),
+            Kernel::MatMul(tensor_type, _)
+            | Kernel::NormMatMul(tensor_type)
+            | Kernel::GatedMatMul(tensor_type)
+            | Kernel::Embed(tensor_type) => Some(kept(tensor_type)),
             Kernel::Widen(_) => Some(Layout::Rows16),
             _ => None,
         }
@@ -257,10 +275,13 @@ impl fmt::Display for Kernel {
             Kernel::RmsNorm(a) => write!(f, "rms-norm/{a}"),
             Kernel::Quantize(a) => write!(f, "quantize/{a}"),
             Kernel::MatMul(t, a) => write!(f, "matmul/{t}/{a}"),
+            Kernel::NormMatMul(t) => write!(f, "norm-matmul/{t}"),
+            Kernel::GatedMatMul(t) => write!(f, "gated-matmul/{t}"),
             Kernel::Widen(t) => write!(f, "widen/{t}"),
             Kernel::RopeAppend(k) => write!(f, "rope-append/{}", kv(k)),
             Kernel::Attention(k) => write!(f, "attention/{}", kv(k)),
             Kernel::AttentionPartial(k) => write!(f, "attention-partial/{}", kv(k)),
+            Kernel::AppendAttention(k) => write!(f, "append-attention/{}", kv(k)),
             Kernel::AttentionMerge(a) => write!(f, "attention-merge/{a}"),
             Kernel::SiluMul(a) => write!(f, "silu-mul/{a}"),
             Kernel::Add => write!(f, "add"),

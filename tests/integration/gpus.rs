@@ -54,17 +54,18 @@ fn shades(label: &str) -> bool {
     label.starts_with("vulkan") || label.starts_with("wgpu")
 }
 
-fn check_logits(activations: Activations, class: NumericsClass) {
-    for adapter in distinct() {
+/// The logits of a prompt in chunks of so many rows.
+fn check_logits(adapters: &[Adapter], chunk: u32, activations: Activations, class: NumericsClass) {
+    for adapter in adapters {
         let (label, driver) = (adapter.label(), &adapter.driver);
         for name in MODELS {
             let Some(path) = model_path(name) else { continue };
             let (model, golden) = (Model::open(path).unwrap(), golden(name));
-            let setup = Setup { devices: &label, activations, ..Setup::default() };
+            let setup = Setup { devices: &label, activations, chunk, ..Setup::default() };
             let engine = support::engine(&model, &setup);
             let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
             let error = relative_error(&logits, &golden.logits);
-            println!("{label} ({driver}), {name} {activations:?}: relative error {error:.2e}");
+            println!("{label} ({driver}), {name} {activations:?} by {chunk}: relative error {error:.2e}");
             assert!(error <= class.tolerance(), "{label}, {name}: {error}");
         }
     }
@@ -72,18 +73,32 @@ fn check_logits(activations: Activations, class: NumericsClass) {
 
 #[test]
 fn exact_logits_are_within_1e_4_on_every_adapter() {
-    within(600, || check_logits(Activations::F32, NumericsClass::Exact));
+    within(600, || check_logits(&distinct(), 32, Activations::F32, NumericsClass::Exact));
 }
 
 #[test]
 fn fast_logits_are_within_2e_2_on_every_adapter() {
-    within(600, || check_logits(Activations::Int8, NumericsClass::Fast));
+    within(600, || check_logits(&distinct(), 32, Activations::Int8, NumericsClass::Fast));
 }
 
 /// As devices with matrix units compute wide micro-batches; OpenCL shows none of them.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
-    within(600, || check_logits(Activations::F16, NumericsClass::Fast));
+    within(600, || check_logits(&distinct(), 32, Activations::F16, NumericsClass::Fast));
+}
+
+/// Steps of one row, and of a few, have programs of their own there.
+#[test]
+fn logits_row_by_row_are_as_close_on_every_adapter_that_runs_shaders() {
+    let adapters: Vec<_> = distinct().into_iter().filter(|adapter| shades(&adapter.label())).collect();
+    for (chunk, activations, class) in [
+        (1, Activations::F32, NumericsClass::Exact),
+        (3, Activations::F32, NumericsClass::Exact),
+        (1, Activations::Int8, NumericsClass::Fast),
+    ] {
+        let adapters = adapters.clone();
+        within(600, move || check_logits(&adapters, chunk, activations, class));
+    }
 }
 
 /// The tokens after the first golden prompt are the golden ones wherever the margin is large enough. Returns how many

@@ -91,7 +91,7 @@ impl Emitter<'_> {
     /// A product: each part of the weights makes columns of its own.
     fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<Step>, CompileError> {
         let node = self.graph.node(index);
-        let Operator::MatMul { activations, column, accumulate, .. } = &node.operator else {
+        let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
             return Ok(vec![]);
         };
         let (rows, count) = self.rows(node);
@@ -109,10 +109,20 @@ impl Emitter<'_> {
                 }
                 None => (part.tensor_type, part.argument),
             };
-            let y = self.columns(index, column + part.first_row, part.rows);
-            let constants = vec![rows, count, part.rows, k, u32::from(*accumulate), node.width];
-            let kernel = Kernel::MatMul(tensor_type, *activations);
-            steps.push(self.dispatch(node.segment, kernel, rows, vec![matrix, x, y], constants)?);
+            let columns = if *gated { part.rows / 2 } else { part.rows };
+            let y = self.columns(index, column + part.first_row, columns);
+            let mut arguments = vec![matrix, x, y];
+            let mut constants = vec![rows, count, part.rows, k, u32::from(*accumulate), node.width];
+            if let Some(norm) = norm {
+                arguments.push(self.weight(&norm.weight));
+                constants.push(norm.epsilon.to_bits());
+            }
+            let kernel = match norm {
+                None => Kernel::MatMul(tensor_type, *activations),
+                Some(_) if *gated => Kernel::GatedMatMul(tensor_type),
+                Some(_) => Kernel::NormMatMul(tensor_type),
+            };
+            steps.push(self.dispatch(node.segment, kernel, rows, arguments, constants)?);
         }
         Ok(steps)
     }
@@ -146,9 +156,8 @@ impl Emitter<'_> {
                 vec![rows, count, node.width],
             ),
             Operator::RopeAppend { layer, pairing } => {
-                let halves = u32::from(*pairing == RopePairing::Halves);
                 let mut constants = self.cache_constants();
-                constants.extend([h.rope_dimensions, halves]);
+                constants.extend(self.rope_constants(*pairing));
                 let [keys, values] = cache(*layer);
                 let arguments = vec![self.output(index), self.weight(ROPE_FREQUENCIES), keys, values];
                 (Kernel::RopeAppend(self.lowering.kv), arguments, constants)
@@ -158,16 +167,24 @@ impl Emitter<'_> {
                 let qkv = self.graph.inputs(index)[0];
                 let mut constants = self.cache_constants();
                 constants.extend([scale.to_bits(), self.graph.node(qkv).width]);
+                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
+                let [keys, values] = cache(*layer);
+                let mut arguments = vec![q, keys, values, self.output(index)];
                 let kernel = match node.operator {
+                    Operator::AttentionPartial { splits, appends: Some(pairing), .. } => {
+                        constants.push(splits);
+                        constants.extend(self.rope_constants(pairing));
+                        arguments[0] = self.output(qkv);
+                        arguments.push(self.weight(ROPE_FREQUENCIES));
+                        Kernel::AppendAttention(self.lowering.kv)
+                    }
                     Operator::AttentionPartial { splits, .. } => {
                         constants.push(splits);
                         Kernel::AttentionPartial(self.lowering.kv)
                     }
                     _ => Kernel::Attention(self.lowering.kv),
                 };
-                let q = self.columns(qkv, 0, h.heads * h.head_dimensions);
-                let [keys, values] = cache(*layer);
-                (kernel, vec![q, keys, values, self.output(index)], constants)
+                (kernel, arguments, constants)
             }
             Operator::AttentionMerge { splits, output } => {
                 let constants = vec![rows, count, h.heads, h.head_dimensions, *splits];
@@ -232,6 +249,11 @@ impl Emitter<'_> {
         let mut constants = vec![p.rows, p.sequences, p.table_blocks, p.logit_rows];
         constants.extend([h.heads, h.kv_heads, h.head_dimensions, self.lowering.cache_blocks()]);
         constants
+    }
+
+    /// How many dimensions of a head are turned, and which of them together.
+    fn rope_constants(&self, pairing: RopePairing) -> [u32; 2] {
+        [self.model.hyperparameters().rope_dimensions, u32::from(pairing == RopePairing::Halves)]
     }
 
     fn output(&self, node: NodeIndex) -> Argument {

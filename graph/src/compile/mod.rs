@@ -10,13 +10,17 @@ mod storage;
 
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
+use crate::passes;
 use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
-use ragtag_kernels::attention::partial;
+use ragtag_kernels::attention::{append, partial};
+use ragtag_kernels::matmul::normed;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
-use ragtag_kernels::{Activations, Kernel, Layout, TensorType, Variant, activations_for, layout_for};
+use ragtag_kernels::{
+    Activations, Kernel, Layout, Resident, TensorType, Variant, activations_for, layout_for,
+};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use storage::Storage;
@@ -76,9 +80,10 @@ pub fn compile(
     for rows in buckets(lowering.chunk) {
         let params = params_shape(lowering, rows);
         let splits = attention_splits(model, lowering, caps, rows);
-        let graph = model.lowered(splits, |tensor_type, rows| {
+        let mut graph = model.lowered(splits, |tensor_type, rows| {
             activations_for(tensor_type, lowering.activations, caps, capacity(rows, &params))
         });
+        fuse(&mut graph, model, lowering, &weights, caps, &params);
         let storage = Storage::plan(&graph, segments.clone(), &params)?;
         scratch_bytes = scratch_bytes.max(storage.scratch_bytes);
         let mut emitter =
@@ -107,6 +112,38 @@ pub fn compile(
     };
     check_limits(&stage, caps)?;
     Ok(stage)
+}
+
+/// Makes one launch of several where the device has a kernel for them, for so many rows.
+fn fuse(
+    graph: &mut OperatorGraph,
+    model: &Model,
+    lowering: &Lowering,
+    weights: &[WeightBuffer],
+    caps: &Caps,
+    params: &ParamsShape,
+) {
+    let matrix = |stack: &Stack| {
+        StackedMatrix::new(model.weights(), stack, |t| layout_for(t, caps)).ok().map(|m| *m.resident())
+    };
+    let has = |kernel, rows| ragtag_kernels::preferred(kernel, caps, capacity(rows, params)).is_some();
+    passes::fuse_norms(graph, |stack, rows| {
+        matrix(stack).is_some_and(|matrix| has(Kernel::NormMatMul(matrix.tensor_type()), rows))
+    });
+    // What is kept in parts has the rows that belong together in different ones.
+    let is_whole = |stack: &Stack| weights.iter().filter(|w| w.name == stack.name()).count() == 1;
+    passes::fuse_gates(graph, |stack, rows| {
+        let fits = |matrix: &Resident| {
+            let (tensor_type, n) = (matrix.tensor_type(), matrix.rows() as u32);
+            normed::has_gates(tensor_type, n) && has(Kernel::GatedMatMul(tensor_type), rows)
+        };
+        matrix(stack).as_ref().is_some_and(fits) && is_whole(stack)
+    });
+    // Of several rows one may see what another appends.
+    let takes = params.rows == 1 && append::takes(model.hyperparameters().head_dimensions);
+    if takes && has(Kernel::AppendAttention(lowering.kv), Rows::Tokens) {
+        passes::fuse_appends(graph);
+    }
 }
 
 /// Into how many runs of positions attention of up to `rows` rows is split on a device, if it is worth it there. It does
@@ -240,7 +277,10 @@ fn kv_bytes(model: &Model, graph: &OperatorGraph, segments: &Range<usize>, lower
 /// The layers whose caches the segments hold, in order.
 fn kv_layers(graph: &OperatorGraph, segments: &Range<usize>) -> Vec<u32> {
     let layer = |node: &Node| match node.operator {
-        Operator::RopeAppend { layer, .. } if segments.contains(&node.segment) => Some(layer),
+        _ if !segments.contains(&node.segment) => None,
+        Operator::RopeAppend { layer, .. } | Operator::AttentionPartial { layer, appends: Some(_), .. } => {
+            Some(layer)
+        }
         _ => None,
     };
     graph.ordered().into_iter().filter_map(|n| layer(graph.node(n))).collect()

@@ -1,10 +1,14 @@
 //! Passes over the operator graph: each makes the same model cheaper to run.
 
+mod append;
+mod norm;
 mod quantize;
 mod residual;
 mod split;
 mod widen;
 
+pub(crate) use append::fuse_appends;
+pub(crate) use norm::{fuse_gates, fuse_norms};
 pub(crate) use quantize::quantize_activations;
 pub(crate) use residual::fuse_residuals;
 pub(crate) use split::split_attention;

@@ -10,7 +10,7 @@ pub(crate) fn split_attention(graph: &mut OperatorGraph, head_dimensions: u32, s
         let Operator::Attention { layer } = node.operator else { continue };
         // For each run of each head its values, and two numbers by which runs are brought together.
         let width = node.width / head_dimensions * splits * (head_dimensions + 2);
-        let operator = Operator::AttentionPartial { layer, splits };
+        let operator = Operator::AttentionPartial { layer, splits, appends: None };
         let partial = graph.add(Node { operator, width, ..node.clone() }, &graph.inputs(merge));
         graph.connect(partial, merge, 0);
         let operator = Operator::AttentionMerge { splits, output: Activations::F32 };

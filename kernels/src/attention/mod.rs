@@ -18,6 +18,7 @@
 //!
 //! Groups: [`TILE_ROWS`] rows × one kv head; neighbouring rows of one sequence read keys and values once.
 
+pub mod append;
 pub mod merge;
 pub mod partial;
 mod scene;

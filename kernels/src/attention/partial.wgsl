@@ -1,6 +1,9 @@
 // Attention for few rows over a long cache, the first of two launches: a group takes a run of a row's positions and one kv
 // head, with the query heads that share it, four at a time. Of each it leaves the mean of the run's values, weighted by their
 // softmax, and what the runs are brought together by.
+//
+// Another text says where queries, keys and values are read from, and what is done before and after: as they stand, or of a row
+// that is yet to be turned and appended.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -51,14 +54,14 @@ fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<
     var d = share;
     for (; d + 3u * shares < constants.head_dim; d += 4u * shares) {
         // All loads at once are what hides the memory's latency.
-        let a = keys[key + d * 4u];
-        let b = keys[key + (d + shares) * 4u];
-        let c = keys[key + (d + 2u * shares) * 4u];
-        let e = keys[key + (d + 3u * shares) * 4u];
-        sum += q[query + d] * widened(a) + q[query + d + shares] * widened(b);
-        sum += q[query + d + 2u * shares] * widened(c) + q[query + d + 3u * shares] * widened(e);
+        let a = keys_of(key, d, position);
+        let b = keys_of(key, d + shares, position);
+        let c = keys_of(key, d + 2u * shares, position);
+        let e = keys_of(key, d + 3u * shares, position);
+        sum += q_of(query + d) * widened(a) + q_of(query + d + shares) * widened(b);
+        sum += q_of(query + d + 2u * shares) * widened(c) + q_of(query + d + 3u * shares) * widened(e);
     }
-    for (; d < constants.head_dim; d += shares) { sum += q[query + d] * widened(keys[key + d * 4u]); }
+    for (; d < constants.head_dim; d += shares) { sum += q_of(query + d) * widened(keys_of(key, d, position)); }
     return sum;
 }
 
@@ -66,7 +69,7 @@ fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<
 fn value_of(run: Run, end: u32, position: u32, dim: u32) -> Four {
     if position >= end { return Four(); }
     let at = start_of(params[run.table + position / 16u], run.kv_head) + position % 16u * constants.head_dim + dim;
-    return values_at(at, constants.head_dim - dim);
+    return values_of(at, dim, position);
 }
 
 // What an item has of the means of four heads.
@@ -137,13 +140,15 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
     for (var first_head = 0u; first_head < sharing; first_head += HEADS) {
         let left = min(HEADS, sharing - first_head);
         let heads = select(left, 4u, left == 3u);
+        let first_query = row * constants.stride + (kv_head * sharing + first_head) * head_dim;
+        prepare(item, run, position, first_query, left);
         let shares = ITEMS / QUADS / heads;
         // As scores' items: a part of the dimensions of one head, four positions of one block; items beside each other have
         // keys beside each other. As softmax's items, of which there are fewer: a head, four positions.
         let part = item / 4u % 16u;
         let score_head = part / shares;
         let score_quad = item / 64u * 4u + item % 4u;
-        let query = row * constants.stride + (kv_head * sharing + first_head + min(score_head, left - 1u)) * head_dim;
+        let query = query_of(first_query) + min(score_head, left - 1u) * head_dim;
         let head = item / QUADS;
         let quad = item % QUADS;
         let softens = head < heads;
@@ -223,4 +228,5 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
             workgroupBarrier();
         }
     }
+    append(item, run, position);
 }

@@ -3,6 +3,7 @@
 use crate::cases::{Build, Params, Random};
 use crate::kernel::KvType;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
+use crate::rope_append;
 use half::f16;
 use std::ops::Range;
 
@@ -54,6 +55,14 @@ pub(super) struct Scene {
     seen: Vec<Option<usize>>,
 }
 
+/// A row before its queries, key and value are turned and appended, and what the caches hold of it afterwards.
+pub(super) struct Fresh {
+    pub qkv: Vec<f32>,
+    pub frequencies: Vec<f32>,
+    pub keys: Vec<Option<f64>>,
+    pub values: Vec<Option<f64>>,
+}
+
 /// What attention makes of some positions.
 pub(super) struct Softmax {
     pub largest: f64,
@@ -91,8 +100,49 @@ impl Scene {
 
     /// Adds parameters, q, keys and values.
     pub fn inputs(&self, build: Build) -> Build {
-        let build = build.words(&self.params.words()).floats(&self.q);
+        self.inputs_from(build, &self.q)
+    }
+
+    /// The same with other values in the place of q.
+    pub fn inputs_from(&self, build: Build, q: &[f32]) -> Build {
+        let build = build.words(&self.params.words()).floats(q);
         build.bytes(self.keys.bytes()).bytes(self.values.bytes())
+    }
+
+    /// Makes the first row one of which queries, key and value are yet to be turned and appended. The key and the value are of
+    /// the last position that it sees, where the cache has nothing yet.
+    pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32) -> Fresh {
+        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
+        let frequencies = rope_append::frequencies(rope_dims);
+        let qkv = random.floats((heads + 2 * kv_heads) * head_dim, 2.0);
+        let mut turned: Vec<f64> = qkv.iter().map(|v| f64::from(*v)).collect();
+        let (turning, new_values) = turned.split_at_mut((heads + kv_heads) * head_dim);
+        for head in turning.chunks_exact_mut(head_dim) {
+            rope_append::reference(head, &frequencies, self.params.positions[0], pairing);
+        }
+        let (queries, new_keys) = turning.split_at(heads * head_dim);
+        self.q = queries.iter().map(|v| *v as f32).collect();
+        let (mut keys, mut values) =
+            (vec![None; self.keys.values.len()], vec![None; self.values.values.len()]);
+        if let Some(position) = self.seen[0].map(|seen| seen - 1) {
+            let sequence = self.params.row_sequences[0] as usize;
+            let block = self.params.tables[sequence][position / BLOCK_TOKENS] as usize;
+            let slot = position % BLOCK_TOKENS;
+            for (i, (key, value)) in new_keys.iter().zip(new_values).enumerate() {
+                let (head, dim) = (i / head_dim, i % head_dim);
+                let base = (block * kv_heads + head) * head_dim * BLOCK_TOKENS;
+                let (k, v) = &mut self.kv[sequence][head];
+                for (cache, at, new, seen, expected) in [
+                    (&mut self.keys, base + dim * BLOCK_TOKENS + slot, *key, &mut k[position], &mut keys),
+                    (&mut self.values, base + slot * head_dim + dim, *value, &mut v[position], &mut values),
+                ] {
+                    seen[dim] = cache.put(at, new as f32);
+                    cache.values[at] = f32::NAN;
+                    expected[at] = Some(new);
+                }
+            }
+        }
+        Fresh { qkv, frequencies, keys, values }
     }
 }
 

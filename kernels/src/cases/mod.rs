@@ -28,10 +28,14 @@ pub fn cases(kernel: Kernel, layout: Option<Layout>, seed: u64) -> Vec<Case> {
         Kernel::MatMul(tensor_type, activations) => {
             crate::matmul::cases(tensor_type, layout, activations, seed)
         }
+        Kernel::NormMatMul(tensor_type) | Kernel::GatedMatMul(tensor_type) => {
+            crate::matmul::normed::cases(kernel, tensor_type, layout, seed)
+        }
         Kernel::Widen(tensor_type) => crate::widen::cases(tensor_type, seed),
         Kernel::RopeAppend(kv_type) => crate::rope_append::cases(kv_type, seed),
         Kernel::Attention(kv_type) => crate::attention::cases(kv_type, seed),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::cases(kv_type, seed),
+        Kernel::AppendAttention(kv_type) => crate::attention::append::cases(kv_type, seed),
         Kernel::AttentionMerge(activations) => crate::attention::merge::cases(activations, seed),
         Kernel::SiluMul(activations) => crate::silu_mul::cases(activations, seed),
         Kernel::Add => crate::add::cases(seed),

@@ -1,8 +1,5 @@
 // A block of 32 columns of four rows of quantised weights, as the products for few rows of x load it.
 
-// Fours of rows of a group.
-const PARTS: u32 = 4u;
-
 struct Block {
     pairs: array<Pair, 4>,
     scales: Scales,

@@ -1,5 +1,5 @@
-// Sums of a group's 16 rows of quantised weights times M rows of f32: an item takes four rows of some blocks. Where fewer
-// rows of x are left, the last one stands for the others.
+// Sums of rows of quantised weights times M rows of f32: an item takes four rows of some blocks. Where fewer rows of x are
+// left, the last one stands for the others.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
@@ -15,14 +15,16 @@ fn dots(words: vec4<u32>, factors: vec4<f32>) -> vec4<f32> {
 
 fn sum_of(values: vec4<f32>) -> f32 { return dot(values, vec4<f32>(1.0)); }
 
-// Adds what a block brings, with x from `at` on.
-fn add_block(block: Block, at: u32, sums: vec4<f32>) -> vec4<f32> {
-    let first_x = (x[at] + x[at + 1u]) + (x[at + 2u] + x[at + 3u]);
-    let last_x = (x[at + 4u] + x[at + 5u]) + (x[at + 6u] + x[at + 7u]);
+// Adds what a block brings, with values from `column` on of row `m` of x, which begins at `row`.
+fn add_block(block: Block, m: u32, row: u32, column: u32, sums: vec4<f32>) -> vec4<f32> {
+    let low$p = four_of(m, row, column + $pu);
+    let high$p = four_of(m, row, column + 4u + $pu);
+    let first_x = (low0 + low1) + (low2 + low3);
+    let last_x = (high0 + high1) + (high2 + high3);
     var first = vec4<f32>(f32(-OFFSET) * sum_of(first_x));
     var last = vec4<f32>(f32(-OFFSET) * sum_of(last_x));
-    first += dots(block.pairs[$p].low, x[at + $pu]);
-    last += dots(block.pairs[$p].high, x[at + 4u + $pu]);
+    first += dots(block.pairs[$p].low, low$p);
+    last += dots(block.pairs[$p].high, high$p);
     var out = fma(block.scales.last, last, fma(block.scales.first, first, sums));
     if MINIMA { out = fma(-block.scales.minimum, vec4<f32>(sum_of(first_x + last_x)), out); }
     return out;
@@ -30,12 +32,13 @@ fn add_block(block: Block, at: u32, sums: vec4<f32>) -> vec4<f32> {
 
 fn row_sums(line_group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32>, M> {
     let blocks = constants.k / 32u;
-    let group = line_group * group_vectors(constants.k);
+    let line = first_line(line_group, item % PARTS);
+    let group = line / 16u * group_vectors(constants.k);
     var sums: array<vec4<f32>, M>;
     let row$m = (start + min($mu, left - 1u)) * blocks * 8u;
     for (var at = item / PARTS; at < blocks; at += ITEMS / PARTS) {
-        let block = load_block(group, blocks, at, item % PARTS);
-        sums[$m] = add_block(block, row$m + at * 8u, sums[$m]);
+        let block = load_block(group, blocks, at, line / 4u % 4u);
+        sums[$m] = add_block(block, $mu, row$m, at * 8u, sums[$m]);
     }
     return sums;
 }

@@ -19,6 +19,8 @@
 //! ask [`activations_for`](crate::activations_for). A sum is taken in an order that is the variant's, in most over blocks
 //! of 32 columns as they stand, whatever else is in the launch: a row of y depends on its row of x alone, bit for bit.
 
+pub mod normed;
+
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided};
 use crate::blocks::{TensorType, dequantise};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};

@@ -1,13 +1,13 @@
 // Sums of a group's rows of weights that lie row by row times M rows of f32: an item takes 16 bytes of each of four rows at a
 // time. Where fewer rows of x are left, the last one stands for the others.
 
-const PARTS: u32 = 2u;
-
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
-fn factors_at(at: u32) -> Factors {
-    if LANES == 4u { return Factors(x[at], vec4<f32>()); }
-    return Factors(x[at], x[at + 1u]);
+// As many values of row `m` of x, which begins at `row`, as a vector of weights has.
+fn factors_at(m: u32, row: u32, column: u32) -> Factors {
+    let low = four_of(m, row, column);
+    if LANES == 4u { return Factors(low, vec4<f32>()); }
+    return Factors(low, four_of(m, row, column + 1u));
 }
 
 // A vector of each of four rows.
@@ -27,7 +27,7 @@ fn add_vectors(vectors: array<vec4<u32>, 4>, factors: Factors, sums: vec4<f32>) 
 
 fn row_sums(group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32>, M> {
     let pitch = pitch_vectors(constants.k);
-    let first = (group * PARTS + item % PARTS) * 4u * pitch;
+    let first = first_line(group, item % PARTS) * pitch;
     let vectors = constants.k / LANES;
     let step = ITEMS / PARTS;
     var sums: array<vec4<f32>, M>;
@@ -36,11 +36,11 @@ fn row_sums(group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32>, M>
     // The loads of BATCH vectors of each row are under way together: what hides the memory's latency.
     for (; at + (BATCH - 1u) * step < vectors; at += BATCH * step) {
         let batch$b = four_rows(first + at + $bu * step, pitch);
-        sums[$m] = add_vectors(batch$b, factors_at(row$m + (at + $bu * step) * (LANES / 4u)), sums[$m]);
+        sums[$m] = add_vectors(batch$b, factors_at($mu, row$m, (at + $bu * step) * (LANES / 4u)), sums[$m]);
     }
     for (; at < vectors; at += step) {
         let last = four_rows(first + at, pitch);
-        sums[$m] = add_vectors(last, factors_at(row$m + at * (LANES / 4u)), sums[$m]);
+        sums[$m] = add_vectors(last, factors_at($mu, row$m, at * (LANES / 4u)), sums[$m]);
     }
     return sums;
 }

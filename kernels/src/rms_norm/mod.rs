@@ -36,7 +36,8 @@ fn extents(activations: Activations, constants: &[u32], out: &mut [u64]) {
     out.copy_from_slice(&[HEADER_BYTES, words(&[rows, width]), words(&[width]), written]);
 }
 
-fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
+/// One row.
+pub(crate) fn reference(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f64> {
     let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
     let scale = 1.0 / (squares / row.len() as f64 + f64::from(epsilon)).sqrt();
     row.iter().zip(weight).map(|(x, w)| f64::from(*x) * scale * f64::from(*w)).collect()

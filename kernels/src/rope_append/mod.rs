@@ -56,7 +56,7 @@ pub static ABI_F16: EntryAbi = EntryAbi {
     extents: |constants, out| extents(KvType::F16, constants, out),
 };
 
-fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
+pub(crate) fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
     let [rows, sequences, table_blocks, logit_rows, heads, kv_heads, head_dim, cache_blocks, rope_dims, _] =
         *constants
     else {
@@ -81,8 +81,13 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
 
+/// Inverse frequencies for cases.
+pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
+    (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
+}
+
 /// Turns one head.
-fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
+pub(crate) fn reference(head: &mut [f64], frequencies: &[f32], position: u32, pairing: u32) {
     let half = frequencies.len();
     for (i, frequency) in frequencies.iter().enumerate() {
         let (a, b) = if pairing == INTERLEAVED { (2 * i, 2 * i + 1) } else { (i, i + half) };
@@ -164,8 +169,7 @@ fn case(
         params.row_sequences[0] = shape.sequences;
         params.tables[0][0] = cache_blocks as u32;
     }
-    let frequencies: Vec<f32> =
-        (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect();
+    let frequencies = frequencies(rope_dims);
     let width = (q_heads + 2 * kv_heads) * head_dim;
     let qkv = random.floats(capacity * width, 2.0);
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;

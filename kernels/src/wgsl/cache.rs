@@ -6,6 +6,7 @@ use crate::kernel::{Activations, Kernel, KvType};
 use crate::rope_append;
 use crate::table::Variant;
 use ragtag_hal::Feature;
+use std::sync::Arc;
 
 const ITEMS: u32 = 256;
 
@@ -22,12 +23,14 @@ const KV_F32: &str = include_str!("kv_f32.wgsl");
 const KV_F16: &str = include_str!("kv_f16.wgsl");
 const ATTENTION: &str = include_str!("../attention/attention.wgsl");
 const PARTIAL: &str = include_str!("../attention/partial.wgsl");
+const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const MERGE: &str = include_str!("../attention/merge.wgsl");
 
 pub(super) fn variants() -> Vec<Variant> {
     let mut out = append_functions();
     out.extend(partial_functions());
+    out.extend(append_attention_functions());
     out.extend(merge_functions());
     out.extend(tiled_functions());
     out.into_iter().map(Function::variant).collect()
@@ -61,14 +64,42 @@ fn partial_functions() -> [Function; 2] {
     };
     [
         Function {
-            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, PARTIAL]),
+            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, AS_THEY_STAND, PARTIAL]),
             ..partial(KvType::F32, &partial::ABI_F32)
         },
         Function {
-            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, PARTIAL]),
+            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, AS_THEY_STAND, PARTIAL]),
             ..partial(KvType::F16, &partial::ABI_F16)
         },
     ]
+}
+
+/// Attention that turns and appends a row by itself.
+fn append_attention_functions() -> [Function; 2] {
+    let append = |kv_type, abi| Function {
+        max_rows: 1,
+        local_bytes: 12 << 10,
+        ..function(Kernel::AppendAttention(kv_type), abi, partial::grid, "attention_partial", ITEMS)
+    };
+    [
+        Function {
+            compose: |_| append_attention(KV_F32, include_str!("store_f32.wgsl")),
+            ..append(KvType::F32, &attention::append::ABI_F32)
+        },
+        Function {
+            compose: |_| append_attention(KV_F16, include_str!("store_f16.wgsl")),
+            ..append(KvType::F16, &attention::append::ABI_F16)
+        },
+    ]
+}
+
+/// What is read is written as well, and there are two constants more.
+fn append_attention(cache: &str, store: &str) -> Arc<str> {
+    let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
+    let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
+    let partial = PARTIAL.replace("    splits: u32,\n", more);
+    let append = include_str!("../attention/append.wgsl");
+    program(ITEMS, &[TABLES, TURN, &cache, store, ATTENTION, append, &partial])
 }
 
 fn merge_functions() -> [Function; 3] {

@@ -15,12 +15,13 @@ var<workgroup> partial: array<vec4<f32>, M * ITEMS>;
 fn gather(row: u32, sums: vec4<f32>, place: Place) {
     var sum = sums;
     for (var mask = PARTS; mask < place.size; mask <<= 1u) { sum += subgroupShuffleXor(sum, mask); }
-    if place.lane < PARTS { partial[row * ITEMS + place.sub_group * PARTS + place.lane] = sum; }
+    let left = min(PARTS, place.size);
+    if place.lane < left { partial[row * ITEMS + place.sub_group * left + place.lane] = sum; }
 }
 
 // The sum of what was gathered for a row of x and a row of weights, after a barrier.
 fn gathered(row: u32, line: u32, place: Place) -> f32 {
-    let end = ITEMS / place.size * PARTS;
+    let end = ITEMS / place.size * min(PARTS, place.size);
     var sum = 0.0;
     for (var at = line / 4u; at < end; at += PARTS) { sum += partial[row * ITEMS + at][line % 4u]; }
     return sum;

@@ -8,6 +8,7 @@ use crate::blocks::TensorType;
 use crate::composer::{Compose, composer};
 use crate::kernel::{Activations, Kernel};
 use crate::layout::{GROUP_ROWS, Layout, layout_in};
+use crate::matmul::normed;
 use crate::table::{NEVER, Variant};
 use crate::{add, embed, matmul, widen};
 use ragtag_hal::{Feature, KernelLanguage};
@@ -29,15 +30,19 @@ const ROWS_LINES: u32 = 8;
 const WIDEN_ROWS: u32 = 32;
 
 pub(super) fn variants() -> Vec<Variant> {
-    let quantised = |t: &TensorType| t.block_values() > 1;
     let mut out: Vec<Function> = TensorType::ALL.into_iter().map(embed_function).collect();
     for activations in [Activations::F32, Activations::Int8] {
         let takes = |t: &TensorType| matmul::takes(*t, activations);
         out.extend(TensorType::ALL.into_iter().filter(takes).flat_map(|t| products(t, activations)));
     }
+    out.extend(TensorType::ALL.into_iter().flat_map(normed_products));
     out.extend([TensorType::F16, TensorType::BF16].map(half_product));
-    out.extend(TensorType::ALL.into_iter().filter(quantised).map(widen_function));
+    out.extend(TensorType::ALL.into_iter().filter(|t| is_quantised(*t)).map(widen_function));
     out.into_iter().map(Function::variant).collect()
+}
+
+fn is_quantised(tensor_type: TensorType) -> bool {
+    tensor_type.block_values() > 1
 }
 
 fn layout(tensor_type: TensorType) -> Layout {
@@ -68,11 +73,32 @@ fn products(tensor_type: TensorType, activations: Activations) -> Vec<Function> 
         Activations::Int8 => composer!(tensor_type, fast_tiled),
         Activations::F32 | Activations::F16 => composer!(tensor_type, exact_tiled),
     };
-    let mut out = Vec::new();
-    out.extend(few_rows::<true>(tensor_type, activations, tiled));
-    out.extend(few_rows::<false>(tensor_type, activations, tiled));
-    out.push(tiled_product(tensor_type, activations, tiled));
-    out
+    let tiled = tiled_product(tensor_type, activations, tiled);
+    let few = match activations {
+        Activations::Int8 => int8_composers(tensor_type),
+        Activations::F32 | Activations::F16 => composers::<PLAIN>(tensor_type),
+    };
+    few_rows(tiled, tensor_type, few).chain([tiled]).collect()
+}
+
+/// The products of rows that are normed on their way, gated or not. Of quantised weights, whose activations are f32 only where
+/// exact results are wanted, they are for no more rows than have the same bits.
+fn normed_products(tensor_type: TensorType) -> Vec<Function> {
+    let layout = layout(tensor_type);
+    let function = |kernel, gated| Function {
+        kernel,
+        abi: normed::abi(tensor_type, layout, gated),
+        ..tiled_product(tensor_type, Activations::F32, composer!(tensor_type, exact_tiled))
+    };
+    let normed = function(Kernel::NormMatMul(tensor_type), false);
+    let gated = function(Kernel::GatedMatMul(tensor_type), true);
+    let all = few_rows(normed, tensor_type, composers::<NORMED>(tensor_type)).chain(few_rows(
+        gated,
+        tensor_type,
+        composers::<GATED>(tensor_type),
+    ));
+    let most = if is_quantised(tensor_type) { 4 } else { 8 };
+    all.filter(|function| function.max_rows <= most).collect()
 }
 
 /// The product for many rows of x.
@@ -94,49 +120,75 @@ fn tiled_product(tensor_type: TensorType, activations: Activations, compose: Com
     }
 }
 
-/// The products for up to 1, 4 and 8 rows of x, with sub-groups or without.
-fn few_rows<const SUB_GROUPS: bool>(
+/// What the products with f32 activations for few rows of x do beside summing: nothing, or they norm x on its way, or gate what
+/// they have summed as well.
+const PLAIN: u8 = 0;
+const NORMED: u8 = 1;
+const GATED: u8 = 2;
+
+/// The texts of products for up to 1, 4 and 8 rows of x, without sub-groups and with them.
+type Composers = [[Compose; 2]; 3];
+
+fn composers<const FORM: u8>(tensor_type: TensorType) -> Composers {
+    [
+        [
+            composer!(tensor_type, exact_gemv::<false, 1, FORM>),
+            composer!(tensor_type, exact_gemv::<true, 1, FORM>),
+        ],
+        [
+            composer!(tensor_type, exact_gemv::<false, 4, FORM>),
+            composer!(tensor_type, exact_gemv::<true, 4, FORM>),
+        ],
+        [
+            composer!(tensor_type, exact_gemv::<false, 8, FORM>),
+            composer!(tensor_type, exact_gemv::<true, 8, FORM>),
+        ],
+    ]
+}
+
+fn int8_composers(tensor_type: TensorType) -> Composers {
+    [
+        [composer!(tensor_type, fast_gemv::<false, 1>), composer!(tensor_type, fast_gemv::<true, 1>)],
+        [composer!(tensor_type, fast_gemv::<false, 4>), composer!(tensor_type, fast_gemv::<true, 4>)],
+        [composer!(tensor_type, fast_gemv::<false, 8>), composer!(tensor_type, fast_gemv::<true, 8>)],
+    ]
+}
+
+/// The products for up to 1, 4 and 8 rows of x that are otherwise like `product`, those with sub-groups first.
+fn few_rows(
+    product: Function,
     tensor_type: TensorType,
-    activations: Activations,
-    tiled: Compose,
-) -> [Function; 3] {
-    let is_quantised = tensor_type.block_values() > 1;
-    let gemv = |name: [&'static str; 2], max_rows, compose| {
+    composers: Composers,
+) -> impl Iterator<Item = Function> {
+    let is_quantised = is_quantised(tensor_type);
+    let grid = match (is_quantised, product.kernel) {
+        (true, Kernel::GatedMatMul(_)) => gated_blocks_grid,
+        (true, _) => blocks_grid,
+        (false, _) => rows_grid,
+    };
+    let names = [
+        ["wgsl-gemv-1", "wgsl-sub-groups-gemv-1"],
+        ["wgsl-gemv-4", "wgsl-sub-groups-gemv-4"],
+        ["wgsl-gemv-8", "wgsl-sub-groups-gemv-8"],
+    ];
+    let kinds = [true, false].into_iter().flat_map(|sub_groups| [0, 1, 2].map(|i| (sub_groups, i)));
+    kinds.map(move |(sub_groups, i)| {
+        let max_rows = [1, 4, 8][i];
         let items = if is_quantised { block_items(max_rows) } else { ROWS_ITEMS };
+        // Of each item sums of four rows of weights, and of every second one of the squares of x.
+        let item_bytes = if product.kernel.is_fused() { 18 } else { 16 };
         Function {
-            name: name[usize::from(SUB_GROUPS)],
-            requires: if SUB_GROUPS { &[Feature::SubGroups] } else { &[] },
-            grid: if is_quantised { blocks_grid } else { rows_grid },
+            name: names[i][usize::from(sub_groups)],
+            requires: if sub_groups { &[Feature::SubGroups] } else { &[] },
+            grid,
             max_rows,
-            compose,
+            compose: composers[i][usize::from(sub_groups)],
             function: "matmul_gemv",
             items,
-            local_bytes: u64::from(items * max_rows * 16),
-            ..tiled_product(tensor_type, activations, tiled)
+            local_bytes: u64::from(items * max_rows * item_bytes),
+            ..product
         }
-    };
-    let composers = match activations {
-        _ if !is_quantised => [
-            composer!(tensor_type, row_gemv::<SUB_GROUPS, 1>),
-            composer!(tensor_type, row_gemv::<SUB_GROUPS, 4>),
-            composer!(tensor_type, row_gemv::<SUB_GROUPS, 8>),
-        ],
-        Activations::Int8 => [
-            composer!(tensor_type, fast_gemv::<SUB_GROUPS, 1>),
-            composer!(tensor_type, fast_gemv::<SUB_GROUPS, 4>),
-            composer!(tensor_type, fast_gemv::<SUB_GROUPS, 8>),
-        ],
-        Activations::F32 | Activations::F16 => [
-            composer!(tensor_type, exact_gemv::<SUB_GROUPS, 1>),
-            composer!(tensor_type, exact_gemv::<SUB_GROUPS, 4>),
-            composer!(tensor_type, exact_gemv::<SUB_GROUPS, 8>),
-        ],
-    };
-    [
-        gemv(["wgsl-gemv-1", "wgsl-sub-groups-gemv-1"], 1, composers[0]),
-        gemv(["wgsl-gemv-4", "wgsl-sub-groups-gemv-4"], 4, composers[1]),
-        gemv(["wgsl-gemv-8", "wgsl-sub-groups-gemv-8"], 8, composers[2]),
-    ]
+    })
 }
 
 /// The product with f16 activations for devices without matrix units: no faster than that with f32.
@@ -166,6 +218,11 @@ fn widen_function(tensor_type: TensorType) -> Function {
 /// A group of 16 rows of weights for each work group.
 fn blocks_grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(GROUP_ROWS as u32), 1, 1] }
+}
+
+/// A group of 16 rows of the gate's weights, and one of up's, for each work group.
+fn gated_blocks_grid(constants: &[u32]) -> [u32; 3] {
+    if constants[0] == 0 { [0; 3] } else { [constants[2].div_ceil(2 * GROUP_ROWS as u32), 1, 1] }
 }
 
 /// [`ROWS_LINES`] rows of weights for each work group.
@@ -203,7 +260,7 @@ fn reader(tensor_type: TensorType) -> [&'static str; 2] {
 /// How the values of quads are read.
 fn values(tensor_type: TensorType) -> [&'static str; 3] {
     let [shared, own] = reader(tensor_type);
-    [shared, own, if tensor_type.block_values() > 1 { VALUES } else { "" }]
+    [shared, own, if is_quantised(tensor_type) { VALUES } else { "" }]
 }
 
 /// What the products share.
@@ -213,37 +270,67 @@ const WEIGHTS: &str = "@group(0) @binding(1) var<storage, read> weights: array<v
 const BLOCKS: &str = include_str!("../matmul/blocks.wgsl");
 const F32_ROWS: &str = include_str!("../matmul/f32_rows.wgsl");
 
-/// A product of up to `M` rows of x: what reads weights, then `parts`, which have `batch` loads under way together.
-fn gemv<const SUB_GROUPS: bool, const M: u32>(
+/// A product of up to `M` rows of x in a form: what reads weights, then `parts`, which have `batch` loads under way together and
+/// divide a group's items by the fours of rows that they take.
+fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     tensor_type: TensorType,
-    items: u32,
     batch: u32,
     parts: &[&str],
 ) -> Arc<str> {
-    let figures = format!("const M: u32 = {M}u;\nconst BATCH: u32 = {batch}u;\n");
-    let sums = if SUB_GROUPS { include_str!("sub_group_sums.wgsl") } else { include_str!("sums.wgsl") };
+    let is_quantised = is_quantised(tensor_type);
+    let items = if is_quantised { block_items(M) } else { ROWS_ITEMS };
+    let fours = match (is_quantised, FORM) {
+        (true, GATED) => 8,
+        (true, _) => 4,
+        (false, _) => 2,
+    };
+    let figures =
+        format!("const M: u32 = {M}u;\nconst BATCH: u32 = {batch}u;\nconst PARTS: u32 = {fours}u;\n");
+    let (sums, squares) = match SUB_GROUPS {
+        true => (include_str!("sub_group_sums.wgsl"), include_str!("sub_group_squares.wgsl")),
+        false => (include_str!("sums.wgsl"), include_str!("squares.wgsl")),
+    };
+    let product = match FORM {
+        PLAIN => PRODUCT.into(),
+        _ => PRODUCT.replace("    stride: u32,\n", "    stride: u32,\n    epsilon: f32,\n"),
+    };
+    let (each, gated) = (include_str!("../matmul/each_row.wgsl"), include_str!("../matmul/gated_rows.wgsl"));
+    let (plain, normed) = (include_str!("../matmul/plain.wgsl"), include_str!("../matmul/normed.wgsl"));
+    let form: &[&str] = match FORM {
+        PLAIN => &[each, plain],
+        NORMED => &[each, squares, normed],
+        _ => &[include_str!("../silu_mul/silu.wgsl"), gated, squares, normed],
+    };
     let unrolled = [parts, &[include_str!("../matmul/gemv.wgsl")]].concat().join("\n");
     let unrolled = repeat(&unrolled, &[("$b", batch), ("$m", M), ("$p", 4)]);
-    program(items, &[&[PRODUCT, WEIGHTS, &figures, sums], &reader(tensor_type)[..], &[&unrolled]].concat())
+    let texts = [&[&product, WEIGHTS, &figures, sums], &reader(tensor_type)[..], form, &[&unrolled]];
+    program(items, &texts.concat())
 }
 
-/// `M` rows of f32, and weights that lie row by row.
-fn row_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
+/// How x is read in a form.
+const fn four_of(form: u8) -> &'static str {
+    if form == PLAIN { include_str!("../matmul/plain_rows.wgsl") } else { "" }
+}
+
+/// `M` rows of f32.
+fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
+    _: KernelLanguage,
+    tensor_type: TensorType,
+) -> Arc<str> {
+    let four_of = four_of(FORM);
+    if is_quantised(tensor_type) {
+        let (block, exact) = (include_str!("../matmul/block.wgsl"), include_str!("../matmul/exact.wgsl"));
+        return gemv::<SUB_GROUPS, M, FORM>(tensor_type, 1, &[four_of, block, exact]);
+    }
     let batch = if M == 1 { 4 } else { 2 };
-    gemv::<SUB_GROUPS, M>(tensor_type, ROWS_ITEMS, batch, &[include_str!("../matmul/rows.wgsl")])
-}
-
-/// `M` rows of f32, and quantised weights.
-fn exact_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
-    let parts = [include_str!("../matmul/block.wgsl"), include_str!("../matmul/exact.wgsl")];
-    gemv::<SUB_GROUPS, M>(tensor_type, block_items(M), 1, &parts)
+    gemv::<SUB_GROUPS, M, FORM>(tensor_type, batch, &[four_of, include_str!("../matmul/rows.wgsl")])
 }
 
 /// `M` rows of int8 activations.
 fn fast_gemv<const SUB_GROUPS: bool, const M: u32>(_: KernelLanguage, tensor_type: TensorType) -> Arc<str> {
     let batch = if M == 1 { 2 } else { 1 };
     let parts = [BLOCKS, include_str!("../matmul/block.wgsl"), include_str!("../matmul/fast.wgsl")];
-    gemv::<SUB_GROUPS, M>(tensor_type, block_items(M), batch, &parts)
+    gemv::<SUB_GROUPS, M, PLAIN>(tensor_type, batch, &parts)
 }
 
 /// A tiled product, over `parts`.

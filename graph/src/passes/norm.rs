@@ -1,0 +1,66 @@
+//! Folds norms into the products that read them, and gates into the product before them, where a device has kernels for it:
+//! steps of few rows wait for each of their launches. Norms, products and gates are of one segment, so no cut is in between.
+
+use crate::op::{Norm, Operator, OperatorGraph, Rows};
+use crate::stack::Stack;
+use petgraph::stable_graph::NodeIndex;
+use ragtag_kernels::Activations;
+
+/// Folds every norm that products with f32 activations alone read, if `fuses` says of each of them, by its weights and rows,
+/// that there is a kernel.
+pub(crate) fn fuse_norms(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
+    for index in graph.ordered() {
+        let Operator::RmsNorm { weight, epsilon, output: Activations::F32 } =
+            graph.node(index).operator.clone()
+        else {
+            continue;
+        };
+        let takes = |&(reader, input): &(NodeIndex, u8)| {
+            let node = graph.node(reader);
+            let product = matches!(
+                &node.operator,
+                Operator::MatMul { weights, activations: Activations::F32, .. } if fuses(weights, node.rows)
+            );
+            product && input == 0
+        };
+        let readers = graph.consumers(index);
+        if readers.is_empty() || !readers.iter().all(takes) {
+            continue;
+        }
+        let source = graph.inputs(index)[0];
+        for (reader, _) in readers {
+            if let Operator::MatMul { norm, .. } = &mut graph.node_mut(reader).operator {
+                *norm = Some(Norm { weight: weight.clone(), epsilon });
+            }
+            graph.connect(source, reader, 0);
+        }
+        graph.remove(index);
+    }
+}
+
+/// Folds every gate behind a product of normed rows that has all its columns and that nobody else reads, if `fuses` says so.
+pub(crate) fn fuse_gates(graph: &mut OperatorGraph, fuses: impl Fn(&Stack, Rows) -> bool) {
+    for gate in graph.ordered() {
+        let node = graph.node(gate).clone();
+        let (Operator::SiluMul { output: Activations::F32 }, [product]) =
+            (&node.operator, &graph.inputs(gate)[..])
+        else {
+            continue;
+        };
+        let product = *product;
+        let alone = graph.consumers(product).len() == 1 && graph.inputs(product).len() == 1;
+        let Operator::MatMul { weights, norm: Some(_), gated, .. } = &mut graph.node_mut(product).operator
+        else {
+            continue;
+        };
+        if !(alone && fuses(weights, node.rows)) {
+            continue;
+        }
+        *gated = true;
+        graph.node_mut(product).width = node.width;
+        for (reader, input) in graph.consumers(gate) {
+            graph.connect(product, reader, input);
+        }
+        graph.remove(gate);
+    }
+}

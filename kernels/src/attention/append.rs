@@ -1,0 +1,101 @@
+//! [Rope and append](crate::rope_append) and the [first launch of split attention](super::partial) in one, for a single row:
+//! its key and its value are the last that it sees, so that whoever attends to them can append them.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | qkv: f32, the row's queries, keys and values, none of them turned |
+//! | 2 | key cache, read and written |
+//! | 3 | value cache, read and written |
+//! | 4 | [partials](super::partial), written |
+//! | 5 | inverse frequencies: f32 `[rope dimensions / 2]` |
+//!
+//! Constants: those of [partial](super::partial), then rope dimensions and pairing as for
+//! [rope and append](crate::rope_append). There is one row at most, and heads have as many dimensions as [`takes`] says.
+//!
+//! Each group turns the queries of its kv head for itself. The one whose run has the last position takes key and value as they
+//! will be in the cache, and puts them there when all others of the run have been read. Nothing is appended of a row whose
+//! sequence, position or any of whose blocks do not exist.
+
+use super::partial::{expected, partials_bytes};
+use super::scene;
+use crate::abi::IMPOSSIBLE;
+use crate::cases::{Build, Case, Content, Random};
+use crate::kernel::{Kernel, KvType};
+use crate::rope_append::{self, HALVES, INTERLEAVED};
+use ragtag_hal::{Access, EntryAbi};
+
+/// Most dimensions of a head.
+const MAX_DIMENSIONS: u32 = 256;
+
+/// Whether heads may have so many dimensions.
+pub fn takes(head_dimensions: u32) -> bool {
+    head_dimensions <= MAX_DIMENSIONS && head_dimensions.is_multiple_of(4)
+}
+
+const BINDINGS: &[Access] =
+    &[Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite, Access::Write, Access::Read];
+
+/// The binary interface with an f32 cache.
+pub static ABI_F32: EntryAbi = EntryAbi {
+    name: "append_attention_f32",
+    bindings: BINDINGS,
+    constants: 13,
+    extents: |constants, out| extents(KvType::F32, constants, out),
+};
+
+/// The binary interface with an f16 cache.
+pub static ABI_F16: EntryAbi = EntryAbi {
+    name: "append_attention_f16",
+    extents: |constants, out| extents(KvType::F16, constants, out),
+    ..ABI_F32
+};
+
+fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
+    let &[rows, _, _, _, heads, _, head_dim, _, _, _, splits, rope_dims, pairing] = constants else { return };
+    let mut append = [0; 5];
+    rope_append::extents(kv_type, &[&constants[..8], &[rope_dims, pairing]].concat(), &mut append);
+    let [params, qkv, frequencies, keys, values] = append;
+    let qkv = if rows <= 1 && takes(head_dim) { qkv } else { IMPOSSIBLE };
+    out.copy_from_slice(&[
+        params,
+        qkv,
+        keys,
+        values,
+        partials_bytes(rows, heads, head_dim, splits),
+        frequencies,
+    ]);
+}
+
+pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let mut out = Vec::new();
+    // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits. Without a position there is a row whose
+    // blocks do not exist.
+    for (position, [heads, kv_heads, head_dim, rope_dims], pairing, splits) in [
+        (Some(0), [1, 1, 64, 64], INTERLEAVED, 1),
+        (Some(200), [8, 1, 64, 64], HALVES, 3),
+        (Some(37), [4, 2, 128, 128], HALVES, 5),
+        (Some(64), [12, 1, 48, 48], INTERLEAVED, 2),
+        (Some(191), [8, 2, 128, 96], HALVES, 64),
+        (Some(66), [2, 1, 20, 6], INTERLEAVED, 2),
+        (Some(101), [20, 2, 256, 256], HALVES, 2),
+        (None, [4, 2, 64, 64], HALVES, 2),
+    ] {
+        let starts: Vec<_> = position.map(|position| (position, 1)).into_iter().collect();
+        let mut scene = scene(&mut random, kv_type, (1, heads, kv_heads, head_dim), &starts);
+        let fresh = scene.freshen(&mut random, rope_dims, pairing);
+        let constants = [&scene.constants[..], &[splits, rope_dims, pairing as usize]].concat();
+        let label = format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}", scene.label);
+        let partials = expected(&scene, splits);
+        let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
+        let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);
+        let content = |values| match kv_type {
+            KvType::F32 => Content::F32(values),
+            KvType::F16 => Content::F16(values),
+        };
+        let build = build.floats(&fresh.frequencies).expect(2, content(fresh.keys));
+        out.push(build.expect(3, content(fresh.values)).expect(4, Content::SomeF32(partials)).done());
+    }
+    out
+}

@@ -1,0 +1,78 @@
+// The only row is yet to be turned and appended: queries, the key and the value lie in local memory as they will be attended to.
+// Rows have whole fours of dimensions.
+
+@group(0) @binding(5) var<storage, read> frequencies: array<f32>;
+
+const MAX_DIMS = 256u;
+
+var<workgroup> queries: array<f32, HEADS * MAX_DIMS>;
+// The key's dimensions as they are stored, and fours of the value's.
+var<workgroup> new_key: array<u32, MAX_DIMS>;
+var<workgroup> new_value: array<Four, MAX_DIMS / 4u>;
+// Their position.
+var<private> newest: u32;
+
+fn q_of(at: u32) -> f32 { return queries[at]; }
+
+fn query_of(first: u32) -> u32 { return 0u; }
+
+fn keys_of(key: u32, d: u32, position: u32) -> Four {
+    return with_value(keys[key + d * 4u], newest - position, new_key[d]);
+}
+
+fn values_of(at: u32, dim: u32, position: u32) -> Four {
+    if position == newest { return new_value[dim / 4u]; }
+    return values[at / 4u];
+}
+
+// Takes a dimension of query `head`, or of the key behind `heads` queries.
+fn take(head: u32, heads: u32, d: u32, value: f32) {
+    if head < heads { queries[head * constants.head_dim + d] = value; } else { new_key[d] = stored(vec4(value)); }
+}
+
+// Turns some queries, the first of which begins at `first_query`, and the key. All items come here together.
+fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
+    newest = position;
+    let head_dim = constants.head_dim;
+    let key = (constants.heads + run.kv_head) * head_dim;
+    let value = key + constants.kv_heads * head_dim;
+    // Items beside each other take pairs beside each other; where there are more items than pairs, further heads.
+    let pairs = constants.rope_dims / 2u;
+    let columns = max(1u, min(pairs, ITEMS));
+    let lines = ITEMS / columns;
+    if item < columns * lines {
+        for (var i = item % columns; i < pairs; i += columns) {
+            let turn = turned(position, frequencies[i]);
+            let first = select(i, 2u * i, constants.pairing == 0u);
+            let second = select(i + pairs, 2u * i + 1u, constants.pairing == 0u);
+            for (var head = item / columns; head <= heads; head += lines) {
+                let begin = select(key, first_query + head * head_dim, head < heads);
+                let pair = vec2(q[begin + first], q[begin + second]);
+                take(head, heads, first, pair.x * turn.y - pair.y * turn.x);
+                take(head, heads, second, pair.x * turn.x + pair.y * turn.y);
+            }
+        }
+    }
+    for (var d = constants.rope_dims + item; d < head_dim; d += ITEMS) {
+        for (var head = 0u; head <= heads; head++) {
+            take(head, heads, d, q[select(key, first_query + head * head_dim, head < heads) + d]);
+        }
+    }
+    for (var i = item; i < head_dim / 4u; i += ITEMS) {
+        let at = value + 4u * i;
+        new_value[i] = four_stored(vec4(q[at], q[at + 1u], q[at + 2u], q[at + 3u]));
+    }
+    workgroupBarrier();
+}
+
+// Puts key and value into the cache, if they are of the run. Its positions share vectors with no other run's.
+fn append(item: u32, run: Run, position: u32) {
+    if run.end != position + 1u { return; }
+    let first = start_of(params[run.table + position / 16u], run.kv_head) / 4u;
+    let key = first + position % 16u / 4u;
+    for (var d = item; d < constants.head_dim; d += ITEMS) {
+        keys[key + d * 4u] = with_value(keys[key + d * 4u], position % 4u, new_key[d]);
+    }
+    let fours = constants.head_dim / 4u;
+    for (var i = item; i < fours; i += ITEMS) { values[first + position % 16u * fours + i] = new_value[i]; }
+}

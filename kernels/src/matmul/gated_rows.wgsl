@@ -1,0 +1,18 @@
+// A column of y for each row of the gate's weights, which are the first half, and the row of up's that belongs to it:
+// SiLU(gate) · up. The first half of a group's parts are the gate's.
+
+const COLUMNS: u32 = LINES / 2u;
+
+fn columns() -> u32 { return constants.n / 2u; }
+
+// The first of four rows of weights.
+fn first_line(group: u32, part: u32) -> u32 {
+    let half = PARTS / 2u;
+    return part / half * (constants.n / 2u) + (group * half + part % half) * 4u;
+}
+
+fn value_of(row: u32, line: u32, place: Place) -> f32 {
+    let factor = factor_of(row, place);
+    let gate = gathered(row, line, place) * factor;
+    return silu(vec4<f32>(gate)).x * (gathered(row, line + COLUMNS, place) * factor);
+}

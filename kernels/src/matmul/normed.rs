@@ -1,0 +1,131 @@
+//! Products of rows that are normed on their way: [RMS norm](crate::rms_norm) and [product](super) in one launch, and for the
+//! first products of a gated feed-forward [SiLU(gate) · up](crate::silu_mul) as well. For steps of few rows, in which each
+//! launch waits for the one before.
+//!
+//! | binding | |
+//! | --- | --- |
+//! | 0 | parameters |
+//! | 1 | weights: `[n, k]` in the variant's [layout](crate::layout) |
+//! | 2 | x: f32 `[rows, k]` |
+//! | 3 | y: f32, `n` values of rows that lie `stride` values apart, read and written; gated `n / 2` |
+//! | 4 | weight of the norm, g: f32 `[k]` |
+//!
+//! Constants: those of a [product](super), ε (the bits of an f32).
+//!
+//! y = (W · (x ∘ g)) / √(mean x² + ε): each group takes the sum of squares itself, of the row that it reads anyway, and divides
+//! what it has summed. Gated, the first half of W is the gate's weights and the second half up's, and y is SiLU(gate) · up.
+//! There is no such product of int8 activations: each group would have to quantise all of x.
+
+use super::{Resident, TensorType, reference};
+use crate::abi::{HEADER_BYTES, IMPOSSIBLE, strided, words};
+use crate::blocks::dequantise;
+use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
+use crate::kernel::Kernel;
+use crate::layout::{GROUP_ROWS, Layout};
+use ragtag_hal::{Access, EntryAbi};
+
+const BINDINGS: &[Access] = &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::Read];
+
+/// Whether gate and up can be halves of weights of this type with so many rows: they are not to share a group of rows whose
+/// values are interleaved.
+pub fn has_gates(tensor_type: TensorType, n: u32) -> bool {
+    let alike = if tensor_type.block_values() > 1 { 2 * GROUP_ROWS as u32 } else { 2 };
+    n.is_multiple_of(alike)
+}
+
+macro_rules! abis {
+    ($($name:ident),*) => {
+        /// The binary interface for weights of this type in this layout, gated or not.
+        pub fn abi(tensor_type: TensorType, layout: Layout, gated: bool) -> &'static EntryAbi {
+            match (tensor_type, layout, gated) {
+                $((TensorType::$name, Layout::Rows16, false) => abi!($name, Rows16, false),
+                (TensorType::$name, Layout::Rows16, true) => abi!($name, Rows16, true),
+                (TensorType::$name, Layout::RowMajor, false) => abi!($name, RowMajor, false),
+                (TensorType::$name, Layout::RowMajor, true) => abi!($name, RowMajor, true),)*
+            }
+        }
+    };
+}
+
+macro_rules! abi {
+    ($name:ident, $layout:ident, $gated:literal) => {{
+        static ABI: EntryAbi = EntryAbi {
+            name: concat!("normed_", stringify!($name), "_", stringify!($layout), "_gated_", $gated),
+            bindings: BINDINGS,
+            constants: 7,
+            extents: |constants, out| extents((TensorType::$name, Layout::$layout), $gated, constants, out),
+        };
+        &ABI
+    }};
+}
+abis!(F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0);
+
+fn extents((tensor_type, layout): (TensorType, Layout), gated: bool, constants: &[u32], out: &mut [u64]) {
+    let [rows, _, n, k, _, stride, _] = *constants else { return };
+    let weights = Resident::new(tensor_type, layout, n.into(), k.into()).map_or(IMPOSSIBLE, |r| r.bytes());
+    let y = match gated {
+        false => strided(rows, stride, n),
+        true if has_gates(tensor_type, n) => strided(rows, stride, n / 2),
+        true => IMPOSSIBLE,
+    };
+    out.copy_from_slice(&[HEADER_BYTES, weights, words(&[rows, k]), y, words(&[k])]);
+}
+
+pub(crate) fn cases(kernel: Kernel, tensor_type: TensorType, layout: Layout, seed: u64) -> Vec<Case> {
+    let mut random = Random::new(seed);
+    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
+    let is_quantised = tensor_type.block_values() > 1;
+    let shapes = [(18_usize, 256), (96, 512), (34, 256), (2, 768), (32, 256), (192, 1024)];
+    let mut out = Vec::new();
+    for (i, (shape, (n, k))) in ROW_SHAPES.into_iter().zip(shapes).enumerate() {
+        let n = match (is_gated, is_quantised) {
+            (false, _) => n - 1,
+            (true, false) => n,
+            (true, true) => n.next_multiple_of(2 * GROUP_ROWS),
+        };
+        // Short blocks allow odd numbers of them.
+        let k = if tensor_type.block_values() < 256 { k / 8 - k % 3 / 2 * 32 } else { k };
+        out.push(case(&mut random, kernel, (tensor_type, layout), shape, (n, k), i % 2 == 1));
+    }
+    out
+}
+
+fn case(
+    random: &mut Random,
+    kernel: Kernel,
+    (tensor_type, layout): (TensorType, Layout),
+    shape: RowShape,
+    (n, k): (usize, usize),
+    accumulate: bool,
+) -> Case {
+    let layout = Resident::new(tensor_type, layout, n as u64, k as u64).expect("k is whole blocks");
+    let file = random.blocks(tensor_type, n * k);
+    let mut resident = vec![0; layout.bytes() as usize];
+    layout.pack(0..layout.groups(), &file, &mut resident).expect("sizes are the layout's");
+    let mut weights = vec![0.0; n * k];
+    dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
+
+    let epsilon = 1e-5_f32;
+    let (x, norm) = (random.floats(shape.capacity * k, 2.0), random.floats(k, 1.5));
+    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
+    let columns = if is_gated { n / 2 } else { n };
+    // Every third shape is a part of longer rows.
+    let stride = if shape.capacity % 3 == 2 { columns + 21 } else { columns };
+    let constants = [shape.capacity, shape.count_word as usize, n, k, usize::from(accumulate), stride];
+    let constants = [&constants[..], &[epsilon.to_bits() as usize]].concat();
+    let label = format!("{} → {columns} of {stride}, accumulate {accumulate}", shape.label(k));
+    let build = Build::new(kernel, label, &constants).words(&shape.header()).bytes(resident).floats(&x);
+
+    let before = random.floats((shape.capacity - 1) * stride + columns, 1.0);
+    let mut expected = vec![None; before.len()];
+    let rows = expected.chunks_mut(stride).zip(before.chunks(stride)).zip(x.chunks_exact(k));
+    for ((expected, before), x) in rows.take(shape.rows) {
+        let sums = reference(&weights, &crate::rms_norm::reference(x, &norm, epsilon));
+        let values = if is_gated { crate::silu_mul::reference(&sums) } else { sums };
+        for ((expected, value), before) in expected.iter_mut().zip(values).zip(before) {
+            *expected = Some(if accumulate { value + f64::from(*before) } else { value });
+        }
+    }
+    let build = if accumulate { build.floats(&before) } else { build.poison(before.len() * 4) };
+    build.floats(&norm).expect_f32(3, expected)
+}

@@ -1,0 +1,17 @@
+// How items bring their sums of squares together, of M rows of x: through local memory. Those of one part have read all columns
+// between them.
+
+const SHARES: u32 = ITEMS / PARTS;
+
+var<workgroup> partial_squares: array<f32, M * SHARES>;
+
+fn gather_squares(row: u32, squares: f32, place: Place) {
+    if place.item % PARTS == 0u { partial_squares[row * SHARES + place.item / PARTS] = squares; }
+}
+
+// The sum of what was gathered for a row of x, after a barrier.
+fn gathered_squares(row: u32, place: Place) -> f32 {
+    var sum = 0.0;
+    for (var at = 0u; at < SHARES; at++) { sum += partial_squares[row * SHARES + at]; }
+    return sum;
+}

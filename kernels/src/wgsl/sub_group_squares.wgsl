@@ -1,0 +1,21 @@
+// How items bring their sums of squares together, of M rows of x: within sub-groups first. Items of one part have read all
+// columns between them.
+
+// At least as many as there are sub-groups.
+const SHARES: u32 = ITEMS / PARTS;
+
+var<workgroup> partial_squares: array<f32, M * SHARES>;
+
+fn gather_squares(row: u32, squares: f32, place: Place) {
+    var sum = squares;
+    for (var mask = PARTS; mask < place.size; mask <<= 1u) { sum += subgroupShuffleXor(sum, mask); }
+    let together = max(PARTS, place.size);
+    if item_of(place) % together == 0u { partial_squares[row * SHARES + item_of(place) / together] = sum; }
+}
+
+// The sum of what was gathered for a row of x, after a barrier.
+fn gathered_squares(row: u32, place: Place) -> f32 {
+    var sum = 0.0;
+    for (var at = 0u; at < ITEMS / max(PARTS, place.size); at++) { sum += partial_squares[row * SHARES + at]; }
+    return sum;
+}
