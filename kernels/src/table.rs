@@ -434,7 +434,7 @@ mod tests {
         }
     }
 
-    /// What the products on matrix units take in WGSL.
+    /// What kernels on matrix units take in WGSL.
     const MATRICES_IN_WGSL: [Feature; 3] = [Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups];
 
     #[test]
@@ -455,6 +455,22 @@ mod tests {
             let name = |kernel, rows| select(kernel, &caps, rows).map(|v| v.name.replacen("wgsl-", "", 1));
             assert_eq!([1, 8, 9].map(|rows| name(quantised, rows)), few.map(|n| Some(n.into())));
             assert_eq!([128, 2048].map(|rows| name(halves, rows)), many.map(|n| Some(n.into())));
+        }
+        let little = Caps { features: MATRICES_IN_WGSL.into(), ..gpu(KernelLanguage::Wgsl, 256, 32 << 10) };
+        assert_eq!(select(halves, &little, 2048).map(|v| v.name), Some("wgsl-matrices-wide"));
+    }
+
+    #[test]
+    fn attention_in_wgsl_uses_what_a_device_has() {
+        for (features, local_bytes, name) in [
+            (&[][..], 32 << 10, "wgsl-tiled"),
+            (&MATRICES_IN_WGSL[..], 16 << 10, "wgsl-tiled"),
+            (&MATRICES_IN_WGSL[..], 32 << 10, "wgsl-matrices"),
+        ] {
+            let caps = gpu(KernelLanguage::Wgsl, 256, local_bytes);
+            let caps = Caps { features: features.iter().copied().collect(), ..caps };
+            let of = |kv_type| select(Kernel::Attention(kv_type), &caps, 64).map(|v| v.name);
+            assert_eq!([KvType::F16, KvType::F32].map(of), [Some(name), Some("wgsl-tiled")]);
         }
     }
 

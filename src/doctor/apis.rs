@@ -23,13 +23,14 @@ const HIP_VARIABLES: [&str; 5] = [
 const OPENCL_VARIABLES: [&str; 5] =
     ["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "POCL_DEVICES", "RUSTICL_ENABLE", "CUDA_VISIBLE_DEVICES"];
 
-const VULKAN_VARIABLES: [&str; 6] = [
+const VULKAN_VARIABLES: [&str; 7] = [
     "VK_DRIVER_FILES",
     "VK_ICD_FILENAMES",
     "VK_ADD_DRIVER_FILES",
     "VK_LOADER_DRIVERS_DISABLE",
     "VK_INSTANCE_LAYERS",
     "RAGTAG_VULKAN_VALIDATION",
+    "RAGTAG_VULKAN_SOFTWARE_MATRICES",
 ];
 
 /// Of wgpu's own; on Linux it works through Vulkan.

@@ -20,6 +20,7 @@ mod programs;
 mod queues;
 mod report;
 mod suite;
+pub mod timing;
 
 pub use known::KnownFailure;
 pub use report::{Absent, Outcome, Report, Summary, Verdict};

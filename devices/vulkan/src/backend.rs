@@ -27,15 +27,24 @@ pub struct VulkanConfig {
     pub direct_memory: bool,
     /// Whether host regions are imported, on devices that can.
     pub import_regions: bool,
+    /// Whether matrix units count that are software: they are slower than none, and kernels with many of them take minutes to
+    /// compile.
+    pub software_matrices: bool,
 }
 
 impl Default for VulkanConfig {
     /// Programs are kept in `vulkan` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/vulkan` in the user's folder
-    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`.
+    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`, matrix units that are software with
+    /// `RAGTAG_VULKAN_SOFTWARE_MATRICES=1`.
     fn default() -> Self {
-        let validation = std::env::var_os("RAGTAG_VULKAN_VALIDATION").is_some_and(|value| value == "1");
-        let cache_folder = default_folder(NAME);
-        Self { cache_folder, validation, direct_memory: true, import_regions: true }
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+        Self {
+            cache_folder: default_folder(NAME),
+            validation: is_set("RAGTAG_VULKAN_VALIDATION"),
+            direct_memory: true,
+            import_regions: true,
+            software_matrices: is_set("RAGTAG_VULKAN_SOFTWARE_MATRICES"),
+        }
     }
 }
 
@@ -77,7 +86,8 @@ impl VulkanBackend {
     }
 
     fn common(&self) -> Common {
-        Common { backend: NAME, direct: self.config.direct_memory }
+        let VulkanConfig { direct_memory: direct, software_matrices, .. } = self.config;
+        Common { backend: NAME, direct, software_matrices }
     }
 
     fn instance(&self) -> std::result::Result<&Arc<Instance>, String> {

@@ -34,6 +34,9 @@ impl Cache {
 /// Keys and values of a kv head: `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
+/// The largest values of queries, row after row: most weights are alike, all are, or few count.
+const LARGEST: [f32; 3] = [2.0, 1e-3, 40.0];
+
 /// The inputs of a case.
 pub(super) struct Scene {
     pub label: String,
@@ -179,7 +182,9 @@ pub(super) fn scene(
     // Between the queries of two rows there is what is not theirs.
     let (width, stride) = (heads * head_dim, heads * head_dim + capacity % 3 * kv_heads * head_dim);
     let mut q = vec![f32::NAN; (capacity - 1) * stride + width];
-    q.chunks_mut(stride).for_each(|row| row[..width].copy_from_slice(&random.floats(width, 2.0)));
+    for (row, largest) in q.chunks_mut(stride).zip(LARGEST.into_iter().cycle()) {
+        row[..width].copy_from_slice(&random.floats(width, largest));
+    }
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
     let (mut keys, mut cached) = (Cache::new(kv_type, values), Cache::new(kv_type, values));
     let mut params = Params::new(shape);

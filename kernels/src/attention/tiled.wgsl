@@ -1,67 +1,24 @@
-// Attention for many rows: a group takes one kv head of some rows, 16 queries of one sequence at a time over 64
-// positions at a time, so that neighbouring rows and the heads of a kv head read keys and values together. What is
-// computed for a query is the same whatever queries are beside it.
-
-struct Constants {
-    first_group: vec3<u32>,
-    rows: u32,
-    sequences: u32,
-    table_blocks: u32,
-    logit_rows: u32,
-    heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
-    cache_blocks: u32,
-    scale: f32,
-    stride: u32,
-}
-var<immediate> constants: Constants;
-
-@group(0) @binding(1) var<storage, read> q: array<f32>;
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+// Attention of a run's queries, 16 of them over 64 positions at a time where a group has 256 items, so that neighbouring rows
+// and the heads of a kv head read keys and values together.
 
 // Queries at once, positions at once.
-const QUERIES = 16u;
+const QUERIES = ITEMS / 16u;
 const POSITIONS = 64u;
 // Dimensions of a query that are in local memory at once, and of a result that are summed at once. Longer heads take
 // more than one turn.
 const DIMS = 128u;
-// Fours of dimensions from one query to the next, and values from what all queries have of one to what they have of the next:
-// one more than there are, so that items beside each other read different banks.
+// Fours of dimensions from one query to the next, values from what all queries have of a position to what they have of the next,
+// and from what a query has of all fours of positions to the next query's: one more than there are, so that items beside each
+// other read different banks.
 const QUERY = DIMS / 4u + 1u;
 const PITCH = QUERIES + 1u;
+const QUAD_PITCH = POSITIONS / 4u + 1u;
 
-var<workgroup> query: array<vec4<f32>, QUERIES * QUERY>;
-// Of each position and query.
+// Queries are in `fours`, of at least QUERIES * QUERY. Of each position and query:
 var<workgroup> weights: array<f32, POSITIONS * PITCH>;
 // Of each query and four positions.
-var<workgroup> shared_by: array<f32, QUERIES * PITCH>;
+var<workgroup> shared_by: array<f32, QUERIES * QUAD_PITCH>;
 var<workgroup> corrections: array<f32, QUERIES>;
-
-// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
-struct Query {
-    row: u32,
-    head: u32,
-    seen: u32,
-}
-
-// Rows of one sequence, all of whose positions exist: the first row, how many queries they have, the last position that any
-// sees, the table, and the group's kv head.
-struct Run {
-    row: u32,
-    queries: u32,
-    last: u32,
-    table: u32,
-    kv_head: u32,
-}
-
-// Query `i` of a run: row after row, each with its heads.
-fn query_of(run: Run, i: u32) -> Query {
-    let sharing = constants.heads / constants.kv_heads;
-    let at = min(i, run.queries - 1u);
-    let row = run.row + at / sharing;
-    return Query(row, run.kv_head * sharing + at % sharing, position_of(row) + 1u);
-}
 
 // Dimensions `d0` … of an item's query into local memory, zeros beyond its last; all items come here together.
 fn load_query(item: u32, mine: Query, d0: u32) {
@@ -73,7 +30,7 @@ fn load_query(item: u32, mine: Query, d0: u32) {
             let d = d0 + i * 4u + j;
             if d < constants.head_dim { four[j] = q[begin + d]; }
         }
-        query[item / 16u * QUERY + i] = four;
+        fours[item / 16u * QUERY + i] = four;
     }
     workgroupBarrier();
 }
@@ -82,16 +39,16 @@ fn load_query(item: u32, mine: Query, d0: u32) {
 fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < dims / 4u; i++) {
-        let factors = query[at + i];
+        let factors = fours[at + i];
         let d = key + i * 16u;
         sum += factors.x * widened(keys[d]) + factors.y * widened(keys[d + 4u]);
         sum += factors.z * widened(keys[d + 8u]) + factors.w * widened(keys[d + 12u]);
     }
-    for (var d = dims & ~3u; d < dims; d++) { sum += query[at + d / 4u][d % 4u] * widened(keys[key + d * 4u]); }
+    for (var d = dims & ~3u; d < dims; d++) { sum += fours[at + d / 4u][d % 4u] * widened(keys[key + d * 4u]); }
     return sum;
 }
 
-// Attends with 16 queries, and to `DIMS` dimensions of the values.
+// Attends with QUERIES queries, and to `DIMS` dimensions of the values.
 fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
     let head_dim = constants.head_dim;
     // As positions' and softmax's items: four positions of a step for one query. As values' items: four dimensions of two
@@ -124,10 +81,10 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
         // Softmax so far.
         let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(mine.seen);
         four = select(vec4(LOWEST), four * constants.scale, is_seen);
-        shared_by[at * PITCH + quad] = max(max(four.x, four.y), max(four.z, four.w));
+        shared_by[at * QUAD_PITCH + quad] = max(max(four.x, four.y), max(four.z, four.w));
         workgroupBarrier();
         let before = largest;
-        for (var i = 0u; i < 16u; i++) { largest = max(largest, shared_by[at * PITCH + i]); }
+        for (var i = 0u; i < 16u; i++) { largest = max(largest, shared_by[at * QUAD_PITCH + i]); }
         let correction = exp(before - largest);
         four = select(vec4(0.0), exp(four - largest), is_seen);
         sum = sum * correction + (four.x + four.y) + (four.z + four.w);
@@ -150,55 +107,20 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
     }
     // The sums of weights, then the result.
     workgroupBarrier();
-    shared_by[at * PITCH + quad] = sum;
+    shared_by[at * QUAD_PITCH + quad] = sum;
     workgroupBarrier();
     if sums_values {
         var total = vec2(0.0);
         for (var i = 0u; i < 16u; i++) {
-            total += vec2(shared_by[pair * PITCH + i], shared_by[(pair + 1u) * PITCH + i]);
+            total += vec2(shared_by[pair * QUAD_PITCH + i], shared_by[(pair + 1u) * QUAD_PITCH + i]);
         }
         put_result(a, dim, acc_a / total.x);
         if first_query + pair + 1u < run.queries { put_result(b, dim, acc_b / total.y); }
     }
 }
 
-fn put_result(query: Query, dim: u32, values: vec4<f32>) {
-    let to = (query.row * constants.heads + query.head) * constants.head_dim;
-    for (var i = 0u; i < 4u; i++) {
-        if dim + i < constants.head_dim { out[to + dim + i] = values[i]; }
-    }
-}
-
-@compute @workgroup_size(ITEMS)
-fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) item: u32) {
-    let group = workgroup + constants.first_group;
-    let sharing = constants.heads / constants.kv_heads;
-    let tile = max(1u, QUERIES / sharing);
-    let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
-    for (var row = group.x * tile; row < end;) {
-        // A run of rows of one sequence; all that its rows see exists.
-        let sequence = sequence_of(row);
-        let exists = sequence < constants.sequences;
-        let table = table_of(select(0u, sequence, exists));
-        var wanted = 0u;
-        for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
-            wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));
-        }
-        let reached_blocks = reach(item, table, wanted);
-        var next = row;
-        var last = 0u;
-        while next < end && sequence_of(next) == sequence && position_of(next) / 16u < reached_blocks {
-            last = max(last, position_of(next));
-            next++;
-        }
-        if next == row {
-            let to = (row * constants.heads + group.y * sharing) * constants.head_dim;
-            for (var i = item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
-        }
-        let run = Run(row, (next - row) * sharing, last, table, group.y);
-        for (var first_query = 0u; first_query < run.queries; first_query += QUERIES) {
-            for (var turn = 0u; turn < constants.head_dim; turn += DIMS) { attend(item, run, first_query, turn); }
-        }
-        row = max(next, row + 1u);
+fn attend_tiles(item: u32, run: Run) {
+    for (var first_query = 0u; first_query < run.queries; first_query += QUERIES) {
+        for (var turn = 0u; turn < constants.head_dim; turn += DIMS) { attend(item, run, first_query, turn); }
     }
 }

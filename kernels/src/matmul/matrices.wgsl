@@ -13,8 +13,9 @@ const PITCH: u32 = FOURS + 2u;
 const TILE_X: u32 = SLICES_X * LINES_X * 16u;
 const TILE_W: u32 = SLICES_W * LINES_W * 16u;
 const SLICES: u32 = SLICES_X * SLICES_W;
-// Rows that the group's items load together.
-const ROWS: u32 = ITEMS / FOURS;
+// Rows that the group's items load together, each two fours beside each other: 16 bytes at once, for compilers that see it.
+const PAIRS: u32 = FOURS / 2u;
+const ROWS: u32 = ITEMS / PAIRS;
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f16>>;
 
@@ -24,6 +25,14 @@ var<workgroup> squares: array<f32, SLICES * 256u>;
 // 16 bytes, as the others have multiples of 16: matrices are loaded from places that are multiples of it, and nobody says in
 // which order a driver lays these out.
 var<workgroup> facts: vec4<u32>;
+
+struct Pair {
+    first: vec4<f16>,
+    second: vec4<f16>,
+}
+
+fn pair_of_x(at: u32) -> Pair { return Pair(x[at], x[at + 1u]); }
+fn pair_of_weights(at: u32) -> Pair { return Pair(four_weights(at), four_weights(at + 1u)); }
 
 struct Place {
     @builtin(local_invocation_index) item: u32,
@@ -53,8 +62,8 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let stride = constants.stride;
     let pitch = ((constants.k + 63u) & ~63u) / 4u;
     // What the item brings. Rows beyond the last are that one, and are not written.
-    let row = place.item / FOURS;
-    let column = place.item % FOURS;
+    let row = place.item / PAIRS;
+    let column = place.item % PAIRS * 2u;
     let from_x$x = min(first_row + row + $xu * ROWS, used - 1u) * pitch + column;
     let from_w$w = min(first_line + row + $wu * ROWS, constants.n - 1u) * pitch + column;
     let to = row * PITCH + column;
@@ -66,8 +75,8 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         let slice = min(turn + place.sub_group, SLICES - 1u);
         let x_line = slice / SLICES_W * (LINES_X * 16u);
         let w_line = slice % SLICES_W * (LINES_W * 16u);
-        var next_x$x = x[from_x$x];
-        var next_w$w = four_weights(from_w$w);
+        var next_x$x = pair_of_x(from_x$x);
+        var next_w$w = pair_of_weights(from_w$w);
         for (var i = place.item; i < 256u; i += ITEMS) { squares[i] = 0.0; }
         workgroupBarrier();
         let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
@@ -77,12 +86,12 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
             if BUFFERS == 1u { workgroupBarrier(); }
             let to_x = buffer * (TILE_X * PITCH) + to;
             let to_w = buffer * (TILE_W * PITCH) + to;
-            tile_x[to_x + $xu * ROWS * PITCH] = next_x$x;
-            tile_w[to_w + $wu * ROWS * PITCH] = next_w$w;
+            { let at = to_x + $xu * ROWS * PITCH; tile_x[at] = next_x$x.first; tile_x[at + 1u] = next_x$x.second; }
+            { let at = to_w + $wu * ROWS * PITCH; tile_w[at] = next_w$w.first; tile_w[at + 1u] = next_w$w.second; }
             workgroupBarrier();
             if at < pitch {
-                next_x$x = x[from_x$x + at];
-                next_w$w = four_weights(from_w$w + at);
+                next_x$x = pair_of_x(from_x$x + at);
+                next_w$w = pair_of_weights(from_w$w + at);
             }
             let of_x = (buffer * TILE_X + x_line) * PITCH;
             let of_w = (buffer * TILE_W + w_line) * PITCH;

@@ -1,6 +1,6 @@
 //! The kernels that write and read the cache of keys and values, and what brings split attention together.
 
-use super::{F32_ROWS, Function, HALF_ROWS, INT8_ROWS, function, program, program_with};
+use super::{F32_ROWS, Function, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
 use crate::attention::{self, merge, partial};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::rope_append;
@@ -10,8 +10,14 @@ use std::sync::Arc;
 
 const ITEMS: u32 = 256;
 
-/// Queries that a group of the tiled attention takes at once: `QUERIES` in its source.
+/// Queries that a group of attention takes at once: `GROUP_QUERIES` in its source.
 const TILE_QUERIES: u32 = 16;
+
+/// The same on matrix units, with fewer items: they have larger parts of it.
+const MATRICES_QUERIES: u32 = 64;
+const MATRICES_ITEMS: u32 = 128;
+/// Positions at once: `STEP` in its source.
+const MATRICES_POSITIONS: u32 = 32;
 
 const TABLES: &str = include_str!("tables.wgsl");
 const TURN: &str = include_str!("turn.wgsl");
@@ -24,7 +30,9 @@ const KV_F16: &str = include_str!("kv_f16.wgsl");
 const ATTENTION: &str = include_str!("../attention/attention.wgsl");
 const PARTIAL: &str = include_str!("../attention/partial.wgsl");
 const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
+const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
+const PLAIN: &str = include_str!("../attention/plain.wgsl");
 const MERGE: &str = include_str!("../attention/merge.wgsl");
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -32,7 +40,10 @@ pub(super) fn variants() -> Vec<Variant> {
     out.extend(partial_functions());
     out.extend(append_attention_functions());
     out.extend(merge_functions());
+    out.push(matrices_function::<128>("wgsl-matrices"));
     out.extend(tiled_functions());
+    // Never chosen: short enough for a compiler that takes minutes for the other, and the same in all else.
+    out.push(matrices_function::<32>("wgsl-matrices-short"));
     out.into_iter().map(Function::variant).collect()
 }
 
@@ -124,18 +135,46 @@ fn tiled_functions() -> [Function; 2] {
     let tiled = |kv_type, abi| Function {
         name: "wgsl-tiled",
         local_bytes: 16 << 10,
-        ..function(Kernel::Attention(kv_type), abi, tiled_grid, "attention_tiled", ITEMS)
+        ..function(Kernel::Attention(kv_type), abi, tiled_grid::<TILE_QUERIES>, "attention_tiled", ITEMS)
     };
     [
         Function {
-            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, TILED]),
+            compose: |_| program(ITEMS, &[TABLES, KV_F32, ATTENTION, RUNS, TILED, PLAIN]),
             ..tiled(KvType::F32, &attention::ABI_F32)
         },
         Function {
-            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, TILED]),
+            compose: |_| program(ITEMS, &[TABLES, KV_F16, ATTENTION, RUNS, TILED, PLAIN]),
             ..tiled(KvType::F16, &attention::ABI_F16)
         },
     ]
+}
+
+/// Attention over an f16 cache on matrix units, as exact as the others, for heads of up to so many dimensions; longer ones go
+/// without.
+fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
+    Function {
+        name,
+        requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
+        compose: |_| {
+            let copies = MATRICES_POSITIONS * DIMS / 4 / MATRICES_ITEMS;
+            let matrices =
+                repeat(include_str!("../attention/matrices.wgsl"), &[("$d", DIMS / 16), ("$v", copies)]);
+            let figures = format!("const MOST_DIMS = {DIMS}u;\n");
+            program_with(
+                "enable f16;\nenable wgpu_cooperative_matrix;\n",
+                MATRICES_ITEMS,
+                &[TABLES, include_str!("kv_halves.wgsl"), ATTENTION, RUNS, TILED, &figures, &matrices],
+            )
+        },
+        local_bytes: 32 << 10,
+        ..function(
+            Kernel::Attention(KvType::F16),
+            &attention::ABI_F16,
+            tiled_grid::<MATRICES_QUERIES>,
+            "attention_tiled",
+            MATRICES_ITEMS,
+        )
+    }
 }
 
 /// Rows × kv heads.
@@ -149,8 +188,8 @@ fn merge_grid(constants: &[u32]) -> [u32; 3] {
 }
 
 /// Tiles of rows × kv heads. The more heads share a kv head, the fewer rows are in a tile.
-fn tiled_grid(constants: &[u32]) -> [u32; 3] {
+fn tiled_grid<const QUERIES: u32>(constants: &[u32]) -> [u32; 3] {
     let (rows, heads, kv_heads) = (constants[0], constants[4], constants[5]);
     let sharing = heads.checked_div(kv_heads).unwrap_or(0).max(1);
-    [rows.div_ceil((TILE_QUERIES / sharing).max(1)), kv_heads, 1]
+    [rows.div_ceil((QUERIES / sharing).max(1)), kv_heads, 1]
 }

@@ -39,6 +39,9 @@ struct Tile {
 const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64, buffers: 1 };
 /// Two groups on a multiprocessor of NVIDIA's, whose registers it fills: one multiplies while the other waits.
 const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 32, buffers: 2 };
+/// The same for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that there are registers for more of
+/// them: where both fit, nobody has compared them.
+const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32, buffers: 1 };
 
 impl Tile {
     const fn items(self) -> u32 {
@@ -50,9 +53,9 @@ impl Tile {
         [self.slices[0] * self.lines[0] * 16, self.slices[1] * self.lines[1] * 16]
     }
 
-    /// Loads of 8 bytes of an item for one step, of x and of weights.
+    /// Loads of 16 bytes of an item for one step, of x and of weights.
     fn loads(self) -> [u32; 2] {
-        self.rows().map(|rows| rows * (self.k_step / 4) / self.items())
+        self.rows().map(|rows| rows * (self.k_step / 8) / self.items())
     }
 
     /// Tiles that read the same weights are neighbours.
@@ -65,7 +68,7 @@ impl Tile {
         let [x, weights] = self.rows();
         let tiles = self.buffers * (x + weights) * (self.k_step + 8) * 2;
         let squares = self.slices[0] * self.slices[1] * 256 * 4;
-        u64::from(tiles + squares + 8)
+        u64::from(tiles + squares + 16)
     }
 
     fn figures(self) -> String {
@@ -82,32 +85,37 @@ impl Tile {
     }
 }
 
+/// The tiles, by number.
+const TILES: [Tile; 3] = [SMALL, LARGE, WIDE];
+
 /// The products, better ones first.
-pub(super) fn variants() -> [Variant; 4] {
+pub(super) fn variants() -> [Variant; 6] {
     [
-        product::<false, false>("wgsl-matrices-small", FEW),
-        product::<false, true>("wgsl-matrices", u32::MAX),
-        product::<true, false>("wgsl-matrices-small", FEW),
-        product::<true, true>("wgsl-matrices", u32::MAX),
+        product::<false, 0>("wgsl-matrices-small", FEW),
+        product::<false, 1>("wgsl-matrices", u32::MAX),
+        product::<false, 2>("wgsl-matrices-wide", u32::MAX),
+        product::<true, 0>("wgsl-matrices-small", FEW),
+        product::<true, 1>("wgsl-matrices", u32::MAX),
+        product::<true, 2>("wgsl-matrices-wide", u32::MAX),
     ]
 }
 
 /// A product with bf16 or f16 weights, in one of the tiles.
-fn product<const BF16: bool, const IS_LARGE: bool>(name: &'static str, max_rows: u32) -> Variant {
-    let (weights, shape) = (tensor_type(BF16), tile(IS_LARGE));
+fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u32) -> Variant {
+    let (weights, shape) = (tensor_type(BF16), TILES[TILE]);
     Variant {
         kernel: Kernel::MatMul(weights, Activations::F16),
         name,
         class: NumericsClass::Fast,
         requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
         abi: matmul::abi(weights, Layout::RowMajor, Activations::F16),
-        grid: |constants| tile(IS_LARGE).grid(constants),
+        grid: |constants| TILES[TILE].grid(constants),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows,
         code: Code::Text(Text {
             language: KernelLanguage::Wgsl,
-            compose: |_| source(tensor_type(BF16), tile(IS_LARGE)),
+            compose: |_| source(tensor_type(BF16), TILES[TILE]),
             function: "matmul_matrices",
             work_group: [shape.items(), 1, 1],
             local_bytes: shape.local_bytes(),
@@ -118,10 +126,6 @@ fn product<const BF16: bool, const IS_LARGE: bool>(name: &'static str, max_rows:
 
 fn tensor_type(is_bf16: bool) -> TensorType {
     if is_bf16 { TensorType::BF16 } else { TensorType::F16 }
-}
-
-fn tile(is_large: bool) -> Tile {
-    if is_large { LARGE } else { SMALL }
 }
 
 fn source(tensor_type: TensorType, tile: Tile) -> Arc<str> {

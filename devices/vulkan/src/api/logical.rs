@@ -1,5 +1,6 @@
 //! A logical device with its queues.
 
+use super::matrices::{FLEXIBLE, FlexibleFeatures};
 use super::{Facts, Instance, Semaphore, said};
 use ash::{ext, khr, vk};
 use ragtag_hal::{Error, Result};
@@ -45,12 +46,16 @@ impl Logical {
             .compute_full_subgroups(facts.full_sub_groups.is_some())
             .shader_integer_dot_product(facts.integer_dot);
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+        let mut flexible = FlexibleFeatures::with(true);
         let mut extensions = Vec::new();
         if facts.import_alignment_bytes.is_some() {
             extensions.push(ext::external_memory_host::NAME.as_ptr());
         }
         if facts.cooperative_matrices {
             extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+        }
+        if facts.flexible_matrices {
+            extensions.push(FLEXIBLE.as_ptr());
         }
         let mut info = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queue_infos)
@@ -62,6 +67,9 @@ impl Logical {
         }
         if facts.cooperative_matrices {
             info = info.push_next(&mut matrices);
+        }
+        if facts.flexible_matrices {
+            info = info.push_next(&mut flexible);
         }
         // SAFETY: only what the device says it has is asked for; the structures live until the call returns.
         let raw = unsafe { instance.raw().create_device(facts.handle, &info, None) };

@@ -5,6 +5,7 @@
 
 mod instance;
 mod logical;
+mod matrices;
 mod memory;
 mod messages;
 mod physical;

@@ -1,6 +1,7 @@
 //! What physical devices say of themselves.
 
 use super::Instance;
+use super::matrices::{self, FLEXIBLE, FlexibleFeatures};
 use ash::{amd, ext, khr, nv, vk};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
@@ -47,7 +48,10 @@ pub(crate) struct Facts {
     pub(crate) integer_dot: bool,
     /// Whether that is faster than the same in several instructions.
     pub(crate) integer_dot_accelerated: bool,
+    /// Whether sub-groups multiply matrices of 16 × 16 halves, with sums in single precision.
     pub(crate) cooperative_matrices: bool,
+    /// Whether they put them together of smaller ones to do so.
+    pub(crate) flexible_matrices: bool,
     pub(crate) compute_units: Option<u32>,
 }
 
@@ -106,6 +110,7 @@ impl Facts {
         let mut in_1_2 = vk::PhysicalDeviceVulkan12Features::default();
         let mut in_1_3 = vk::PhysicalDeviceVulkan13Features::default();
         let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+        let mut flexible = FlexibleFeatures::with(false);
         let mut features = vk::PhysicalDeviceFeatures2::default();
         if modern {
             features = features.push_next(&mut in_1_1).push_next(&mut in_1_2);
@@ -116,11 +121,17 @@ impl Facts {
         if has(khr::cooperative_matrix::NAME) {
             features = features.push_next(&mut matrices);
         }
+        if has(FLEXIBLE) {
+            features = features.push_next(&mut flexible);
+        }
         // SAFETY: as for the properties.
         unsafe { raw.get_physical_device_features2(handle, &mut features) };
         let memory_model =
             in_1_2.vulkan_memory_model == vk::TRUE && in_1_2.vulkan_memory_model_device_scope == vk::TRUE;
         let matrices = matrices.cooperative_matrix == vk::TRUE && memory_model;
+        let has_squares = matrices && matrices::multiplies(instance, handle);
+        let flexible = flexible.flexible_dimensions == vk::TRUE;
+        let puts_together = matrices && !has_squares && flexible && matrices::puts_together(instance, handle);
         let half_storage = in_1_1.storage_buffer16_bit_access == vk::TRUE
             && in_1_1.uniform_and_storage_buffer16_bit_access == vk::TRUE;
         let wanted = vk::SubgroupFeatureFlags::BASIC
@@ -180,7 +191,8 @@ impl Facts {
             integer_dot: in_1_3.shader_integer_dot_product == vk::TRUE,
             integer_dot_accelerated: dot.integer_dot_product4x8_bit_packed_signed_accelerated == vk::TRUE
                 && dot.integer_dot_product4x8_bit_packed_unsigned_accelerated == vk::TRUE,
-            cooperative_matrices: matrices && multiplies_16_by_16(instance, handle),
+            cooperative_matrices: has_squares || puts_together,
+            flexible_matrices: puts_together,
             compute_units: [nvidia.shader_sm_count, amd.active_compute_unit_count]
                 .into_iter()
                 .find(|&units| units > 0),
@@ -214,18 +226,4 @@ fn families(raw: &ash::Instance, handle: vk::PhysicalDevice) -> Vec<Family> {
         timestamp_bits: family.timestamp_valid_bits,
     };
     (0..).zip(families).map(family).collect()
-}
-
-/// Whether sub-groups multiply matrices of 16 × 16 halves with sums in single precision.
-fn multiplies_16_by_16(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
-    let functions = khr::cooperative_matrix::Instance::new(instance.entry(), instance.raw());
-    // SAFETY: the device has the extension.
-    let known = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) };
-    let (half, single) = (vk::ComponentTypeKHR::FLOAT16, vk::ComponentTypeKHR::FLOAT32);
-    known.unwrap_or_default().iter().any(|one| {
-        [one.m_size, one.n_size, one.k_size] == [16; 3]
-            && [one.a_type, one.b_type] == [half; 2]
-            && [one.c_type, one.result_type] == [single; 2]
-            && one.scope == vk::ScopeKHR::SUBGROUP
-    })
 }

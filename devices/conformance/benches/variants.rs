@@ -1,0 +1,94 @@
+//! Variants of a kernel against each other on one device: products of f16 rows, or attention of a prompt.
+//!
+//! `cargo bench -p ragtag-conformance --bench variants -- vulkan:0 matmul/F16/f16 2048,14336,4096` (rows, rows of weights,
+//! columns), `… -- vulkan:0 attention/F16 2048,32,8,128` (rows, heads, kv heads, head dimension). The second argument is part
+//! of the names that the conformance suite shows, such as `matmul/F16/f16/wgsl-matrices`.
+#![allow(clippy::print_stdout)] // a report is what it is for
+
+use ragtag_conformance::timing::{Launch, time};
+use ragtag_devices::{Backends, Config};
+use ragtag_hal::{DeviceId, Limits};
+use ragtag_kernels::{Activations, Kernel, Variant, variants};
+
+/// Launches of one sample, and samples.
+const LAUNCHES: usize = 10;
+const SAMPLES: usize = 7;
+
+/// What a shape asks of a kernel: constants, the parameter block, and operations.
+type Task = (Vec<u32>, Vec<u32>, f64);
+
+fn main() -> Result<(), String> {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|one| one != "--bench").collect();
+    // Without a device there is nothing to compare: so it is when all benches are run.
+    let [label, pattern, shape] = arguments.as_slice() else {
+        println!("wanted: DEVICE KERNEL SHAPE, as in vulkan:0 matmul/F16/f16 2048,14336,4096");
+        return Ok(());
+    };
+    let shape: Result<Vec<u32>, _> = shape.split(',').map(str::parse).collect();
+    let shape = shape.map_err(|error| format!("the shape: {error}"))?;
+    let backends = Backends::new(&Config::default());
+    let adapter = backends.probe().adapter(label).cloned().ok_or(format!("no device {label}"))?;
+    let name = |variant: &Variant| format!("{}/{}", variant.kernel, variant.name);
+    let wanted = |variant: &&Variant| name(variant).contains(pattern) && variant.runs_on(&adapter.caps);
+    for variant in variants().iter().filter(wanted) {
+        let Some((constants, params, operations)) = task(variant.kernel, &shape) else {
+            println!("{}: not a kernel of this shape", name(variant));
+            continue;
+        };
+        let mut bytes = vec![0; variant.abi.bindings.len()];
+        (variant.abi.extents)(&constants, &mut bytes);
+        let mut bindings: Vec<Vec<u8>> = bytes.iter().map(|&bytes| numbers(bytes as usize)).collect();
+        let words: Vec<u8> = params.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let used = words.len().min(bindings[0].len());
+        bindings[0][..used].copy_from_slice(&words[..used]);
+        let launch =
+            Launch { constants: &constants, bindings: &bindings, launches: LAUNCHES, samples: SAMPLES };
+        let opened = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default());
+        let device = opened.map_err(|error| error.to_string())?.swap_remove(0);
+        let mut samples = time(device, variant, &launch)?;
+        samples.sort_unstable();
+        let (median, best) = (samples[SAMPLES / 2].as_secs_f64(), samples[0].as_secs_f64());
+        let [per_s, best_per_s] = [median, best].map(|seconds| operations / seconds / 1e12);
+        println!("{}: {:.1} µs, {per_s:.2} TFLOP/s, at best {best_per_s:.2}", name(variant), median * 1e6);
+    }
+    Ok(())
+}
+
+fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
+    match (kernel, *shape) {
+        (Kernel::MatMul(_, Activations::F16), [rows, n, k]) => {
+            // Word 0 of the parameters says how many rows are used: all.
+            let operations = 2.0 * f64::from(rows) * f64::from(n) * f64::from(k);
+            Some((vec![rows, 0, n, k, 0, n], vec![rows], operations))
+        }
+        (Kernel::Attention(_), [rows, heads, kv_heads, head_dim]) => {
+            let blocks = rows.div_ceil(16);
+            let scale = 1.0 / (head_dim as f32).sqrt();
+            let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];
+            constants.extend([scale.to_bits(), heads * head_dim]);
+            // The header, tokens, positions, sequences, rows of logits, the table.
+            let zeros = || std::iter::repeat_n(0, rows as usize);
+            let lists = zeros().chain(0..rows).chain(zeros()).chain([0]).chain(0..blocks);
+            let params = [rows, 1, 1, 0].into_iter().chain(lists).collect();
+            let seen = f64::from(rows) * f64::from(rows + 1) / 2.0;
+            Some((constants, params, 4.0 * f64::from(heads) * f64::from(head_dim) * seen))
+        }
+        _ => None,
+    }
+}
+
+/// Numbers of either sign between 2^-4 and 2^-3 as f16, and small ones as bf16 and f32: what a matrix unit takes for any time
+/// of its own would be zeros.
+fn numbers(bytes: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut words = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        ((state >> 32) as u32 & 0x83ff_83ff) | 0x2c00_2c00
+    });
+    let mut out = vec![0; bytes];
+    for chunk in out.chunks_mut(4) {
+        let word = words.next().unwrap_or_default().to_le_bytes();
+        chunk.copy_from_slice(&word[..chunk.len()]);
+    }
+    out
+}

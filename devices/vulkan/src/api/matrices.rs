@@ -1,0 +1,128 @@
+//! Which matrices the sub-groups of a device multiply together.
+//!
+//! Kernels take squares of 16 × 16. A device may have smaller ones alone, and put larger ones together of them: that is
+//! `VK_NV_cooperative_matrix2` (its feature `cooperativeMatrixFlexibleDimensions`), which is newer than the bindings, so that
+//! its structures and its call are declared here as the Vulkan specification has them.
+
+use super::Instance;
+use ash::vk;
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+
+/// The extension with larger matrices.
+pub(super) const FLEXIBLE: &CStr = c"VK_NV_cooperative_matrix2";
+
+/// Rows, columns and depth of what is multiplied.
+const SIDE: u32 = 16;
+
+/// Halves multiplied, sums in single precision.
+const HALF: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT16;
+const SINGLE: vk::ComponentTypeKHR = vk::ComponentTypeKHR::FLOAT32;
+
+/// `VkPhysicalDeviceCooperativeMatrix2FeaturesNV`.
+#[repr(C)]
+pub(super) struct FlexibleFeatures<'a> {
+    s_type: vk::StructureType,
+    p_next: *mut c_void,
+    work_group_scope: vk::Bool32,
+    pub(super) flexible_dimensions: vk::Bool32,
+    reductions: vk::Bool32,
+    conversions: vk::Bool32,
+    per_element_operations: vk::Bool32,
+    tensor_addressing: vk::Bool32,
+    block_loads: vk::Bool32,
+    marker: PhantomData<&'a mut c_void>,
+}
+
+impl FlexibleFeatures<'_> {
+    /// With larger matrices, or none of its features.
+    pub(super) fn with(flexible_dimensions: bool) -> Self {
+        Self {
+            s_type: vk::StructureType::from_raw(1_000_593_000),
+            p_next: std::ptr::null_mut(),
+            work_group_scope: vk::FALSE,
+            flexible_dimensions: flexible_dimensions.into(),
+            reductions: vk::FALSE,
+            conversions: vk::FALSE,
+            per_element_operations: vk::FALSE,
+            tensor_addressing: vk::FALSE,
+            block_loads: vk::FALSE,
+            marker: PhantomData,
+        }
+    }
+}
+
+// SAFETY: the specification lists the structure as one that extends this one, and it begins as all that do.
+unsafe impl vk::ExtendsPhysicalDeviceFeatures2 for FlexibleFeatures<'_> {}
+// SAFETY: as above.
+unsafe impl vk::ExtendsDeviceCreateInfo for FlexibleFeatures<'_> {}
+
+/// `VkCooperativeMatrixFlexibleDimensionsPropertiesNV`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct FlexibleProperties {
+    s_type: vk::StructureType,
+    p_next: *mut c_void,
+    /// Of M, N and K.
+    granularity: [u32; 3],
+    /// Of A, B, C and the result.
+    types: [vk::ComponentTypeKHR; 4],
+    saturating_accumulation: vk::Bool32,
+    scope: vk::ScopeKHR,
+    work_group_invocations: u32,
+}
+
+/// `vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV`.
+type FlexibleCall =
+    unsafe extern "system" fn(vk::PhysicalDevice, *mut u32, *mut FlexibleProperties) -> vk::Result;
+
+/// Most rows of a device's table that are read.
+const MOST_ROWS: usize = 1024;
+
+/// Whether sub-groups multiply matrices of 16 × 16 halves, by a device with `VK_KHR_cooperative_matrix`.
+pub(super) fn multiplies(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
+    let functions = ash::khr::cooperative_matrix::Instance::new(instance.entry(), instance.raw());
+    // SAFETY: the device has the extension.
+    let known = unsafe { functions.get_physical_device_cooperative_matrix_properties(handle) };
+    known.unwrap_or_default().iter().any(|one| {
+        [one.m_size, one.n_size, one.k_size] == [SIDE; 3]
+            && [one.a_type, one.b_type, one.c_type, one.result_type] == [HALF, HALF, SINGLE, SINGLE]
+            && one.scope == vk::ScopeKHR::SUBGROUP
+    })
+}
+
+/// Whether it puts them together of smaller ones, by a device with [`FLEXIBLE`] and its feature.
+pub(super) fn puts_together(instance: &Instance, handle: vk::PhysicalDevice) -> bool {
+    let name = c"vkGetPhysicalDeviceCooperativeMatrixFlexibleDimensionsPropertiesNV";
+    // SAFETY: the instance is alive, the name ends with a zero.
+    let call = unsafe { instance.entry().get_instance_proc_addr(instance.raw().handle(), name.as_ptr()) };
+    let Some(call) = call else { return false };
+    // SAFETY: the specification gives the function of this name this type.
+    let call = unsafe { std::mem::transmute::<unsafe extern "system" fn(), FlexibleCall>(call) };
+    let mut count = 0;
+    // SAFETY: without rows to fill, the call writes how many there are.
+    let asked = unsafe { call(handle, &raw mut count, std::ptr::null_mut()) };
+    if asked != vk::Result::SUCCESS {
+        return false;
+    }
+    let empty = FlexibleProperties {
+        s_type: vk::StructureType::from_raw(1_000_593_001),
+        p_next: std::ptr::null_mut(),
+        granularity: [0; 3],
+        types: [vk::ComponentTypeKHR::default(); 4],
+        saturating_accumulation: vk::FALSE,
+        scope: vk::ScopeKHR::default(),
+        work_group_invocations: 0,
+    };
+    let mut rows = vec![empty; (count as usize).min(MOST_ROWS)];
+    count = rows.len() as u32;
+    // SAFETY: `rows` has room for as many as `count` says; the call says how many it wrote, which are no more.
+    let filled = unsafe { call(handle, &raw mut count, rows.as_mut_ptr()) };
+    let fits = |granularity: u32| granularity > 0 && SIDE.is_multiple_of(granularity);
+    matches!(filled, vk::Result::SUCCESS | vk::Result::INCOMPLETE)
+        && rows.iter().take(count as usize).any(|row| {
+            row.granularity.into_iter().all(fits)
+                && row.types == [HALF, HALF, SINGLE, SINGLE]
+                && row.scope == vk::ScopeKHR::SUBGROUP
+        })
+}

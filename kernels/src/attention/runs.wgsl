@@ -1,0 +1,83 @@
+// Attention for many rows: a group takes one kv head of some rows, which are one run after the other. What is computed for a
+// query is the same whatever queries are beside it.
+
+struct Constants {
+    first_group: vec3<u32>,
+    rows: u32,
+    sequences: u32,
+    table_blocks: u32,
+    logit_rows: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    cache_blocks: u32,
+    scale: f32,
+    stride: u32,
+}
+var<immediate> constants: Constants;
+
+@group(0) @binding(1) var<storage, read> q: array<f32>;
+@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+
+// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
+struct Query {
+    row: u32,
+    head: u32,
+    seen: u32,
+}
+
+// Rows of one sequence, all of whose positions exist: the first row, how many queries they have, the last position that any
+// sees, the table, and the group's kv head.
+struct Run {
+    row: u32,
+    queries: u32,
+    last: u32,
+    table: u32,
+    kv_head: u32,
+}
+
+// Query `i` of a run: row after row, each with its heads.
+fn query_of(run: Run, i: u32) -> Query {
+    let sharing = constants.heads / constants.kv_heads;
+    let at = min(i, run.queries - 1u);
+    let row = run.row + at / sharing;
+    return Query(row, run.kv_head * sharing + at % sharing, position_of(row) + 1u);
+}
+
+fn put_result(query: Query, dim: u32, values: vec4<f32>) {
+    let to = (query.row * constants.heads + query.head) * constants.head_dim;
+    for (var i = 0u; i < 4u; i++) {
+        if dim + i < constants.head_dim { out[to + dim + i] = values[i]; }
+    }
+}
+
+@compute @workgroup_size(ITEMS)
+fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
+    let group = workgroup + constants.first_group;
+    let sharing = constants.heads / constants.kv_heads;
+    let tile = max(1u, GROUP_QUERIES / sharing);
+    let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
+    for (var row = group.x * tile; row < end;) {
+        // A run of rows of one sequence; all that its rows see exists.
+        let sequence = sequence_of(row);
+        let exists = sequence < constants.sequences;
+        let table = table_of(select(0u, sequence, exists));
+        var wanted = 0u;
+        for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
+            wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));
+        }
+        let reached_blocks = reach(place.item, table, wanted);
+        var next = row;
+        var last = 0u;
+        while next < end && sequence_of(next) == sequence && position_of(next) / 16u < reached_blocks {
+            last = max(last, position_of(next));
+            next++;
+        }
+        if next == row {
+            let to = (row * constants.heads + group.y * sharing) * constants.head_dim;
+            for (var i = place.item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
+        }
+        attend_run(place, Run(row, (next - row) * sharing, last, table, group.y));
+        row = max(next, row + 1u);
+    }
+}

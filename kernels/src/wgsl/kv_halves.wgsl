@@ -1,0 +1,19 @@
+// A cache of f16 that is read as such: keys of four positions, or values of four dimensions, at once.
+
+@group(0) @binding(2) var<storage, read> keys: array<vec4<f16>>;
+@group(0) @binding(3) var<storage, read> values: array<vec4<f16>>;
+
+// Four values as they are stored.
+alias Four = vec4<f16>;
+
+fn widened(four: Four) -> vec4<f32> { return vec4<f32>(four); }
+
+// Four values from value `i` on, of which `left` are wanted.
+fn values_at(i: u32, left: u32) -> Four {
+    if constants.head_dim % 4u == 0u { return values[i / 4u]; }
+    let at = vec4(i) + min(vec4(0u, 1u, 2u, 3u), vec4(left - 1u));
+    return vec4(
+        values[at.x / 4u][at.x % 4u], values[at.y / 4u][at.y % 4u], values[at.z / 4u][at.z % 4u],
+        values[at.w / 4u][at.w % 4u],
+    );
+}
