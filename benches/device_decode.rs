@@ -6,15 +6,16 @@
 //! Raw samples are printed as JSON.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a report is what it is for
 
+mod support;
+
 use clap::Parser;
-use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Model, Planner, Prompt,
-};
+use ragtag::compare::Burst;
+use ragtag::{BurstTimes, DeviceOptions, Devices, Engine, EngineOptions, GemmChoice, Model, Planner};
 use ragtag_devices::{Backends, Config};
 use ragtag_hal::{BufferId, BufferRange, Command, Device, DeviceId, Limits, QueueKind, Submission, Work};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_synth::{Preset, Shape};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use support::{burst, median, model};
 
 /// Bytes that one copy moves, far beyond any cache.
 const COPY_BYTES: u64 = 1 << 30;
@@ -63,7 +64,7 @@ fn main() -> ragtag::Result<()> {
     let mut copies = Copies::measure(&arguments)?;
     let mut samples = serde_json::Map::new();
     for name in &arguments.models {
-        let model = model(name)?;
+        let model = model(name, None)?;
         let mut figures = Vec::new();
         if arguments.prompt > 0 {
             figures.push(prefill(&arguments, name, &model, &mut copies)?);
@@ -93,18 +94,6 @@ fn main() -> ragtag::Result<()> {
     });
     println!("{report}");
     Ok(())
-}
-
-/// A model made in memory, or a file.
-fn model(name: &str) -> ragtag::Result<Model> {
-    let Some((preset, tensor_type)) = name.split_once(':') else { return Model::open(name) };
-    let start = Instant::now();
-    let usage = |why: String| ragtag::Error::Usage(format!("{name}: {why}"));
-    let preset = <Preset as clap::ValueEnum>::from_str(preset, true).map_err(usage)?;
-    let tensor_type = ragtag_synth::tensor_type(tensor_type).map_err(usage)?;
-    let bytes = ragtag_synth::in_memory(&Shape { tensor_type, ..preset.shape() }, 1).map_err(usage)?;
-    eprintln!("{name}: {} MB made in {:.1} s", bytes.len() / 1_000_000, start.elapsed().as_secs_f64());
-    Model::from_bytes(name, bytes)
 }
 
 /// An engine for sequences of up to `context` tokens, and the bytes of weights that a token reads.
@@ -152,10 +141,9 @@ fn prefill(
     // The first is a warm-up.
     for round in 0..=arguments.rounds {
         copies.again()?;
-        let start = Instant::now();
-        let first = generate(&engine, 1, arguments.prompt, 1)?[0][0];
+        let times = generate(&engine, 1, arguments.prompt, 1)?;
         if round > 0 {
-            rates.push(f64::from(arguments.prompt) / first.duration_since(start).as_secs_f64());
+            rates.push(f64::from(arguments.prompt) / times.tokens_s[0][0]);
         }
     }
     let rate = median(&rates);
@@ -187,7 +175,7 @@ fn decode(
         copies.again()?;
         let times = generate(&engine, sequences, context, tokens)?;
         if round > 0 {
-            rates.push(rate_together(&times));
+            rates.push(times.together_tokens_per_s().unwrap_or(f64::NAN));
         }
     }
     let (rate, copied) = (median(&rates), median(&copies.samples));
@@ -204,53 +192,9 @@ fn decode(
     }))
 }
 
-/// Tokens per second of all sequences while all of them decode.
-fn rate_together(times: &[Vec<Instant>]) -> f64 {
-    let from = times.iter().filter_map(|one| one.first()).max();
-    let to = times.iter().filter_map(|one| one.last()).min();
-    let (Some(&from), Some(&to)) = (from, to) else { return f64::NAN };
-    let inside = times.iter().flatten().filter(|&&at| at > from && at <= to).count();
-    inside as f64 / to.saturating_duration_since(from).max(Duration::from_nanos(1)).as_secs_f64()
-}
-
-/// When the tokens of sequences came that were submitted together, each with a prompt of so many tokens.
-fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag::Result<Vec<Vec<Instant>>> {
-    let generation = Generation { max_tokens: tokens, ignore_end: true, ..Generation::greedy() };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .map_err(|e| ragtag::Error::Usage(format!("the async runtime does not start: {e}")))?;
-    let prompts: Vec<Vec<u32>> =
-        (0..sequences).map(|s| (1..=prompt).map(|at| (at * 7 + s) % 500 + 1).collect()).collect();
-    let session = engine.session();
-    let streams: ragtag::Result<Vec<_>> =
-        prompts.iter().map(|prompt| session.generate(Prompt::Tokens(prompt), &generation)).collect();
-    runtime.block_on(async {
-        let mut tasks = tokio::task::JoinSet::new();
-        let local = tokio::task::LocalSet::new();
-        local
-            .run_until(async {
-                for (index, mut stream) in streams?.into_iter().enumerate() {
-                    tasks.spawn_local(async move {
-                        let mut times = Vec::new();
-                        loop {
-                            match stream.next_event().await? {
-                                Event::Finished(_) => return Ok((index, times)),
-                                _ => times.push(Instant::now()),
-                            }
-                        }
-                    });
-                }
-                let mut all = vec![Vec::new(); tasks.len()];
-                while let Some(done) = tasks.join_next().await {
-                    let done: ragtag::Result<(usize, Vec<Instant>)> =
-                        done.map_err(|e| ragtag::Error::Usage(e.to_string()))?;
-                    let (index, times) = done?;
-                    all[index] = times;
-                }
-                Ok(all)
-            })
-            .await
-    })
+/// Sequences that are submitted together, each with a prompt of so many tokens.
+fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag::Result<BurstTimes> {
+    burst(engine, &Burst::Generations { prompt, tokens, sequences })
 }
 
 /// Rates at which the first device copies its own memory.
@@ -332,10 +276,4 @@ impl Copier {
         self.device.submit(submission).map_err(&failed)?;
         timeline.wait(self.signalled, None).map_err(&failed).map(|_| ())
     }
-}
-
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -24,6 +24,7 @@ fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -
         fast_flops_per_s: figure(tera_flops * 4e12),
         launch_us: figure(2.0),
         stage_us: figure(10.0),
+        hand_over_us: figure(0.0),
         host_latency_us: figure(5.0),
         host_bandwidth_bytes_per_s: figure(12e9),
         f16_products: false,

@@ -23,6 +23,7 @@
 //! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
 //! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
 
+mod burst;
 mod calibrate;
 pub mod cli;
 pub mod compute;
@@ -42,6 +43,7 @@ mod stop;
 mod strict;
 mod trace;
 
+pub use burst::BurstTimes;
 pub use calibrate::{Calibration, CalibrationOptions};
 pub use devices::{DeviceOptions, Devices};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo};

@@ -62,6 +62,7 @@ impl Planner {
             chunk: DEFAULT_CHUNK,
             logit_rows: 1,
             slots: SLOTS,
+            decode_groups: None,
             kv: KvType::F16,
             activations: Activations::Int8,
         };
@@ -152,6 +153,12 @@ impl Planner {
     pub fn chunk(mut self, rows: u32) -> Self {
         self.limits.chunk = rows;
         self.chunk_given = true;
+        self
+    }
+
+    /// Micro-batches over which generating sequences are spread, in place of as many as are best.
+    pub fn decode_groups(mut self, groups: u32) -> Self {
+        self.limits.decode_groups = Some(groups);
         self
     }
 

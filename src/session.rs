@@ -175,6 +175,10 @@ impl Session {
         Self { model, pipeline }
     }
 
+    pub(crate) fn vocabulary(&self) -> u32 {
+        self.model.hyperparameters().vocabulary
+    }
+
     /// Starts a generation. The stream ends with [`Event::Finished`]; dropping it cancels.
     ///
     /// # Errors
@@ -323,7 +327,7 @@ impl TokenStream {
         Err(Error::Run(ragtag_scheduler::Error::Stopped))
     }
 
-    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event>> {
+    pub(crate) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Poll::Ready(Ok(event));

@@ -1,7 +1,8 @@
 //! Devices and links that are slowed on purpose, so that a machine of equal devices becomes a mixed one.
 //!
 //! ```text
-//! handicap = device "=threads:" number | device "=duty:" number "%" | "link:" device "->" device "=" rate
+//! handicap = device "=threads:" number | device "=sms:" number | device "=duty:" number "%"
+//!          | "link:" device "->" device "=" rate
 //! rate     = number ( "B/s" | "kB/s" | "MB/s" | "GB/s" )
 //! ```
 //!
@@ -22,7 +23,14 @@ pub enum Handicap {
         /// At least 1.
         threads: u32,
     },
-    /// A CPU device works for a share of the time, and rests in between.
+    /// A CUDA device uses so many of its multiprocessors.
+    Multiprocessors {
+        /// Its label.
+        device: String,
+        /// At least 1.
+        count: u32,
+    },
+    /// A device computes for a share of the time, and rests in between.
     Duty {
         /// Its label.
         device: String,
@@ -45,7 +53,7 @@ pub enum Handicap {
 pub enum HandicapError {
     /// The text means nothing.
     #[error(
-        "{text:?} is not a handicap: expected cpu:0=threads:1, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s; {cause}"
+        "{text:?} is not a handicap: expected cpu:0=threads:1, cuda:0=sms:64, cpu:0=duty:50% or link:cpu:0->cpu:1=1GB/s; {cause}"
     )]
     Syntax {
         /// The text.
@@ -64,10 +72,12 @@ pub enum HandicapError {
         selected: Vec<String>,
     },
     /// There is no means to slow such a device.
-    #[error("the handicap {handicap}: only CPU devices can be slowed like that")]
+    #[error("the handicap {handicap}: only {only} devices can be slowed like that")]
     NotSlowable {
         /// The handicap.
         handicap: Handicap,
+        /// Which devices can.
+        only: &'static str,
     },
     /// The same thing is slowed twice.
     #[error("the handicap {handicap}: another one says the same of it")]
@@ -81,6 +91,7 @@ impl fmt::Display for Handicap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Handicap::Threads { device, threads } => write!(f, "{device}=threads:{threads}"),
+            Handicap::Multiprocessors { device, count } => write!(f, "{device}=sms:{count}"),
             Handicap::Duty { device, percent } => write!(f, "{device}=duty:{percent}%"),
             Handicap::LinkRate { from, to, bytes_per_s } => {
                 write!(f, "link:{from}->{to}={}", rate(*bytes_per_s))
@@ -113,13 +124,18 @@ impl FromStr for Handicap {
                 let threads = threads.ok_or_else(|| wrong("threads are 1 to 1024"))?;
                 Ok(Handicap::Threads { device, threads })
             }
+            Some(("sms", count)) => {
+                let count = number(count).filter(|count| (1..=1024).contains(count));
+                let count = count.ok_or_else(|| wrong("multiprocessors are 1 to 1024"))?;
+                Ok(Handicap::Multiprocessors { device, count })
+            }
             Some(("duty", duty)) => {
                 let percent = duty.strip_suffix('%').and_then(number);
                 let percent = percent.filter(|percent| (1..=100).contains(percent));
                 let percent = percent.ok_or_else(|| wrong("a duty is 1% to 100%"))?;
                 Ok(Handicap::Duty { device, percent })
             }
-            _ => Err(wrong("a device has threads:N or duty:N%")),
+            _ => Err(wrong("a device has threads:N, sms:N or duty:N%")),
         }
     }
 }
@@ -134,10 +150,8 @@ impl Handicap {
             if handicaps[..at].iter().any(|other| other.is_about_the_same(handicap)) {
                 return Err(HandicapError::Twice { handicap: handicap.clone() });
             }
-            if let Handicap::Threads { device, .. } | Handicap::Duty { device, .. } = handicap
-                && cpu_index(device).is_none()
-            {
-                return Err(HandicapError::NotSlowable { handicap: handicap.clone() });
+            if let Some(only) = handicap.only() {
+                return Err(HandicapError::NotSlowable { handicap: handicap.clone(), only });
             }
             if let Some(device) = handicap.devices().into_iter().find(|device| !selected.contains(device)) {
                 let (handicap, device) = (handicap.clone(), device.clone());
@@ -147,9 +161,20 @@ impl Handicap {
         Ok(())
     }
 
+    /// The devices that can be slowed like that, if this one cannot.
+    fn only(&self) -> Option<&'static str> {
+        match self {
+            Handicap::Threads { device, .. } if cpu_index(device).is_none() => Some("CPU"),
+            Handicap::Multiprocessors { device, .. } if cuda_index(device).is_none() => Some("CUDA"),
+            _ => None,
+        }
+    }
+
     fn devices(&self) -> Vec<&String> {
         match self {
-            Handicap::Threads { device, .. } | Handicap::Duty { device, .. } => vec![device],
+            Handicap::Threads { device, .. }
+            | Handicap::Multiprocessors { device, .. }
+            | Handicap::Duty { device, .. } => vec![device],
             Handicap::LinkRate { from, to, .. } => vec![from, to],
         }
     }
@@ -162,6 +187,11 @@ impl Handicap {
 /// The number of a CPU device.
 pub(crate) fn cpu_index(label: &str) -> Option<u32> {
     label.strip_prefix("cpu:").and_then(number)
+}
+
+/// The number of a CUDA device.
+pub(crate) fn cuda_index(label: &str) -> Option<u32> {
+    label.strip_prefix("cuda:").and_then(number)
 }
 
 fn label(text: &str) -> Option<String> {
@@ -200,6 +230,8 @@ mod tests {
         for text in [
             "cpu:0=threads:1",
             "cpu:12=duty:50%",
+            "vulkan:0=duty:5%",
+            "cuda:1=sms:64",
             "link:cpu:0->cpu:1=1GB/s",
             "link:cuda:0->level-zero:1=250MB/s",
             "link:cpu:1->cpu:0=1234B/s",
@@ -222,8 +254,9 @@ mod tests {
             ("cpu:0=duty:-5%", "1% to 100%"),
             ("cpu:0=threads:0", "1 to 1024"),
             ("cpu:0=threads:+2", "1 to 1024"),
-            ("cpu:0=speed:2", "threads:N or duty:N%"),
-            ("cpu:0=", "threads:N or duty:N%"),
+            ("cpu:0=speed:2", "threads:N, sms:N or duty:N%"),
+            ("cuda:0=sms:0", "1 to 1024"),
+            ("cpu:0=", "threads:N, sms:N or duty:N%"),
             ("link:cpu:0=1GB/s", "from -> to"),
             ("link:cpu:0->cpu=1GB/s", "BACKEND:INDEX"),
             ("link:cpu:0->cpu:0=1GB/s", "from one device to another"),
@@ -247,13 +280,20 @@ mod tests {
             let handicaps: Vec<_> = texts.iter().map(|text| text.parse().unwrap()).collect();
             Handicap::check(&handicaps, &selected).map_err(|error| error.to_string())
         };
-        let all = ["cpu:0=threads:1", "cpu:0=duty:50%", "cpu:1=duty:50%", "link:cuda:0->cpu:1=1GB/s"];
+        let all = [
+            "cpu:0=threads:1",
+            "cpu:0=duty:50%",
+            "cuda:0=duty:50%",
+            "cuda:0=sms:8",
+            "link:cuda:0->cpu:1=1GB/s",
+        ];
         assert_eq!(check(&all), Ok(()));
         let wrong =
             |texts: &[&str], cause: &str| assert!(check(texts).unwrap_err().contains(cause), "{texts:?}");
         wrong(&["cpu:2=duty:50%"], "cpu:2 is not among the selected devices (cpu:0, cpu:1, cuda:0)");
         wrong(&["link:cpu:0->cuda:1=1GB/s"], "cuda:1 is not among");
-        wrong(&["cuda:0=duty:50%"], "only CPU devices");
+        wrong(&["cuda:0=threads:2"], "only CPU devices");
+        wrong(&["cpu:0=sms:8"], "only CUDA devices");
         wrong(&["cpu:0=duty:50%", "cpu:0=duty:20%"], "the handicap cpu:0=duty:20%: another one");
     }
 }

@@ -9,6 +9,7 @@ use ragtag_hal::{
     Adapter, Backend, Checked, Device, DeviceId, Error, Features, GemmChoice, Limits, Result, Unavailable,
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
@@ -85,7 +86,7 @@ fn rows(config: &Config) -> Vec<Row> {
 
 #[cfg(feature = "cpu")]
 fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
-    let mut handicaps: std::collections::BTreeMap<u32, ragtag_cpu::CpuHandicap> = Default::default();
+    let mut handicaps: BTreeMap<u32, ragtag_cpu::CpuHandicap> = BTreeMap::new();
     for handicap in &config.handicaps {
         match handicap {
             Handicap::Threads { device, threads } => {
@@ -96,7 +97,7 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
                 let Some(index) = handicap::cpu_index(device) else { continue };
                 handicaps.entry(index).or_default().duty_percent = Some(*percent);
             }
-            Handicap::LinkRate { .. } => {}
+            Handicap::Multiprocessors { .. } | Handicap::LinkRate { .. } => {}
         }
     }
     Some(Box::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
@@ -156,8 +157,14 @@ fn wgpu() -> Option<Box<dyn Backend>> {
 
 #[cfg(feature = "cuda")]
 fn cuda(config: &Config) -> Option<Box<dyn Backend>> {
+    let limited = config.handicaps.iter().filter_map(|handicap| match handicap {
+        Handicap::Multiprocessors { device, count } => Some((handicap::cuda_index(device)?, *count)),
+        _ => None,
+    });
     let own = ragtag_cuda::CudaConfig::default();
-    Some(Box::new(ragtag_cuda::CudaBackend::new(ragtag_cuda::CudaConfig { gemm: config.gemm, ..own })))
+    let config =
+        ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
+    Some(Box::new(ragtag_cuda::CudaBackend::new(config)))
 }
 
 #[cfg(not(feature = "cuda"))]
@@ -273,17 +280,26 @@ pub struct Backends {
     rows: Vec<Row>,
     child: Option<ProbeChild>,
     gemm: GemmChoice,
+    /// The duties of devices whose backend does not know them by itself, by their labels.
+    duty_percent: BTreeMap<String, u32>,
 }
 
 impl Backends {
     /// All backends that are compiled in.
     pub fn new(config: &Config) -> Self {
-        Self { rows: rows(config), child: config.child.clone(), gemm: config.gemm }
+        let duty = |handicap: &Handicap| match handicap {
+            Handicap::Duty { device, percent } if handicap::cpu_index(device).is_none() => {
+                Some((device.clone(), *percent))
+            }
+            _ => None,
+        };
+        let duty_percent = config.handicaps.iter().filter_map(duty).collect();
+        Self { rows: rows(config), child: config.child.clone(), gemm: config.gemm, duty_percent }
     }
 
     #[cfg(test)]
     pub(crate) fn of(rows: Vec<Row>) -> Self {
-        Self { rows, child: None, gemm: GemmChoice::Auto }
+        Self { rows, child: None, gemm: GemmChoice::Auto, duty_percent: BTreeMap::new() }
     }
 
     #[cfg(test)]
@@ -309,14 +325,24 @@ impl Backends {
                 None => Status::NotCompiled,
                 Some(Err(unavailable)) => Status::Unavailable(unavailable),
                 Some(Ok(mut adapters)) => {
-                    // A process of its own does not know the choice.
-                    adapters.iter_mut().for_each(|a| a.caps.gemm = self.gemm.of(a.caps.gemm.take()));
+                    for adapter in &mut adapters {
+                        // A process of its own does not know the choice.
+                        adapter.caps.gemm = self.gemm.of(adapter.caps.gemm.take());
+                        self.tell_duty(adapter);
+                    }
                     Status::Found { adapters }
                 }
             };
             BackendReport { name: row.name.into(), status }
         });
         Report::of(backends.collect())
+    }
+
+    /// A duty is told, for figures of such a device are not those of the hardware.
+    fn tell_duty(&self, adapter: &mut Adapter) {
+        if let Some(percent) = self.duty_percent.get(&adapter.label()) {
+            adapter.driver += &format!(", duty {percent} %");
+        }
     }
 
     /// Whether this build has a backend.
@@ -352,6 +378,7 @@ impl Backends {
         check: &Check,
     ) -> Result<Vec<Checked>> {
         let mut opened: Vec<(DeviceId, Box<dyn Device>)> = Vec::with_capacity(adapters.len());
+        let limits = &Limits { duty_percent: self.duty_percent.clone(), ..limits.clone() };
         for row in &self.rows {
             let own: Vec<_> =
                 adapters.iter().filter(|(adapter, _)| adapter.backend == row.name).cloned().collect();

@@ -67,6 +67,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
             chunk: lowering.chunk,
             logit_rows: lowering.logit_rows,
             slots: SLOTS,
+            decode_groups: None,
             kv: lowering.kv,
             activations: lowering.activations,
         },

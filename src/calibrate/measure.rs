@@ -104,6 +104,8 @@ impl Timer<'_> {
             ragtag_profile: PROFILE_VERSION,
             identity: identity.clone(),
             stage_us,
+            // Timed when no device is in use.
+            hand_over_us: 0.0,
             host_latency_us,
             host_bandwidth_bytes_per_s,
             token_return,

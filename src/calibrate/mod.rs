@@ -4,6 +4,7 @@
 //! Devices that are one processor are timed at the same time, since they work at the same time in a pipeline and share
 //! caches and memory; every other device is timed alone.
 
+mod hand_over;
 mod kept;
 mod measure;
 mod steps;
@@ -108,8 +109,8 @@ impl Calibration {
             return Ok(calibration);
         }
         let missing = known.iter().filter(|k| !k.complete).count() as u64;
-        let total =
-            missing * steps.count() + links.iter().filter(|(_, _, facts)| facts.is_none()).count() as u64;
+        let total = missing * (steps.count() + 1)
+            + links.iter().filter(|(_, _, facts)| facts.is_none()).count() as u64;
         let done = AtomicU64::new(0);
         let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
         let job = Job { model, steps: &steps, kept: &kept, seconds: options.seconds, tick: &tick };
@@ -194,6 +195,7 @@ impl Job<'_> {
         let opened = devices.open(&labels)?;
         let mut solo: Vec<_> =
             opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
+        let mut timed = Vec::new();
         let of_kind = |processors: bool| {
             let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
             move |(_, (k, _)): &(usize, (&mut Known, &mut SoloDevice))| wanted(k)
@@ -215,6 +217,7 @@ impl Job<'_> {
         for (index, outcome) in outcomes {
             match outcome {
                 Ok(warnings) => {
+                    timed.push(index);
                     calibration.timed.push(labels[index].clone());
                     calibration.warnings.extend(warnings);
                 }
@@ -238,6 +241,15 @@ impl Job<'_> {
             }
             (self.tick)();
         }
+        // What follows opens each device anew.
+        drop(solo);
+        for index in timed {
+            if let Err(error) = self.hand_over(devices, &mut known[index]) {
+                let warning = format!("the hand-over of {} is not timed: {error}", labels[index]);
+                calibration.warnings.push(warning);
+            }
+            (self.tick)();
+        }
         calibration.links.known = named(&labels, links);
         calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
         Ok(())
@@ -253,5 +265,19 @@ impl Job<'_> {
         self.kept.keep_profile(&profile);
         known.profile = Some(profile);
         Ok(warnings)
+    }
+
+    /// Times what a token loses between stages, and keeps that, too.
+    fn hand_over(&self, devices: &Devices, known: &mut Known) -> Result<()> {
+        let Some(profile) = known.profile.as_mut().filter(|_| !self.steps.window.is_empty()) else {
+            return Ok(());
+        };
+        let measured = hand_over::measure(self.model, devices, self.steps, &known.adapter.label())?;
+        if let Some(measured) = measured {
+            profile.hand_over_us = measured.stage_us;
+            profile.token_return.latency_us = (measured.return_us - profile.token_return.row_us).max(0.0);
+            self.kept.keep_profile(profile);
+        }
+        Ok(())
     }
 }

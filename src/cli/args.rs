@@ -93,8 +93,8 @@ pub(crate) struct DeviceArgs {
     /// Seconds that a driver may take to say which devices it has, where it is asked in a process of its own.
     #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) probe_limit: u64,
-    /// Slow a device or a link on purpose, for tests: cpu:0=threads:1, cpu:1=duty:50%, link:cpu:0->cpu:1=1GB/s. May be given
-    /// several times.
+    /// Slow a device or a link on purpose, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
+    /// link:cpu:0->cpu:1=1GB/s. May be given several times.
     #[arg(long, value_name = "HANDICAP", hide_short_help = true)]
     pub(crate) handicap: Vec<Handicap>,
     /// Who computes products of 512 rows and more in prefill, where the GPU's API has a library for that (cuBLASLt, rocBLAS):

@@ -9,11 +9,10 @@ use super::records::Records;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::session::{Event, Generation, Prompt, Session};
+use crate::session::Session;
 use ragtag_scheduler::compare::Burst;
 use serde::Serialize;
 use serde_json::json;
-use std::time::Instant;
 
 /// One thing that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +58,14 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         for test in &tests {
-            once(&model, &engine.session(), *test, args.parallel)?;
+            once(&engine.session(), &test.burst(args))?;
         }
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     let mut measurements = Vec::new();
     for test in &tests {
-        measurements.push(measure(&model, &engine.session(), *test, args, &bar)?);
+        measurements.push(measure(&engine.session(), *test, args, &bar)?);
     }
     bar.finish_and_clear();
     let bursts: Vec<_> =
@@ -135,7 +134,6 @@ impl Test {
 }
 
 fn measure(
-    model: &Model,
     session: &Session,
     test: Test,
     args: &BenchArgs,
@@ -144,7 +142,7 @@ fn measure(
     let tokens = u64::from(test.counted_tokens()) * u64::from(args.parallel);
     let mut samples = Vec::new();
     for repetition in 0..=args.repetitions {
-        let seconds = once(model, session, test, args.parallel)?;
+        let seconds = once(session, &test.burst(args))?;
         bar.inc(1);
         if repetition > 0 {
             samples.push(tokens as f64 / seconds);
@@ -171,31 +169,8 @@ fn median(samples: &[f64]) -> f64 {
 }
 
 /// Runs all sequences of a test at once; seconds until the last has ended.
-fn once(model: &Model, session: &Session, test: Test, parallel: u32) -> Result<f64> {
-    let (prompt_tokens, new_tokens) = test.shape();
-    let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
-    let vocabulary = model.hyperparameters().vocabulary;
-    let started = Instant::now();
-    super::block_on(async {
-        let mut streams = Vec::new();
-        for sequence in 0..parallel {
-            let ids: Vec<u32> =
-                (0..prompt_tokens).map(|i| (i * 31 + sequence * 97 + 7) % vocabulary).collect();
-            streams.push(session.generate(Prompt::Tokens(&ids), &generation)?);
-        }
-        for mut stream in streams {
-            loop {
-                if let Event::Finished(summary) = stream.next_event().await? {
-                    if summary.new_tokens != new_tokens {
-                        return Err(Error::Usage(format!("a sequence ended early ({})", summary.reason)));
-                    }
-                    break;
-                }
-            }
-        }
-        Ok(())
-    })?;
-    Ok(started.elapsed().as_secs_f64())
+fn once(session: &Session, burst: &Burst) -> Result<f64> {
+    Ok(super::block_on(session.burst(burst))?.seconds)
 }
 
 fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> String {

@@ -113,6 +113,7 @@ fn as_table(calibration: &Calibration) -> String {
     let mut overheads = table(&[
         "device",
         ">per stage",
+        ">alone",
         ">tokens back",
         ">each",
         ">copy",
@@ -128,6 +129,7 @@ fn as_table(calibration: &Calibration) -> String {
         overheads.add_row([
             label.clone(),
             microseconds(profile.stage_us),
+            microseconds(profile.hand_over_us),
             microseconds(profile.token_return.latency_us),
             microseconds(profile.token_return.row_us),
             microseconds(profile.host_latency_us),

@@ -46,6 +46,7 @@ fn assert_same(one: &Calibration, other: &Calibration) {
     for ((label, a), (other_label, b)) in one.profiles.iter().zip(&other.profiles) {
         assert_eq!((label, &a.identity, a.kinds.len()), (other_label, &b.identity, b.kinds.len()));
         near(a.stage_us, b.stage_us);
+        near(a.hand_over_us, b.hand_over_us);
         near(a.token_return.latency_us, b.token_return.latency_us);
         for (a, b) in a.kinds.iter().zip(&b.kinds) {
             assert_eq!((a.key, a.samples.len()), (b.key, b.samples.len()));
@@ -99,7 +100,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
         let spoilt = [
             whole[..whole.len() / 2].to_owned(),
-            whole.replacen("\"ragtag_profile\": 1", "\"ragtag_profile\": 2", 1),
+            whole.replacen("\"ragtag_profile\": 2", "\"ragtag_profile\": 3", 1),
             std::fs::read_to_string(&profiles[1]).unwrap(),
         ];
         for content in spoilt {

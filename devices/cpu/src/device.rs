@@ -5,15 +5,14 @@
 //!
 //! This module must not know how a queue or a kernel works.
 
-use crate::duty::Duty;
 use crate::memory::{Buffer, DeviceMemory};
 use crate::queue::{Queue, Task, Timings, Wait};
 use crate::script::{Launch, Script, Span, Step};
 use crate::team::Team;
 use ragtag_hal::{
-    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, EntryAbi, Error, HeapKind, HostFn,
-    HostRegion, Limits, Memory, MemorySource, Module, ModuleId, ModuleSource, Point, PoolStats, ProgramId,
-    QueueKind, RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
+    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Duty, EntryAbi, Error, HeapKind,
+    HostFn, HostRegion, Limits, Memory, MemorySource, Module, ModuleId, ModuleSource, Point, PoolStats,
+    ProgramId, QueueKind, RegionId, Result, Submission, Timeline, TimelineId, Timing, Waiter, Work,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -11,7 +11,6 @@
 //! | `queue.rs` | a queue: waits, order, failures, closing |
 //! | `script.rs` | commands with their names resolved, and how each is executed |
 //! | `team.rs` | the threads that share a script |
-//! | `duty.rs` | a device that is slowed on purpose |
 //! | `memory.rs` | buffers, and what the host has left |
 //! | `features.rs` | what the processor can do |
 //!
@@ -19,7 +18,6 @@
 
 mod backend;
 mod device;
-mod duty;
 mod features;
 mod memory;
 mod queue;

@@ -6,11 +6,10 @@
 //!
 //! This module must not know buffers or kernels, only scripts.
 
-use crate::duty::Duty;
 use crate::script::Script;
 use crate::team::{SPINS, Team, run_alone, spawn};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::{Error, Point, Result, Timeline, Timing};
+use ragtag_hal::{Duty, Error, Point, Result, Timeline, Timing};
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -11,6 +11,7 @@ use ragtag_hal::{
     Adapter, Backend, Device, DeviceId, Error, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
 };
 use ragtag_stream::{Pins, StreamDevice};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -26,13 +27,19 @@ pub struct CudaConfig {
     /// Who computes products of many rows. cuBLASLt is looked for if it is preferred, or if some device has no matrix units:
     /// loading it takes a fifth of a second.
     pub gemm: GemmChoice,
+    /// Devices, by their numbers, that are limited to so many of their multiprocessors, for tests.
+    pub multiprocessors: BTreeMap<u32, u32>,
 }
 
 impl Default for CudaConfig {
     /// Programs are kept in `cuda` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/cuda` in the user's folder
     /// for caches.
     fn default() -> Self {
-        Self { cache_folder: default_folder(NAME), gemm: GemmChoice::Auto }
+        Self {
+            cache_folder: default_folder(NAME),
+            gemm: GemmChoice::Auto,
+            multiprocessors: BTreeMap::new(),
+        }
     }
 }
 
@@ -50,9 +57,17 @@ impl Libraries {
         Ok(Self { functions: Arc::new(functions), nvrtc, cublas_lt: OnceLock::new() })
     }
 
-    fn found(&self) -> Result<Vec<Found>> {
+    fn found(&self, config: &CudaConfig) -> Result<Vec<Found>> {
         let compiles = |capability| self.nvrtc.as_ref().is_some_and(|nvrtc| nvrtc.knows(capability));
-        devices(&self.functions, &Common { backend: NAME, compiles: &compiles })
+        let mut found = devices(&self.functions, &Common { backend: NAME, compiles: &compiles })?;
+        for Found { adapter, .. } in &mut found {
+            // Told, for figures of such a device are not those of the hardware.
+            if let Some(&count) = config.multiprocessors.get(&adapter.index) {
+                adapter.caps.parallel_units = count.min(adapter.caps.parallel_units);
+                adapter.driver += &format!(", {count} multiprocessors");
+            }
+        }
+        Ok(found)
     }
 
     /// cuBLASLt, loaded by whoever asks first; `None` if there is none.
@@ -103,7 +118,8 @@ impl CudaBackend {
         found: &Found,
         limits: &Limits,
     ) -> Result<StreamDevice<CudaDriver>> {
-        let context = Context::new(&libraries.functions, found.device)?;
+        let multiprocessors = self.config.multiprocessors.get(&adapter.index).copied();
+        let context = Context::new(&libraries.functions, found.device, multiprocessors)?;
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let compiler = |nvrtc: &Arc<Nvrtc>| Compiler::new(Arc::clone(nvrtc), folder, found.capability);
         let abilities = Abilities {
@@ -131,7 +147,8 @@ impl Backend for CudaBackend {
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
         let libraries = self.libraries()?;
-        let mut found = libraries.found().map_err(|error| unavailable(error.to_string()))?;
+        let mut found =
+            libraries.found(&self.config).map_err(|error| unavailable(error.to_string()))?;
         let gemm = libraries.gemm(self.config.gemm, &found);
         found.iter_mut().for_each(|found| found.adapter.caps.gemm = gemm.clone());
         let ask = |mut found: Found| {
@@ -151,7 +168,7 @@ impl Backend for CudaBackend {
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let libraries = self.libraries()?;
-        let present = libraries.found()?;
+        let present = libraries.found(&self.config)?;
         let open = |wanted: &(Adapter, DeviceId)| {
             let same = |found: &&Found| {
                 found.adapter.label() == wanted.0.label() && found.adapter.identity == wanted.0.identity

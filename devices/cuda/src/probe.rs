@@ -79,7 +79,7 @@ fn peers(functions: &Functions, found: &[Found], at: usize) -> BTreeSet<u32> {
 
 /// The memory that is free now, its contexts' own needs taken off: asks in a context, which is let go again.
 pub(crate) fn free_bytes(functions: &Arc<Functions>, device: CUdevice) -> Result<u64> {
-    Context::new(functions, device)?.memory().map(|(free, _)| free)
+    Context::new(functions, device, None)?.memory().map(|(free, _)| free)
 }
 
 fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Found> {

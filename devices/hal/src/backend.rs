@@ -8,6 +8,7 @@ use crate::pool::{PoolLimits, PoolStats};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -125,6 +126,8 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// What it may keep of buffers that are gone, for the next ones.
     pub pool: PoolLimits,
+    /// Devices, by their labels, that work for so many hundredths of the time alone, for tests.
+    pub duty_percent: BTreeMap<String, u32>,
 }
 
 /// One API.

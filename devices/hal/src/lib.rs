@@ -26,6 +26,7 @@ pub mod cache;
 mod caps;
 mod checked;
 mod command;
+mod duty;
 mod error;
 mod exit;
 mod faults;
@@ -47,6 +48,7 @@ pub use command::{
     Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,
     ModuleSource, Submission, TextEntry, Work,
 };
+pub use duty::Duty;
 pub use error::{Error, Result, Unavailable};
 pub use exit::exit_in_words;
 pub use faults::Faults;

@@ -55,7 +55,7 @@ impl OpenClDevice {
         limits: &Limits,
     ) -> Result<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines));
+        let common = Arc::new(Common::new(timelines, &found.adapter.label(), limits));
         let clock = Arc::new(Mutex::new(Clock::new(found.device)));
         let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
         let lane = |kind: QueueKind| {

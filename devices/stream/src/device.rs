@@ -54,7 +54,7 @@ impl<D: Driver> StreamDevice<D> {
         limits: &Limits,
     ) -> Result<Self> {
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines));
+        let common = Arc::new(Common::new(timelines, &adapter.label(), limits));
         let clock = Arc::new(Mutex::new(Clock::new()));
         let lane = |kind: QueueKind| {
             let name = format!("{} {}", adapter.label(), kind.name());

@@ -127,8 +127,12 @@ impl Bench {
     }
 
     fn of(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16) -> Self {
-        let (driver, limits) = (Arc::new(fake.clone()), Limits::default());
-        let device = StreamDevice::open(DeviceId(id), adapter(), driver, Arc::clone(pins), &limits).unwrap();
+        Self::limited(fake, pins, id, &Limits::default())
+    }
+
+    fn limited(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16, limits: &Limits) -> Self {
+        let driver = Arc::new(fake.clone());
+        let device = StreamDevice::open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
         let mut device = Checked::new(Box::new(device));
         device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
         let region = Arc::new(HostRegion::new(WORDS as usize * 4).unwrap());
@@ -228,6 +232,45 @@ fn points_order_what_streams_do() {
         assert_eq!(bench.region_word(), 5 * (3 * round + 1) + 1);
     }
     bench.close();
+}
+
+/// A device that works for a quarter of the time: what its work takes counts four times for all who wait for it.
+#[test]
+fn a_duty_holds_back_whatever_waits() {
+    let limits = Limits { duty_percent: [(adapter().label(), 25)].into(), ..Limits::default() };
+    let mut bench = Bench::limited(Fake::default(), &Arc::default(), 0, &limits);
+    let start = std::time::Instant::now();
+    let first = bench.compute(vec![hold(), fill(0, 7)], &[]);
+    let second = bench.compute(vec![scale(0, 1, 3)], &[]);
+    let down = bench.commands(QueueKind::Download, vec![download(1)], &[second]);
+    std::thread::sleep(Duration::from_millis(200));
+    bench.fake.release();
+    bench.wait(first);
+    // 800 ms, less what the kernel began late on a busy machine.
+    assert!(start.elapsed() >= Duration::from_millis(400), "{:?}", start.elapsed());
+    bench.wait(down);
+    assert_eq!(bench.region_word(), 3 * 7 + 1);
+    let mut timings = Vec::new();
+    bench.device.take_timings(&mut timings);
+    let of = |point| timings.iter().find(|timing| timing.point == point).copied();
+    if let (Some(first), Some(second)) = (of(first), of(second)) {
+        assert!(second.start_ns >= first.end_ns, "nothing begins while it rests: {timings:?}");
+        assert!(first.end_ns - first.start_ns >= 300_000_000, "{timings:?}");
+    }
+    bench.close();
+}
+
+/// Closing ends a rest of ages.
+#[test]
+fn a_device_that_rests_is_closed_at_once() {
+    let limits = Limits { duty_percent: [(adapter().label(), 1)].into(), ..Limits::default() };
+    let mut bench = Bench::limited(Fake::default(), &Arc::default(), 0, &limits);
+    bench.compute(vec![hold()], &[]);
+    std::thread::sleep(Duration::from_secs(1));
+    bench.fake.release();
+    let start = std::time::Instant::now();
+    bench.close();
+    assert!(start.elapsed() < Duration::from_secs(60), "99 s of rest are due");
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl VulkanDevice {
         let memory = DeviceMemory::new(Arc::clone(&logical), &found.adapter, found.types.clone(), limits);
         let label = found.adapter.label();
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines));
+        let common = Arc::new(Common::new(timelines, &label, limits));
         let mut lanes = Lanes::new(&logical, memory.host_reads());
         let mut lane = |kind: QueueKind| {
             let queue = lanes.queue(found.queues[kind.index()])?;

@@ -218,7 +218,9 @@ impl<'a> Model<'a> {
         let bytes = f64::from(batch.rows) * self.of.row_bytes as f64;
         let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
         let times = (0..self.stages.len()).map(stage).chain(edges);
-        times.fold((0.0, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
+        // Hand-overs delay what passes, and occupy nothing.
+        let late_us: f64 = self.stages.iter().map(|(device, _)| device.hand_over_us.value).sum();
+        times.fold((late_us, 0.0), |(sum, slowest), us| (sum + us, us.max(slowest)))
     }
 
     /// What the heads of prompts add.

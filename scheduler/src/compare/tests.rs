@@ -40,6 +40,7 @@ fn device(label: &str) -> DeviceFacts {
         fast_flops_per_s: Figure::assumed(4e9),
         launch_us: Figure::assumed(10.0),
         stage_us: Figure::assumed(5.0),
+        hand_over_us: Figure::assumed(0.0),
         host_latency_us: Figure::assumed(2.0),
         host_bandwidth_bytes_per_s: Figure::assumed(1e9),
         ..DeviceFacts::assumed(label, AdapterKind::Cpu, 1, 1 << 30, FigureSource::User)

@@ -29,6 +29,9 @@ pub struct DeviceFacts {
     pub launch_us: Figure,
     /// Overhead of one micro-batch on a stage, however many segments that has.
     pub stage_us: Figure,
+    /// Time that a micro-batch which comes alone loses on a stage because threads of the host are woken for it and the device
+    /// begins from rest. It delays that micro-batch and occupies nothing.
+    pub hand_over_us: Figure,
     /// Time of the smallest copy between the device and host memory.
     pub host_latency_us: Figure,
     /// Rate of large copies between the device and host memory.
@@ -72,6 +75,8 @@ impl DeviceFacts {
             fast_flops_per_s: Figure::assumed(fast),
             launch_us: Figure::assumed(launch_us),
             stage_us: Figure::assumed(stage_us),
+            // How soon a host wakes its threads is its own; nothing is typical.
+            hand_over_us: Figure::assumed(0.0),
             host_latency_us: Figure::assumed(host_latency_us),
             host_bandwidth_bytes_per_s: Figure::assumed(8e9),
             f16_products: false,
@@ -91,6 +96,7 @@ impl DeviceFacts {
         let overheads = [
             ("launch_us", self.launch_us.value),
             ("stage_us", self.stage_us.value),
+            ("hand_over_us", self.hand_over_us.value),
             ("host_latency_us", self.host_latency_us.value),
         ];
         let wrong = rates.into_iter().find(|(_, value)| !is_rate(*value)).map(|(name, _)| name);
@@ -117,6 +123,7 @@ impl DeviceFacts {
         }
         let measured = |value| figure(value, FigureSource::Measured);
         self.stage_us = measured(profile.stage_us);
+        self.hand_over_us = measured(profile.hand_over_us);
         self.host_latency_us = measured(profile.host_latency_us);
         self.host_bandwidth_bytes_per_s = measured(profile.host_bandwidth_bytes_per_s);
         self.profile = Some(profile);

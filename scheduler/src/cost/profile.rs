@@ -15,7 +15,7 @@ use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format.
-pub const PROFILE_VERSION: u32 = 1;
+pub const PROFILE_VERSION: u32 = 2;
 
 /// What one device does with the segments of one model shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub struct Profile {
     pub identity: ProfileIdentity,
     /// Overhead of a micro-batch on a stage, however many segments that has, in microseconds.
     pub stage_us: f64,
+    /// Time that a micro-batch which comes alone loses on a stage besides, in microseconds; 0 if that was not measured.
+    pub hand_over_us: f64,
     /// Time of the smallest hand-over of results to the host, in microseconds.
     pub host_latency_us: f64,
     /// Rate of large copies between the device and host memory.
@@ -355,6 +357,7 @@ impl Profile {
     fn nonsense(&self) -> Option<String> {
         let mut overheads = vec![
             ("stage_us".to_owned(), self.stage_us),
+            ("hand_over_us".to_owned(), self.hand_over_us),
             ("host_latency_us".to_owned(), self.host_latency_us),
             ("token_return.latency_us".to_owned(), self.token_return.latency_us),
             ("token_return.row_us".to_owned(), self.token_return.row_us),

@@ -55,6 +55,7 @@ fn profile() -> Profile {
             kv: KvType::F16,
         },
         stage_us: 12.0,
+        hand_over_us: 4.0,
         host_latency_us: 3.0,
         host_bandwidth_bytes_per_s: 5e9,
         token_return: TokenReturn { latency_us: 20.0, row_us: 7.0 },
@@ -155,6 +156,7 @@ fn no_measured_time_is_below_the_roofline() {
 fn the_overheads_are_those_of_the_profile() {
     let device = device();
     assert_eq!(device.stage_us, measured(12.0));
+    assert_eq!(device.hand_over_us, measured(4.0));
     assert_eq!(device.token_return(4, 1000), measured(48.0));
     assert_eq!((device.host_latency_us, device.host_bandwidth_bytes_per_s), (measured(3.0), measured(5e9)));
     assert_eq!(device.nonsense(), None);
@@ -171,8 +173,9 @@ fn profiles_are_json_that_says_what_is_wrong_with_it() {
         change(&mut changed);
         Profile::from_json(&json(&changed)).expect_err("invalid").to_string()
     };
-    assert!(with(&|p| p.ragtag_profile = 2).contains("version 2"));
+    assert!(with(&|p| p.ragtag_profile = 3).contains("version 3"));
     assert!(with(&|p| p.stage_us = -1.0).contains("stage_us"));
+    assert!(with(&|p| p.hand_over_us = f64::MAX).contains("hand_over_us"));
     assert!(with(&|p| p.host_bandwidth_bytes_per_s = 0.0).contains("host_bandwidth_bytes_per_s"));
     assert!(with(&|p| p.kinds[1].samples[0].median_us = 1e300).contains("kinds[1].samples[0].median_us"));
     assert!(with(&|p| p.kinds[0].samples[2].at.rows = 0).contains("kinds[0].samples[2].at"));

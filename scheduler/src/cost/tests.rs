@@ -34,6 +34,7 @@ fn device() -> DeviceFacts {
         fast_flops_per_s: Figure::assumed(4e9),
         launch_us: Figure::assumed(10.0),
         stage_us: Figure::assumed(0.0),
+        hand_over_us: Figure::assumed(0.0),
         host_latency_us: Figure::assumed(0.0),
         host_bandwidth_bytes_per_s: Figure::assumed(1e10),
         f16_products: false,

@@ -198,6 +198,9 @@ fn runs(placement: &Placement) -> Vec<Run> {
 /// Numbers of decode groups that differ in what a group has: from one to as many as there may be stages, and no more than
 /// [`GROUPS`].
 fn groups(input: &PlannerInput<'_>, context: u32) -> Vec<u32> {
+    if let Some(groups) = input.limits.decode_groups {
+        return vec![groups];
+    }
     let pace = |groups| Pace::new(input, context, Point { chunk: input.limits.chunk, groups });
     let most = pace(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
     let mut different: Vec<u32> = Vec::new();

@@ -65,6 +65,8 @@ pub struct PlanLimits {
     pub logit_rows: u32,
     /// Micro-batches that a stage holds at once.
     pub slots: u32,
+    /// Micro-batches over which generating sequences are spread; by default as many as are best.
+    pub decode_groups: Option<u32>,
     /// How keys and values are kept; the segments' costs are for this type.
     pub kv: KvType,
     /// How activations enter matrix products.
@@ -283,6 +285,7 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         ("the chunk", limits.chunk),
         ("the number of logit rows", limits.logit_rows),
         ("the number of slots", limits.slots),
+        ("the number of decode groups", limits.decode_groups.unwrap_or(1)),
         (
             "the workload's tokens",
             input.workload.prompt_tokens.saturating_add(input.workload.generated_tokens),

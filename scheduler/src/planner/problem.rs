@@ -116,7 +116,7 @@ impl<'a> Problem<'a> {
         let costs = |times: &Times| self.pace.costs(times);
         let device = |device: usize| DeviceCosts {
             before: self.before[device].iter().map(costs).collect(),
-            stage: costs(&self.stage_times(device)),
+            stage: self.stage_costs(device),
             entry: Costs::default(),
             exit: Costs { busy: 0.0, chunk: 0.0, ..costs(&self.token_return(device)) },
             reach: classes.iter().map(|&bytes| self.reach(device, bytes)).collect(),
@@ -196,6 +196,17 @@ impl<'a> Problem<'a> {
         Times::always(self.input.devices[device].stage_us.value)
     }
 
+    /// What any stage on a device costs besides its segments: a hand-over delays, and keeps nobody busy.
+    fn stage_costs(&self, device: usize) -> Costs {
+        let (own, late) = (self.stage_times(device), self.hand_over(device));
+        Costs { time: self.pace.costs(&(own + late)).time, ..self.pace.costs(&own) }
+    }
+
+    /// What a micro-batch that comes alone loses on a device.
+    fn hand_over(&self, device: usize) -> Times {
+        Times::always(self.input.devices[device].hand_over_us.value)
+    }
+
     /// The way of tokens from the last stage, on this device, back to the first.
     fn token_return(&self, device: usize) -> Times {
         let device = &self.input.devices[device];
@@ -243,7 +254,8 @@ impl<'a> Problem<'a> {
         let stages: Vec<_> = runs.iter().map(stage).collect();
         let crossings: Vec<_> = runs.windows(2).map(|p| self.crossing(p[0].device, p[1].device)).collect();
         let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
-        let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + token_return;
+        let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
+        let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + late + token_return;
         let slowest = |of: fn(&Times) -> f64| stages.iter().chain(&crossings).map(of).fold(0.0, f64::max);
         let pace = &self.pace;
         // A micro-batch cannot start its next step before the last one came out at the end of the pipeline.

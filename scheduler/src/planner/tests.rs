@@ -49,6 +49,7 @@ fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
         fast_flops_per_s: Figure::assumed(80e9 * speed),
         launch_us: Figure::assumed(10.0),
         stage_us: Figure::assumed(0.0),
+        hand_over_us: Figure::assumed(0.0),
         host_latency_us: Figure::assumed(0.0),
         host_bandwidth_bytes_per_s: Figure::assumed(1e18),
         f16_products: false,
@@ -78,6 +79,7 @@ impl World {
             chunk: 128,
             logit_rows: 8,
             slots: 2,
+            decode_groups: None,
             kv: KvType::F16,
             activations: Activations::Int8,
         };
@@ -151,6 +153,9 @@ fn random_world(seed: u64) -> World {
     world.links.other.latency_us.value = rng.random_range(0.0..2000.0);
     world.limits.sequences = rng.random_range(1..9);
     world.workload.prompt_tokens = rng.random_range(0..600);
+    for device in &mut world.devices {
+        device.hand_over_us.value = rng.random_range(0.0..2000.0);
+    }
     world
 }
 
@@ -228,7 +233,9 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32) -> f64 {
         .chain(runs.windows(2).map(|pair| [over(pair, rows), over(pair, 1), over(pair, chunk_rows), 0.0]))
         .collect();
     let prompts = f64::from(u8::from(chunks > 0.0));
-    let sum = |at: usize| parts.iter().map(|part| part[at]).sum::<f64>();
+    let late: f64 = runs.iter().map(|run| world.devices[run.device].hand_over_us.value).sum();
+    let late = [late, late, late, 0.0];
+    let sum = |at: usize| parts.iter().map(|part| part[at]).sum::<f64>() + late[at];
     let slowest_chunk = parts.iter().map(|part| part[2]).fold(0.0, f64::max);
     let busy = |part: &[f64; 4]| chunks * part[2] + prompts * part[3] + generated / f64::from(rows) * part[0];
     let busiest = parts.iter().map(busy).fold(0.0, f64::max);
@@ -383,7 +390,9 @@ fn plans_are_valid_within_memory_and_the_same_each_time() {
         if again.decode_groups == plan.decode_groups {
             assert_eq!((&again.stages, &again.edges), (&plan.stages, &plan.edges));
         }
-        assert!(again.explanation.score_us <= plan.explanation.score_us, "seed {seed}");
+        // Of scores within half a percent the faster decode decides.
+        let (after, before) = (again.explanation.score_us, plan.explanation.score_us);
+        assert!(after <= before * 1.005, "seed {seed}: {after} {before}");
     }
     assert!(planned > 100);
 }
@@ -825,4 +834,17 @@ fn a_large_instance_is_planned_quickly_and_for_any_device_count() {
     let plan = world.plan().expect("fits");
     assert_eq!(plan.stages.len(), 8);
     // The sort key of the table is a pair of finite numbers.
+}
+
+#[test]
+fn decode_groups_that_are_asked_for_are_kept() {
+    let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
+    let mut world = World::new(model(8, MIB, 3 * MIB), devices).split("0-4=cpu:0,5-9=cpu:1");
+    for groups in [1, 3] {
+        world.limits.decode_groups = Some(groups);
+        let plan = world.plan().expect("fits");
+        assert_eq!((plan.decode_groups, plan.decode_rows), (groups, 4u32.div_ceil(groups)));
+    }
+    world.limits.decode_groups = Some(0);
+    assert_eq!(world.plan(), Err(PlanError::BadLimit { what: "the number of decode groups" }));
 }

@@ -86,6 +86,8 @@ pub(super) struct SimDevice {
     queues: [VecDeque<Submitted>; 3],
     running: [bool; 3],
     values: [u64; 3],
+    /// When each hardware queue ended its last submission, if it has had one.
+    ended_ns: [Option<Nanoseconds>; 3],
     /// What ended it.
     pub(super) failure: Option<ragtag_hal::Error>,
     /// Submissions so far, and commands that it has started.
@@ -116,6 +118,7 @@ impl SimDevice {
             queues: Default::default(),
             running: [false; 3],
             values: [0; 3],
+            ended_ns: [None; 3],
             failure: None,
             submitted: 0,
             started: 0,
@@ -160,6 +163,16 @@ impl SimDevice {
     /// How long a submission takes, at least.
     pub(super) fn duration(&self, submitted: &Submitted) -> Nanoseconds {
         self.slow_ns[submitted.queue.index()] + self.job_duration(&submitted.job)
+    }
+
+    /// How much later a submission begins because the hardware has rested until now.
+    pub(super) fn hand_over(&self, hardware: usize, job: &Job, now: Nanoseconds) -> Nanoseconds {
+        let rested_ns =
+            self.ended_ns[hardware].map_or(Nanoseconds::MAX, |ended_ns| now.saturating_sub(ended_ns));
+        match job {
+            Job::Compute { .. } => self.spec.hand_over_ns.min(rested_ns),
+            Job::Upload { .. } | Job::Download { .. } | Job::Logits { .. } => 0,
+        }
     }
 
     fn job_duration(&self, job: &Job) -> Nanoseconds {
@@ -233,10 +246,12 @@ impl SimDevice {
     pub(super) fn end(
         &mut self,
         hardware: usize,
+        now: Nanoseconds,
         incoming: Option<&mut RingMemory>,
         outgoing: Option<&mut RingMemory>,
     ) -> Result<Submitted, String> {
         self.running[hardware] = false;
+        self.ended_ns[hardware] = Some(now);
         let Some(submitted) = self.queues[hardware].pop_front() else { return Err("nothing to end".into()) };
         let who = submitted.job.micro_batch();
         match &submitted.job {

@@ -3,8 +3,9 @@
 //! What a plan's prediction adds up is what takes time here, too: a stage computes for [`StageCosts::time_us`]; an
 //! activation that crosses alone takes [`LinkFacts::time_us`](crate::LinkFacts::time_us); logits take
 //! [`DeviceFacts::token_return`] of the last device, which has the way of the next tokens in it. The link's latency is divided between the copies into the ring and those out of it as the two devices' own latencies are, and paid once a
-//! micro-batch; its rate holds for the copies in, and those out keep up. Messages, actors and sampling take no
-//! time: `stage_us` of a device has what they were measured to take.
+//! micro-batch; its rate holds for the copies in, and those out keep up. A stage that has
+//! rested begins later by [`DeviceFacts::hand_over_us`], or by as long as it has rested. Messages, actors and sampling take no
+//! other time: `stage_us` of a device has what they were measured to take.
 //!
 //! This module must not know how plans are found.
 
@@ -90,6 +91,7 @@ impl SimSpec {
                 device: (*facts).clone(),
                 activations: plan.activations,
             })),
+            hand_over_ns: nanoseconds(facts.hand_over_us.value),
             upload: CopyTime::default(),
             download: CopyTime::default(),
             logits: CopyTime {

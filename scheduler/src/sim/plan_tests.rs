@@ -219,6 +219,24 @@ fn chunks_of_a_prompt_overlap() {
 }
 
 #[test]
+fn a_hand_over_delays_one_sequence_and_takes_nothing_from_many() {
+    let late = |mut planned: Planned| {
+        planned.devices.iter_mut().for_each(|device| device.hand_over_us = Figure::assumed(100.0));
+        planned
+    };
+    let (alone, load) = (|| Planned::new(&[2, 4, 3]), burst(1, 100, 101));
+    let (before, after) = (alone().run(&load), late(alone()).run(&load));
+    let more_us = |of: fn(&SimSummary) -> f64| of(&after) - of(&before);
+    assert_near(more_us(|s| s.between_tokens_us.mean), 300.0, 1e-3, "later by each stage's");
+    assert_near(more_us(|s| s.first_token_us.mean), 300.0, 1e-3, "the prompt's chunk, too");
+    assert_eq!(before.stages[0].decode, after.stages[0].decode, "nobody is busy with it");
+    let many = || Planned::new(&[4, 6, 3]).sequences(32, 4);
+    let load = burst(32, 16, 600);
+    let (before, after) = (many().run(&load), late(many()).run(&load));
+    assert_near(after.decode_tokens_per_s, before.decode_tokens_per_s, 0.01, "tokens per second");
+}
+
+#[test]
 fn many_sequences_get_what_the_slowest_stage_gives() {
     let planned = Planned::new(&[4, 6, 3]).sequences(32, 4);
     let summary = planned.run(&burst(32, 16, 600));

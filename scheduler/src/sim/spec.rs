@@ -18,6 +18,8 @@ pub struct SimStage {
     pub slots: u32,
     /// Computing time.
     pub compute: ComputeTime,
+    /// By how much later it begins to compute after a rest that was as long or longer; after a shorter one by as much as that.
+    pub hand_over_ns: Nanoseconds,
     /// Time of copies of activations to the device.
     pub upload: CopyTime,
     /// Time of copies of activations from the device.
@@ -245,6 +247,7 @@ fn random_stage(rng: &mut SmallRng, at: u32, row_bytes: u64) -> SimStage {
         device: format!("made-up:{at}"),
         slots,
         compute,
+        hand_over_ns: 0,
         upload: copy,
         download: copy,
         logits: copy,

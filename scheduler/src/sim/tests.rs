@@ -54,6 +54,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         device: format!("made-up:{at}"),
         slots: 4,
         compute: ComputeTime::Linear { batch_ns: 100_000, row_ns: 1_000 },
+        hand_over_ns: 0,
         upload: copy,
         download: copy,
         logits: copy,

@@ -375,6 +375,7 @@ impl<'a> World<'a> {
                 };
                 let Some(next) = devices[stage].next(hardware, passed) else { continue };
                 let duration = devices[stage].duration(next);
+                let late = devices[stage].hand_over(hardware, &next.job, self.now);
                 let nth = devices[stage].started + 1;
                 if self.spec.faults.contains(&Fault::LostAtCommand { stage: stage as u32, nth }) {
                     self.fail(stage, lost());
@@ -387,17 +388,17 @@ impl<'a> World<'a> {
                 let incoming = stage.checked_sub(1).map(|before| &self.rings[before]);
                 let outgoing = self.rings.get(stage);
                 self.devices[stage].start(hardware, stage == 0, incoming, outgoing)?;
-                self.started(stage, hardware, duration.saturating_add(more));
+                self.started(stage, hardware, late, duration.saturating_add(more));
             }
         }
         Ok(())
     }
 
-    /// Notes what has started on a hardware queue, and when it will be done. A copy waits in its queue until the shared
+    /// Notes what starts on a hardware queue, now or a little late, and when it will be done. A copy waits in its queue until the shared
     /// links that it uses have served those that began before.
-    fn started(&mut self, stage: usize, hardware: usize, duration: Nanoseconds) {
+    fn started(&mut self, stage: usize, hardware: usize, late: Nanoseconds, duration: Nanoseconds) {
         let Some(submitted) = self.devices[stage].running(hardware) else { return };
-        let (queue, start_ns) = (submitted.queue, self.now);
+        let (queue, start_ns) = (submitted.queue, self.now.saturating_add(late));
         let mut end_ns = start_ns.saturating_add(duration);
         let observations = &mut self.report.observations;
         observations.stages[stage].queues[queue.index()].start(start_ns);
@@ -467,7 +468,8 @@ impl<'a> World<'a> {
             return Ok(());
         }
         let (before, from_here) = self.rings.split_at_mut(stage);
-        let submitted = self.devices[stage].end(hardware, before.last_mut(), from_here.first_mut())?;
+        let (now, device) = (self.now, &mut self.devices[stage]);
+        let submitted = device.end(hardware, now, before.last_mut(), from_here.first_mut())?;
         self.ended(stage, &submitted, start_ns);
         if submitted.queue == QueueKind::Download {
             let last = self.stages.len() - 1;

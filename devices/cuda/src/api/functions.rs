@@ -44,10 +44,14 @@ macro_rules! functions {
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> c_uint,)*
             version: i32,
-            _library: Library,
+            library: Library,
         }
 
         impl Functions {
+            /// All names, for stand-ins.
+            #[cfg(test)]
+            pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
             fn find(library: Library) -> std::result::Result<Self, Missing> {
                 Ok(Self {
                     $($name: {
@@ -58,7 +62,7 @@ macro_rules! functions {
                         *found.map_err(|_| Missing::Function(stringify!($name)))?
                     },)*
                     version: 0,
-                    _library: library,
+                    library: library,
                 })
             }
         }
@@ -166,6 +170,17 @@ impl Functions {
         Ok(functions)
     }
 
+    /// A function that the oldest driver that is taken need not have.
+    ///
+    /// # Safety
+    /// The driver's header declares a function of this name like `T`, and what is returned is called no longer than `self`
+    /// lives.
+    pub(super) unsafe fn find_newer<T: Copy>(&self, name: &CStr) -> Option<T> {
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.library.get::<T>(name.to_bytes_with_nul()) };
+        found.ok().map(|function| *function)
+    }
+
     /// The version of CUDA that the driver is for: 1000 times the major number and ten times the minor one.
     pub(crate) fn version(&self) -> i32 {
         self.version
@@ -212,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_missing_or_another_is_named() {
+    fn alibrary_that_is_missing_or_another_is_named() {
         let missing = Functions::load_one_of(&["libragtag-no-such-driver.so.1"]).err();
         assert!(
             matches!(&missing, Some(Missing::Library(why)) if why.contains("libragtag-no-such-driver")),

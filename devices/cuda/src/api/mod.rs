@@ -6,6 +6,7 @@ mod cublas_lt;
 mod functions;
 mod nvrtc;
 mod objects;
+mod partition;
 mod toolkit;
 
 pub(crate) use cublas_lt::{CublasLt, Products, Workspace};

@@ -3,6 +3,7 @@
 //! Every object keeps its context, and makes it current on whatever thread it is used on.
 
 use super::functions::{Functions, check};
+use super::partition::{Partition, report};
 use crate::error::{allocation_failure, code_failure};
 use cudarc::driver::sys::{
     CUcontext, CUctx_flags, CUdevice, CUevent, CUevent_flags, CUfunction, CUgraphExec, CUjit_option,
@@ -18,11 +19,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Bytes for the log of the driver's compiler.
 const LOG_BYTES: usize = 64 << 10;
 
-/// A device's primary context.
+/// A device's primary context, and the part of the device that its streams run on if it is not all of it.
 pub(crate) struct Context {
     functions: Arc<Functions>,
     device: CUdevice,
     raw: CUcontext,
+    partition: Option<Partition>,
 }
 
 // SAFETY: a context may be current on any number of threads at once; the driver's calls are free of races.
@@ -31,7 +33,15 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub(crate) fn new(functions: &Arc<Functions>, device: CUdevice) -> Result<Arc<Self>> {
+    /// The context of a device, of which only so many multiprocessors are to be used if a number is given.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`](ragtag_hal::Error::Unsupported) if the driver cannot give that number; else what it says.
+    pub(crate) fn new(
+        functions: &Arc<Functions>,
+        device: CUdevice,
+        multiprocessors: Option<u32>,
+    ) -> Result<Arc<Self>> {
         let flags = CUctx_flags::CU_CTX_SCHED_BLOCKING_SYNC as c_uint;
         // SAFETY: sets how threads wait; refused where another user of the device has a say, which does no harm.
         if let Err(error) = unsafe { check!(functions, cuDevicePrimaryCtxSetFlags_v2(device, flags)) } {
@@ -40,7 +50,11 @@ impl Context {
         let mut raw = null_mut();
         // SAFETY: writes one handle.
         unsafe { check!(functions, cuDevicePrimaryCtxRetain(&mut raw, device)) }?;
-        Ok(Arc::new(Self { functions: Arc::clone(functions), device, raw }))
+        let mut context = Self { functions: Arc::clone(functions), device, raw, partition: None };
+        if let Some(count) = multiprocessors {
+            context.partition = Some(Partition::new(functions, device, count)?);
+        }
+        Ok(Arc::new(context))
     }
 
     /// The functions, with this context current on the calling thread.
@@ -67,15 +81,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        // It holds on to the context itself.
+        self.partition = None;
         // SAFETY: retained in `new`; every object that needs it keeps it.
         report(unsafe { check!(&self.functions, cuDevicePrimaryCtxRelease_v2(self.device)) });
-    }
-}
-
-/// A failure to give something back: nobody can do anything about it.
-fn report(result: Result<()>) {
-    if let Err(error) = result {
-        tracing::debug!(%error, "an object of the driver was not given back");
     }
 }
 
@@ -172,11 +181,16 @@ pub(crate) struct Stream {
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self> {
         let functions = context.enter()?;
-        let mut raw = null_mut();
-        // SAFETY: writes one handle.
-        unsafe {
-            check!(functions, cuStreamCreate(&mut raw, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))
-        }?;
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        let raw = match &context.partition {
+            Some(partition) => partition.stream(flags)?,
+            None => {
+                let mut raw = null_mut();
+                // SAFETY: writes one handle.
+                unsafe { check!(functions, cuStreamCreate(&mut raw, flags)) }?;
+                raw
+            }
+        };
         let raw = RawStream { context: Arc::clone(context), raw };
         Ok(Self { raw, capturing: AtomicBool::new(false) })
     }

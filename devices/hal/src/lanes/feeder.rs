@@ -110,7 +110,10 @@ impl<Q: DriverQueue> Shared<Q> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, task: &Task<Q::Script>) -> Readiness<Q::Event> {
+    fn readiness(&self, queue: QueueKind, task: &Task<Q::Script>) -> Readiness<Q::Event> {
+        if let Some(point) = self.lanes[queue.index()].resting() {
+            return Readiness::Waiting(point);
+        }
         let mut after = Vec::new();
         for wait in &task.waits {
             // The order of the questions counts: what fails does not pass, and what has passed stays so.
@@ -157,7 +160,7 @@ impl<Q: DriverQueue> Shared<Q> {
         let task = held.front()?;
         let mut readiness = match self.lanes[queue.index()].timeline().failure() {
             Some(cause) => Readiness::Failed(cause),
-            None => self.readiness(task),
+            None => self.readiness(queue, task),
         };
         if let Readiness::Waiting(point) = readiness {
             if !closing {
@@ -235,7 +238,7 @@ impl<Q: DriverQueue> Feeder<Q> {
         let mut order = lane.order();
         let mut held = self.shared.held(queue);
         if held.is_empty() {
-            match self.shared.readiness(&task) {
+            match self.shared.readiness(queue, &task) {
                 Readiness::Waiting(_) => {}
                 readiness => {
                     drop(held);

@@ -3,6 +3,10 @@
 //! The watcher takes submissions in order. It sleeps until what a submission waits for on other lanes has passed, since
 //! some drivers spin where they wait, and only then waits for its last event.
 //!
+//! # A device that is slowed on purpose
+//! With a duty the watcher of the compute lane rests after each submission, and the timeline moves when that is over. The
+//! driver is not told of what waits for such a submission before: the feeder holds it, and what comes behind it.
+//!
 //! # What a submission holds
 //! Points order everything; leases of host regions check that order. A submission that can start when it is enqueued
 //! leases what it uses before, and is refused if somebody else has it. Any other leases when the points that it waits for
@@ -12,14 +16,15 @@
 //!
 //! This module must not know buffers, kernels or other devices, only scripts.
 
-use crate::backend::Timing;
+use crate::backend::{Limits, Timing};
+use crate::duty::Duty;
 use crate::error::{Error, Result};
-use crate::ids::Point;
+use crate::ids::{Point, QueueKind};
 use crate::region::Reservation;
 use crate::timeline::Timeline;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
@@ -90,12 +95,14 @@ pub struct Common {
     timelines: [Arc<Timeline>; 3],
     timings: Mutex<Vec<Timing>>,
     lost: OnceLock<Error>,
+    duty_percent: Option<u32>,
 }
 
 impl Common {
-    /// For a device with these timelines.
-    pub fn new(timelines: [Arc<Timeline>; 3]) -> Self {
-        Self { timelines, timings: Mutex::default(), lost: OnceLock::new() }
+    /// For a device of this label with these timelines.
+    pub fn new(timelines: [Arc<Timeline>; 3], label: &str, limits: &Limits) -> Self {
+        let duty_percent = limits.duty_percent.get(label).copied();
+        Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent }
     }
 
     /// The timelines, by [`QueueKind::index`](crate::QueueKind::index).
@@ -178,6 +185,10 @@ pub struct Lane<Q: DriverQueue> {
     events: Mutex<VecDeque<(u64, Arc<Q::Event>)>>,
     /// Submissions that the watcher has dealt with.
     finished: Arc<AtomicU64>,
+    /// Whether the watcher rests after each.
+    rests: bool,
+    /// Whether it need not rest any more.
+    closing: Arc<AtomicBool>,
     watcher: Option<JoinHandle<()>>,
 }
 
@@ -194,8 +205,10 @@ impl<Q: DriverQueue> Lane<Q> {
             timeline: Arc::clone(&timeline),
             common: Arc::clone(&common),
         };
-        let theirs = Arc::clone(&finished);
-        let watcher = spawn(name, move || watched.watch(&theirs, &flights))?;
+        let duty_percent = common.duty_percent.filter(|_| timeline.id().queue == QueueKind::Compute);
+        let closing = Arc::<AtomicBool>::default();
+        let (theirs, ends, duty) = (Arc::clone(&finished), Arc::clone(&closing), duty_percent.map(Duty::new));
+        let watcher = spawn(name, move || watched.watch(&theirs, &flights, duty, &ends))?;
         let order = Order { inbox: Some(inbox), sent: 0, doomed: None, abandoned: Vec::new() };
         Ok(Self {
             queue,
@@ -204,6 +217,8 @@ impl<Q: DriverQueue> Lane<Q> {
             order: Mutex::new(order),
             events: Mutex::default(),
             finished,
+            rests: duty_percent.is_some(),
+            closing,
             watcher: Some(watcher),
         })
     }
@@ -227,9 +242,20 @@ impl<Q: DriverQueue> Lane<Q> {
         self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The event of the submission that lets `value` pass, if the driver has it.
+    /// The event of the submission that lets `value` pass, if the driver has it. With a duty there is none: that point
+    /// passes later than the event.
     pub fn event(&self, value: u64) -> Option<Arc<Q::Event>> {
+        if self.rests {
+            return None;
+        }
         self.events().iter().find(|(signal, _)| *signal >= value).map(|(_, event)| Arc::clone(event))
+    }
+
+    /// The point before which nothing may be enqueued: with a duty, that of the submission before, as long as it has not
+    /// passed.
+    pub fn resting(&self) -> Option<Point> {
+        let last = self.events().back().map(|(value, _)| *value).filter(|_| self.rests)?;
+        (last > self.timeline.value()).then(|| self.timeline.id().at(last))
     }
 
     /// Enqueues a script, or runs it at once if the host can and it need not wait.
@@ -310,6 +336,7 @@ impl<Q: DriverQueue> Drop for Lane<Q> {
     fn drop(&mut self) {
         let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
         order.inbox = None;
+        self.closing.store(true, Ordering::Release);
         if let Some(watcher) = self.watcher.take() {
             // What went wrong is on the timeline.
             let _ = watcher.join();
@@ -339,9 +366,15 @@ struct Watched<Q: DriverQueue> {
 
 impl<Q: DriverQueue> Watched<Q> {
     /// The body of a watcher.
-    fn watch(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>) {
+    fn watch(
+        &self,
+        finished: &AtomicU64,
+        flights: &Receiver<Flight<Q>>,
+        mut duty: Option<Duty>,
+        closing: &AtomicBool,
+    ) {
         for flight in flights {
-            match self.end(flight) {
+            match self.end(flight, duty.as_mut(), closing) {
                 Ok(signal) => self.timeline.advance(signal.value),
                 Err(error) => self.timeline.fail(error),
             }
@@ -349,8 +382,8 @@ impl<Q: DriverQueue> Watched<Q> {
         }
     }
 
-    /// Waits for the end of a submission. What it held is let go before anyone hears of that.
-    fn end(&self, flight: Flight<Q>) -> Result<Point> {
+    /// Waits for the end of a submission, and of its rest. What it held is let go before anyone hears of that.
+    fn end(&self, flight: Flight<Q>, duty: Option<&mut Duty>, closing: &AtomicBool) -> Result<Point> {
         let (signal, after, ends, reserved, script) = match flight {
             Flight::Enqueued { signal, after, ends, reserved, script } => {
                 (signal, after, ends, reserved, script)
@@ -359,6 +392,7 @@ impl<Q: DriverQueue> Watched<Q> {
         };
         // Points of the same device pass or fail as long as the driver works.
         let started = after.iter().try_for_each(|after| after.timeline.wait(after.value, None).map(drop));
+        let begun_ns = Timing::now_ns();
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
@@ -367,7 +401,14 @@ impl<Q: DriverQueue> Watched<Q> {
         let ended = self.queue.wait(&ends.last).inspect_err(|error| self.common.note(error));
         reserved?;
         ended?;
-        if let Some((start_ns, end_ns)) = self.queue.times_ns(&ends) {
+        let mut times_ns = self.queue.times_ns(&ends);
+        if let Some(duty) = duty {
+            let (start_ns, end_ns) = times_ns.unwrap_or_else(|| (begun_ns, Timing::now_ns()));
+            duty.rest(end_ns.saturating_sub(start_ns), closing);
+            // Rest counts as the submission's time.
+            times_ns = times_ns.map(|_| (start_ns, Timing::now_ns().max(end_ns)));
+        }
+        if let Some((start_ns, end_ns)) = times_ns {
             self.common.add(Timing { point: signal, start_ns, end_ns });
         }
         Ok(signal)

@@ -2,7 +2,7 @@
 //!
 //! This module must not know what the work is.
 
-use ragtag_hal::Timing;
+use crate::backend::Timing;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const CLOSING_PERIOD: Duration = Duration::from_millis(20);
 
 /// A duty cycle. Systems let threads sleep for longer than they ask for; what was rested too long counts for later.
 #[derive(Debug)]
-pub(crate) struct Duty {
+pub struct Duty {
     percent: u32,
     /// Rest that is due, less what was rested too much.
     due_ns: i64,
@@ -19,12 +19,12 @@ pub(crate) struct Duty {
 
 impl Duty {
     /// A device that works for so many hundredths of the time: 1 to 100.
-    pub(crate) fn new(percent: u32) -> Self {
+    pub fn new(percent: u32) -> Self {
         Self { percent: percent.clamp(1, 100), due_ns: 0 }
     }
 
     /// Rests after so much work, unless the device closes.
-    pub(crate) fn rest(&mut self, worked_ns: u64, closing: &AtomicBool) {
+    pub fn rest(&mut self, worked_ns: u64, closing: &AtomicBool) {
         let until_ns = self.worked(worked_ns).map(|rest_ns| Timing::now_ns().saturating_add(rest_ns));
         let Some(until_ns) = until_ns else { return };
         let began_ns = Timing::now_ns();

@@ -1,0 +1,213 @@
+//! A part of a device's multiprocessors: a green context, of which only the streams are used. The primary context stays the
+//! current one, since a green context may be current on one thread at a time.
+//!
+//! The functions came with CUDA 12.4, that for streams with 12.5; older drivers lack them. Layouts and signatures are those
+//! of `cuda.h` of CUDA 12.9, which 13 keeps.
+//!
+//! This module must not know what runs on the streams.
+
+use super::functions::Functions;
+use cudarc::driver::sys::{CUdevice, CUstream};
+use ragtag_hal::{Error, Result};
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// `CU_DEV_RESOURCE_TYPE_SM`.
+const MULTIPROCESSORS: c_uint = 1;
+/// `CU_GREEN_CTX_DEFAULT_STREAM`, which has to be said.
+const DEFAULT_STREAM: c_uint = 1;
+
+/// `CUdevResource`, as far as it is about multiprocessors.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Resource {
+    kind: c_uint,
+    internal: [u8; 92],
+    multiprocessors: c_uint,
+    rest: [u8; 44],
+}
+
+impl Resource {
+    const NONE: Self = Self { kind: 0, internal: [0; 92], multiprocessors: 0, rest: [0; 44] };
+}
+
+type GetResource = unsafe extern "C" fn(CUdevice, *mut Resource, c_uint) -> c_uint;
+type Split = unsafe extern "C" fn(
+    *mut Resource,
+    *mut c_uint,
+    *const Resource,
+    *mut Resource,
+    c_uint,
+    c_uint,
+) -> c_uint;
+type Describe = unsafe extern "C" fn(*mut *mut c_void, *mut Resource, c_uint) -> c_uint;
+type Create = unsafe extern "C" fn(*mut *mut c_void, *mut c_void, CUdevice, c_uint) -> c_uint;
+type Destroy = unsafe extern "C" fn(*mut c_void) -> c_uint;
+type CreateStream = unsafe extern "C" fn(*mut CUstream, *mut c_void, c_uint, c_int) -> c_uint;
+
+/// A function that older drivers lack.
+///
+/// # Safety
+/// The driver's header declares a function of this name like `T`.
+unsafe fn newer<T: Copy>(functions: &Functions, name: &CStr) -> Result<T> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { functions.find_newer(name) };
+    found.ok_or_else(|| Error::Unsupported {
+        what: format!("a part of the multiprocessors: the driver lacks {}", name.to_string_lossy()),
+    })
+}
+
+/// A part of a device.
+pub(super) struct Partition {
+    functions: Arc<Functions>,
+    /// The green context; the driver takes it from one thread at a time.
+    raw: Mutex<*mut c_void>,
+    destroy: Destroy,
+    create_stream: CreateStream,
+}
+
+// SAFETY: the handle is used under the lock alone.
+unsafe impl Send for Partition {}
+// SAFETY: as above.
+unsafe impl Sync for Partition {}
+
+impl Partition {
+    /// Exactly so many multiprocessors of a device whose primary context is retained.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the driver cannot, or gives another number: it rounds up, on current devices to eights.
+    pub(super) fn new(functions: &Arc<Functions>, device: CUdevice, count: u32) -> Result<Self> {
+        // SAFETY: types as in `cuda.h`.
+        let (get, split, describe, create, destroy, create_stream): (
+            GetResource,
+            Split,
+            Describe,
+            Create,
+            Destroy,
+            CreateStream,
+        ) = unsafe {
+            (
+                newer(functions, c"cuDeviceGetDevResource")?,
+                newer(functions, c"cuDevSmResourceSplitByCount")?,
+                newer(functions, c"cuDevResourceGenerateDesc")?,
+                newer(functions, c"cuGreenCtxCreate")?,
+                newer(functions, c"cuGreenCtxDestroy")?,
+                newer(functions, c"cuGreenCtxStreamCreate")?,
+            )
+        };
+        let check = |call: &str, code: c_uint| functions.check(call, code);
+        let (mut whole, mut part, mut rest) = (Resource::NONE, Resource::NONE, Resource::NONE);
+        // SAFETY: writes one resource.
+        check("cuDeviceGetDevResource", unsafe { get(device, &mut whole, MULTIPROCESSORS) })?;
+        let mut groups = 1;
+        // SAFETY: reads one resource, writes as many as `groups` says and one more.
+        let code = unsafe { split(&mut part, &mut groups, &whole, &mut rest, 0, count) };
+        check("cuDevSmResourceSplitByCount", code)?;
+        if groups != 1 || part.multiprocessors != count {
+            let (given, all) = (part.multiprocessors, whole.multiprocessors);
+            let what = format!("{count} of {all} multiprocessors: the driver gives {given}");
+            return Err(Error::Unsupported { what });
+        }
+        let (mut description, mut raw) = (null_mut(), null_mut());
+        // SAFETY: reads one resource, writes one handle.
+        check("cuDevResourceGenerateDesc", unsafe { describe(&mut description, &mut part, 1) })?;
+        // SAFETY: the description was made for this device; writes one handle.
+        check("cuGreenCtxCreate", unsafe { create(&mut raw, description, device, DEFAULT_STREAM) })?;
+        Ok(Self { functions: Arc::clone(functions), raw: Mutex::new(raw), destroy, create_stream })
+    }
+
+    /// A stream whose kernels run on this part.
+    pub(super) fn stream(&self, flags: c_uint) -> Result<CUstream> {
+        let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = null_mut();
+        // SAFETY: the green context lives; writes one handle.
+        let code = unsafe { (self.create_stream)(&mut stream, *raw, flags, 0) };
+        self.functions.check("cuGreenCtxStreamCreate", code).map(|()| stream)
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        let raw = *self.raw.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: made in `new` and owned alone; streams keep the context that has this.
+        report(self.functions.check("cuGreenCtxDestroy", unsafe { (self.destroy)(raw) }));
+    }
+}
+
+/// A failure to give something back: nobody can do anything about it.
+pub(super) fn report(result: Result<()>) {
+    if let Err(error) = result {
+        tracing::debug!(%error, "an object of the driver was not given back");
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::print_stdout)] // a skip is visible
+mod tests {
+    use super::*;
+
+    /// What a driver for a device of 132 multiprocessors does, which come in eights, with the layouts of `cuda.h`.
+    const GREEN: &str = r"
+        struct resource { unsigned type; unsigned char padding[92]; unsigned count; unsigned char rest[44]; };
+        int cuDeviceGetDevResource(int device, struct resource *whole, unsigned type) {
+            whole->type = type; whole->count = 132; return type == 1 ? 0 : 1;
+        }
+        int cuDevSmResourceSplitByCount(struct resource *part, unsigned *groups, const struct resource *whole,
+                                        struct resource *rest, unsigned flags, unsigned least) {
+            if (*groups != 1 || whole->type != 1 || whole->count != 132 || flags || least > 132) return 1;
+            part->type = 1; part->count = (least + 7) / 8 * 8; rest->count = 132 - part->count; return 0;
+        }
+        int cuDevResourceGenerateDesc(void **description, struct resource *parts, unsigned count) {
+            *description = (void *)(unsigned long)parts->count; return count == 1 ? 0 : 1;
+        }
+        int cuGreenCtxCreate(void **green, void *description, int device, unsigned flags) {
+            *green = description; return flags == 1 ? 0 : 1;
+        }
+        int cuGreenCtxDestroy(void *green) { return green ? 0 : 1; }
+        int cuGreenCtxStreamCreate(void **stream, void *green, unsigned flags, int priority) {
+            *stream = green; return flags == 1 && priority == 0 ? 0 : 1;
+        }";
+
+    /// A driver of nothing but its names, with more functions in C.
+    fn driver(folder: &std::path::Path, more: &str) -> Arc<Functions> {
+        let plain: String =
+            Functions::NAMES.iter().map(|name| format!("int {name}() {{ return 0; }}\n")).collect();
+        let version = "int cuDriverGetVersion(int *version) { *version = 12090; return 0; }\n";
+        let (source, library) = (folder.join("driver.c"), folder.join("libdriver.so"));
+        std::fs::write(&source, plain + version + more).unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        let built = compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status().unwrap();
+        assert!(built.success());
+        Arc::new(
+            Functions::load_one_of(&[library.to_str().unwrap()]).unwrap_or_else(|error| panic!("{error}")),
+        )
+    }
+
+    #[test]
+    fn resources_lie_as_the_header_says() {
+        assert_eq!((size_of::<Resource>(), align_of::<Resource>()), (144, 8));
+        assert_eq!(std::mem::offset_of!(Resource, multiprocessors), 96);
+    }
+
+    #[test]
+    fn a_part_has_as_many_multiprocessors_as_were_asked_for_or_there_is_none() {
+        if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
+            println!("skipped: no C compiler");
+            return;
+        }
+        let (new, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let functions = driver(new.path(), GREEN);
+        let part = Partition::new(&functions, 0, 64).unwrap();
+        assert_eq!(part.stream(1).unwrap() as usize, 64, "a stream of that part");
+        let refused = |functions, count| Partition::new(functions, 0, count).err().unwrap();
+        assert!(matches!(refused(&functions, 65), Error::Unsupported { what } if what.contains("gives 72")));
+        assert!(matches!(refused(&functions, 200), Error::Api { .. }));
+        let older = driver(old.path(), "");
+        let why = refused(&older, 64);
+        assert!(
+            matches!(&why, Error::Unsupported { what } if what.contains("cuDeviceGetDevResource")),
+            "{why}"
+        );
+    }
+}

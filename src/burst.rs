@@ -1,0 +1,111 @@
+//! Bursts of work, timed: what benchmarks measure.
+//!
+//! This module must not know what was predicted.
+
+use crate::error::{Error, Result};
+use crate::session::{Event, Generation, Prompt, Session, TokenStream};
+use ragtag_scheduler::compare::Burst;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+/// When the tokens of a burst came.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BurstTimes {
+    /// From the submission of all sequences until the last of them ended, in seconds.
+    pub seconds: f64,
+    /// For each sequence when its new tokens came, in seconds since the submission.
+    pub tokens_s: Vec<Vec<f64>>,
+}
+
+impl BurstTimes {
+    /// New tokens per second of all sequences while all of them generate: after the last first token and up to the first
+    /// last one. `None` if there is no such time.
+    pub fn together_tokens_per_s(&self) -> Option<f64> {
+        let from = self.tokens_s.iter().filter_map(|one| one.first()).copied().reduce(f64::max)?;
+        let to = self.tokens_s.iter().filter_map(|one| one.last()).copied().reduce(f64::min)?;
+        let inside = self.tokens_s.iter().flatten().filter(|&&at| at > from && at <= to).count();
+        (to > from).then(|| inside as f64 / (to - from))
+    }
+}
+
+/// A sequence of a burst.
+struct Sequence {
+    stream: TokenStream,
+    times: Vec<f64>,
+    ended: bool,
+}
+
+impl Session {
+    /// Gives a burst of work to the pipeline at once and waits for all of it. Its prompts are made up; sequences go on after
+    /// the model's end token.
+    ///
+    /// # Errors
+    /// As [`Session::generate`] and its stream; [`Error::Usage`] if a sequence had no room for all of its tokens.
+    pub async fn burst(&self, burst: &Burst) -> Result<BurstTimes> {
+        let (prompt, new_tokens, count) = match *burst {
+            // A prompt ends with the one token that proves that it was processed.
+            Burst::Prompts { tokens, sequences } => (tokens, 1, sequences),
+            Burst::Generations { prompt, tokens, sequences } => (prompt, tokens, sequences),
+        };
+        let generation = Generation { max_tokens: new_tokens, ignore_end: true, ..Generation::greedy() };
+        let vocabulary = self.vocabulary();
+        let started = Instant::now();
+        let mut sequences = Vec::new();
+        for sequence in 0..count {
+            let token = |at: u32| at.wrapping_mul(31).wrapping_add(sequence.wrapping_mul(97)) % vocabulary;
+            let ids: Vec<u32> = (0..prompt).map(token).collect();
+            let stream = self.generate(Prompt::Tokens(&ids), &generation)?;
+            sequences.push(Sequence { stream, times: Vec::new(), ended: false });
+        }
+        std::future::poll_fn(|context| {
+            for sequence in sequences.iter_mut().filter(|sequence| !sequence.ended) {
+                sequence.take(context, started, new_tokens)?;
+            }
+            let ended = sequences.iter().all(|sequence| sequence.ended);
+            if ended { Poll::Ready(Ok::<_, Error>(())) } else { Poll::Pending }
+        })
+        .await?;
+        let seconds = started.elapsed().as_secs_f64();
+        Ok(BurstTimes { seconds, tokens_s: sequences.into_iter().map(|sequence| sequence.times).collect() })
+    }
+}
+
+impl Sequence {
+    /// Takes what has come.
+    fn take(&mut self, context: &mut Context<'_>, started: Instant, wanted: u32) -> Result<()> {
+        while let Poll::Ready(event) = self.stream.poll_event(context) {
+            match event? {
+                Event::Token { id: Some(_), .. } => self.times.push(started.elapsed().as_secs_f64()),
+                // Text that had been held back.
+                Event::Token { id: None, .. } => {}
+                Event::Finished(summary) if summary.new_tokens == wanted => {
+                    self.ended = true;
+                    return Ok(());
+                }
+                Event::Finished(summary) => {
+                    return Err(Error::Usage(format!("a sequence ended early ({})", summary.reason)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_count_while_all_sequences_generate() {
+        let times = |tokens_s: &[&[f64]]| BurstTimes {
+            seconds: 9.0,
+            tokens_s: tokens_s.iter().map(|one| one.to_vec()).collect(),
+        };
+        // From 2 to 4: tokens at 3 and 4 of the first, at 2.5, 3.5 of the second.
+        let two = times(&[&[1.0, 2.0, 3.0, 4.0], &[2.0, 2.5, 3.5, 4.5]]);
+        assert_eq!(two.together_tokens_per_s(), Some(2.0));
+        assert_eq!(times(&[&[1.0, 2.0], &[3.0, 4.0]]).together_tokens_per_s(), None);
+        assert_eq!(times(&[&[1.0]]).together_tokens_per_s(), None);
+        assert_eq!(times(&[]).together_tokens_per_s(), None);
+    }
+}
