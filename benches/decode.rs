@@ -71,6 +71,7 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
         sequences: 1,
         chunk: plan.chunk,
         logit_rows: 1,
+        boundary: plan.boundary,
     };
     let segments = model
         .graph()

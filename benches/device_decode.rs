@@ -123,6 +123,7 @@ fn engine(
         sequences,
         chunk: plan.chunk,
         logit_rows: 1,
+        boundary: plan.boundary,
     };
     let segments = model.graph().segments(&lowering);
     let segments = segments.map_err(|cause| ragtag::Error::Model { name: name.into(), cause })?;

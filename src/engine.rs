@@ -196,6 +196,7 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
         sequences: plan.sequences,
         chunk: plan.chunk,
         logit_rows: if all_logits { plan.chunk } else { plan.sequences.min(plan.chunk) },
+        boundary: plan.boundary,
     }
 }
 

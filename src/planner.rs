@@ -8,7 +8,7 @@ use crate::calibrate::Calibration;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{Granularity, Lowering, Segment};
+use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::{Plan, PlanModel};
 use ragtag_scheduler::planner::{self, Baseline, Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
@@ -65,6 +65,7 @@ impl Planner {
             decode_groups: None,
             kv: KvType::F16,
             activations: Activations::Int8,
+            boundary: None,
         };
         Self {
             model: model.clone(),
@@ -180,6 +181,13 @@ impl Planner {
         self
     }
 
+    /// The form in which activations cross between stages, instead of the one that is predicted to be better. f16 is for fast
+    /// activations: [`Planner::plan`] refuses it with exact ones.
+    pub fn boundary(mut self, boundary: Boundary) -> Self {
+        self.limits.boundary = Some(boundary);
+        self
+    }
+
     /// A segment must be on a device; segment 0 is the embedding, the last one the head.
     pub fn pin(mut self, segment: u32, device: &str) -> Self {
         self.constraints.pins.push(Pin { segment, device: device.into() });
@@ -271,6 +279,8 @@ impl Planner {
             sequences: limits.sequences,
             chunk,
             logit_rows: limits.logit_rows.min(chunk),
+            // No segment's costs depend on it.
+            boundary: Boundary::F32,
         };
         let as_error = |cause| Error::Model { name: self.model.name().into(), cause };
         self.model.graph().with_granularity(self.granularity).segments(&lowering).map_err(as_error)

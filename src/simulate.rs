@@ -1,8 +1,8 @@
 //! Plans simulated: what a load of requests would get of a pipeline, without running it.
 
+use crate::engine::lowering;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::Lowering;
 use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
 use ragtag_scheduler::{DeviceFacts, Links};
@@ -57,18 +57,10 @@ pub fn simulation_spec(
     links: &Links,
     load: &Load,
 ) -> Result<SimSpec> {
-    let lowering = Lowering {
-        activations: plan.activations,
-        kv: plan.kv,
-        context: plan.context,
-        sequences: plan.sequences,
-        chunk: plan.chunk,
-        logit_rows: plan.sequences.min(plan.chunk),
-    };
     let segments = model
         .graph()
         .with_granularity(plan.model.granularity)
-        .segments(&lowering)
+        .segments(&lowering(plan, false))
         .map_err(|cause| Error::Model { name: model.name().into(), cause })?;
     let facts = crate::planner::model_facts(model)?;
     Ok(SimSpec::of_plan(plan, &facts, &segments, devices, links, load)?)

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod arch;
+mod boundary;
 mod builder;
 pub mod checkpoint;
 mod compile;
@@ -29,6 +30,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use arch::{ARCHITECTURES, Architecture, Hyperparameters, Llama3Scaling};
+pub use boundary::Boundary;
 pub use compile::{CompileError, buckets, compile};
 pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};

@@ -1,6 +1,7 @@
 //! A model: its numbers, its weights and its operator graph, lowered for a form of activations.
 
 use crate::arch::{Architecture, Hyperparameters};
+use crate::boundary::Boundary;
 use crate::checkpoint;
 use crate::error::{FormatError, TokenizerError};
 use crate::gguf::{Metadata, ModelFile};
@@ -90,6 +91,8 @@ pub struct Lowering {
     pub chunk: u32,
     /// Most rows of a micro-batch of which logits are wanted.
     pub logit_rows: u32,
+    /// Form in which activations cross between stages.
+    pub boundary: Boundary,
 }
 
 impl Lowering {

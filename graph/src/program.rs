@@ -21,8 +21,11 @@ pub enum Place {
     Kv(usize),
     /// The stage's scratch buffer; steps of one micro-batch share it and the compute queue keeps micro-batches apart.
     Scratch,
-    /// The slot's rows: what came in over the edge, updated in place, and what leaves over the next edge.
+    /// The slot's rows: the residual stream, updated in place. They came in over the edge and leave over the next one, unless
+    /// activations cross in another form.
     Activation,
+    /// The slot's rows in the form in which they cross, if that is another one: what came in, and then what leaves.
+    Crossing,
     /// The slot's logits (last stage only).
     Logits,
     /// The slot's parameter block.
@@ -213,8 +216,10 @@ pub struct CompiledStage {
     pub variants: Vec<String>,
     /// Size of the scratch buffer; 0 if none is needed.
     pub scratch_bytes: u64,
-    /// Bytes of one row of activations, as they cross to the next stage.
+    /// Bytes of one row of activations, as the stage keeps them.
     pub row_bytes: u64,
+    /// Bytes of one row in the form in which it crosses, if that is another one than it is kept in.
+    pub crossing_row_bytes: Option<u64>,
     /// Bytes of one row of logits; 0 unless this is the last stage.
     pub logit_row_bytes: u64,
     /// One program for each bucket, by ascending rows. The last bucket is the largest micro-batch.
@@ -237,12 +242,23 @@ impl CompiledStage {
         self.programs.last().map_or(0, |p| p.params.logit_rows)
     }
 
-    /// Bytes that one slot takes: parameters, activations, logits.
-    pub fn slot_bytes(&self) -> u64 {
+    /// The buffers of one slot, in bytes: parameters, activations, activations as they cross, logits. There is none where it
+    /// says 0.
+    pub fn slot_buffers(&self) -> [u64; 4] {
         let params = self.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
-        params
-            + u64::from(self.max_rows()) * self.row_bytes
-            + u64::from(self.max_logit_rows()) * self.logit_row_bytes
+        let rows = u64::from(self.max_rows());
+        let crossing = rows * self.crossing_row_bytes.unwrap_or(0);
+        [params, rows * self.row_bytes, crossing, u64::from(self.max_logit_rows()) * self.logit_row_bytes]
+    }
+
+    /// Bytes of one row of activations as it crosses to the next stage, or comes from the one before.
+    pub fn edge_row_bytes(&self) -> u64 {
+        self.crossing_row_bytes.unwrap_or(self.row_bytes)
+    }
+
+    /// Bytes that one slot takes.
+    pub fn slot_bytes(&self) -> u64 {
+        self.slot_buffers().iter().sum()
     }
 
     /// Bytes that the stage takes with `slots` slots, staging apart.

@@ -176,11 +176,19 @@ fn row_major_if_plain(tensor_type: TensorType) -> Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Granularity, test_models};
+    use crate::{Boundary, Granularity, test_models};
     use ragtag_kernels::KvType;
 
     fn lowering(activations: Activations) -> Lowering {
-        Lowering { activations, kv: KvType::F16, context: 100, sequences: 2, chunk: 48, logit_rows: 3 }
+        Lowering {
+            activations,
+            kv: KvType::F16,
+            context: 100,
+            sequences: 2,
+            chunk: 48,
+            logit_rows: 3,
+            boundary: Boundary::F32,
+        }
     }
 
     /// Every third block has other weights, as files of mixed types have.

@@ -3,8 +3,8 @@
 //! After a wanted change: `INSTA_UPDATE=always cargo test -p ragtag-graph --test snapshots`, and look at the difference.
 
 use ragtag_graph::{
-    CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source, WeightContent,
-    compile,
+    Boundary, CompiledStage, Granularity, Lowering, MemorySource, Model, ModelFile, Place, Source,
+    WeightContent, compile,
 };
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType, Layout, TensorType};
@@ -45,7 +45,15 @@ fn plain_caps() -> Caps {
 }
 
 fn lowering(activations: Activations) -> Lowering {
-    Lowering { activations, kv: KvType::F16, context: 100, sequences: 2, chunk: 6, logit_rows: 2 }
+    Lowering {
+        activations,
+        kv: KvType::F16,
+        context: 100,
+        sequences: 2,
+        chunk: 6,
+        logit_rows: 2,
+        boundary: Boundary::F32,
+    }
 }
 
 /// Nodes of the first block and of the head, with their inputs.
@@ -169,6 +177,54 @@ fn stages_of_whole_blocks_are_the_same_at_any_granularity() {
                 assert_eq!(same.weights, stage.weights);
                 assert_eq!((same.kv_bytes, same.scratch_bytes), (stage.kv_bytes, stage.scratch_bytes));
                 assert_eq!((same.row_bytes, same.logit_row_bytes), (stage.row_bytes, stage.logit_row_bytes));
+            }
+        }
+    }
+}
+
+/// What a stage in the middle does first and last, in any bucket, besides what one does whose activations cross as f32.
+#[test]
+fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
+    let (model, f32_rows) = (llama(), lowering(Activations::Int8));
+    let f16_rows = Lowering { boundary: Boundary::F16, ..f32_rows };
+    for caps in [plain_caps(), wide_caps(), cuda_caps()] {
+        for (segments, arrives, leaves) in
+            [(0..14, false, false), (0..4, false, true), (4..9, true, true), (9..14, true, false)]
+        {
+            let stage = |lowering| compile(&model, segments.clone(), lowering, &caps).unwrap();
+            let (plain, stage) = (stage(&f32_rows), stage(&f16_rows));
+            assert_eq!((plain.crossing_row_bytes, stage.row_bytes), (None, plain.row_bytes));
+            // Rows of f16 are padded to 64 values.
+            let pitch = stage.row_bytes / 4 * 2;
+            assert_eq!(stage.crossing_row_bytes, Some(pitch.next_multiple_of(128)));
+            let crossing = u64::from(stage.max_rows()) * stage.crossing_row_bytes.unwrap();
+            assert_eq!(stage.slot_bytes(), plain.slot_bytes() + crossing);
+            for (plain, program) in plain.programs.iter().zip(&stage.programs) {
+                let kernel = |step: &ragtag_graph::Step| {
+                    stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
+                };
+                let places =
+                    |step: &ragtag_graph::Step| step.slices.iter().map(|s| s.place).collect::<Vec<_>>();
+                let mut steps = &program.steps[..];
+                if arrives {
+                    let (first, rest) = steps.split_first().unwrap();
+                    assert_eq!((kernel(first), first.segment), ("copy".into(), segments.start));
+                    assert_eq!(places(first), [Place::Crossing, Place::Activation]);
+                    steps = rest;
+                }
+                if leaves {
+                    let (last, rest) = steps.split_last().unwrap();
+                    assert_eq!((kernel(last), last.segment), ("quantize/f16".into(), segments.end - 1));
+                    assert_eq!(places(last), [Place::Params, Place::Activation, Place::Crossing]);
+                    steps = rest;
+                }
+                let slices = |steps: &[ragtag_graph::Step]| -> Vec<_> {
+                    steps
+                        .iter()
+                        .map(|step| (step.slices.clone(), step.constants.clone(), step.grid))
+                        .collect()
+                };
+                assert_eq!(slices(steps), slices(&plain.steps));
             }
         }
     }

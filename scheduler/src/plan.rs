@@ -5,7 +5,7 @@
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
-use ragtag_graph::Granularity;
+use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;
 use schemars::JsonSchema;
@@ -52,6 +52,10 @@ pub struct Plan {
     /// How activations enter matrix products.
     #[schemars(schema_with = "crate::schemas::activations")]
     pub activations: Activations,
+    /// The form in which activations cross from each stage to the next; f32 where a plan does not say.
+    #[serde(default)]
+    #[schemars(schema_with = "crate::schemas::boundary")]
+    pub boundary: Boundary,
     /// The stages, in the order of the segments.
     pub stages: Vec<PlanStage>,
     /// How activations cross from each stage to the next: one less than there are stages.
@@ -320,6 +324,12 @@ pub enum InvalidPlan {
         /// Number of stages.
         stages: usize,
     },
+    /// Activations that cross in a form which is not of the class that the plan is for.
+    #[error("the plan's boundary is {boundary} with exact activations, which cross as f32")]
+    Boundary {
+        /// The form.
+        boundary: Boundary,
+    },
     /// A figure that makes no sense.
     #[error("the plan's {field} is {value}; {wanted}")]
     Figure {
@@ -394,6 +404,9 @@ impl Plan {
         check_partition(&parts, model.segments, devices)?;
         if self.edges.len() + 1 != self.stages.len() {
             return Err(InvalidPlan::Routes { routes: self.edges.len(), stages: self.stages.len() });
+        }
+        if self.activations == Activations::F32 && self.boundary != Boundary::F32 {
+            return Err(InvalidPlan::Boundary { boundary: self.boundary });
         }
         self.validate_figures()
     }
@@ -475,6 +488,7 @@ mod tests {
             slots: 2,
             kv: KvType::F16,
             activations: Activations::Int8,
+            boundary: Boundary::F32,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
             edges: vec![PlanEdge {
                 route: Route::HostStaged { chunk_bytes: 65536, depth: 4 },
@@ -589,6 +603,8 @@ mod tests {
         assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));
         assert!(with(&|p| p.context = 0).contains("context is 0"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
+        let exact = with(&|p| (p.boundary, p.activations) = (Boundary::F16, Activations::F32));
+        assert!(exact.contains("boundary is f16 with exact activations"), "{exact}");
         let ring = Route::HostStaged { chunk_bytes: 1, depth: 0 };
         assert!(with(&|p| p.edges[0].route = ring).contains("a ring needs"));
     }
@@ -603,6 +619,20 @@ mod tests {
         assert_eq!(Plan::from_json(&json), Ok(halves));
         assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
         assert!(Plan::from_json(&json.replacen("half-block", "third", 1)).is_err());
+    }
+
+    #[test]
+    fn a_plan_that_names_no_boundary_crosses_as_f32() {
+        let mut narrow = plan();
+        narrow.boundary = Boundary::F16;
+        let json = narrow.to_json();
+        let field = "  \"boundary\": \"f16\",\n";
+        assert!(json.contains(field), "{json}");
+        assert_eq!(Plan::from_json(&json), Ok(narrow));
+        assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
+        let error =
+            Plan::from_json(&json.replacen(field, "  \"boundary\": \"f8\",\n", 1)).expect_err("unknown");
+        assert!(error.to_string().contains("boundary"), "{error}");
     }
 
     #[test]

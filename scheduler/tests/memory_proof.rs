@@ -1,7 +1,7 @@
 //! The planner's memory proof against the stages that are really compiled, for the bundled models: weights, cache and slots
 //! to the byte, scratch no less than what is taken. Buffers count as devices take them, in whole size classes.
 
-use ragtag_graph::{Granularity, Lowering, MemorySource, Model, ModelFile};
+use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFile};
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType};
@@ -70,6 +70,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
             decode_groups: None,
             kv: lowering.kv,
             activations: lowering.activations,
+            boundary: Some(lowering.boundary),
         },
         constraints: planner::Constraints::NONE,
         trials: false,
@@ -105,7 +106,9 @@ fn scratch_is_proved_whatever_kernels_a_device_has() {
         let model = model(name);
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
             let (kv, activations) = (KvType::F16, Activations::Int8);
-            let lowering = Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows };
+            let boundary = Boundary::F32;
+            let lowering =
+                Lowering { activations, kv, context: 1500, sequences: 3, chunk, logit_rows, boundary };
             for caps in [caps(), gpu_caps(), cuda_caps()] {
                 let halves = model.with_granularity(Granularity::HalfBlock);
                 let splits = [(&model, "0-6=cpu:0,7-13=cpu:1"), (&halves, "0-13=cpu:0,14-25=cpu:1")];
@@ -129,13 +132,14 @@ fn the_proof_is_what_compiled_stages_take() {
     for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
         let model = model(name);
         let forms = [
-            (KvType::F16, Activations::Int8),
-            (KvType::F32, Activations::F32),
-            (KvType::F16, Activations::F16),
+            (KvType::F16, Activations::Int8, Boundary::F32),
+            (KvType::F16, Activations::Int8, Boundary::F16),
+            (KvType::F32, Activations::F32, Boundary::F32),
+            (KvType::F16, Activations::F16, Boundary::F32),
         ];
-        for (kv, activations) in forms {
-            let lowering =
-                Lowering { activations, kv, context: 500, sequences: 3, chunk: 100, logit_rows: 5 };
+        for (kv, activations, boundary) in forms {
+            let (context, sequences, chunk, logit_rows) = (500, 3, 100, 5);
+            let lowering = Lowering { activations, kv, context, sequences, chunk, logit_rows, boundary };
             let blocks = ["0-13=cpu:0", "0=cpu:0,1-13=cpu:1", "0-6=cpu:0,7-13=cpu:1", "0-12=cpu:0,13=cpu:1"];
             let halves =
                 ["0-25=cpu:0", "0-1=cpu:0,2-25=cpu:1", "0-13=cpu:0,14-25=cpu:1", "0-23=cpu:0,24-25=cpu:1"];
@@ -154,11 +158,14 @@ fn the_proof_is_what_compiled_stages_take() {
                     let told = format!("{name} {split} {kv:?} on {}: {promised:?}", stage.device);
                     assert_eq!(promised.weights, sum(&weights), "weights, {told}");
                     assert_eq!(promised.kv, sum(&compiled.kv_bytes), "kv, {told}");
+                    let rows = u64::from(compiled.max_rows());
                     let slot = [
                         compiled.programs.iter().map(|p| p.params.bytes()).max().expect("programs"),
-                        u64::from(compiled.max_rows()) * compiled.row_bytes,
+                        rows * compiled.row_bytes,
+                        rows * compiled.crossing_row_bytes.unwrap_or(0),
                         u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
                     ];
+                    assert_eq!(compiled.crossing_row_bytes.is_some(), boundary == Boundary::F16);
                     assert_eq!(promised.slots, u64::from(SLOTS) * sum(&slot), "slots, {told}");
                     let scratch = class_bytes(compiled.scratch_bytes);
                     assert!(promised.scratch >= scratch, "scratch {scratch}, {told}");

@@ -5,7 +5,7 @@
 use super::CalibrationOptions;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{CompiledStage, Lowering, Segment};
+use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
 use ragtag_scheduler::SoloBatch;
 use ragtag_scheduler::cost::{MicroBatch, ProfileIdentity, SegmentKey, TimePoint};
@@ -77,6 +77,7 @@ impl Steps {
             sequences: most,
             chunk: chunk.max(most),
             logit_rows: most,
+            boundary: Boundary::F32,
         };
         let as_error = |cause| Error::Model { name: model.name().into(), cause };
         let segments = model.graph().segments(&lowering).map_err(as_error)?;

@@ -141,6 +141,10 @@ pub(crate) struct PlacementArgs {
     /// Form of the activations in products with quantised weights: f32 is exact, int8 is fast.
     #[arg(long, value_name = "FORM", default_value = "int8")]
     pub(crate) activations: ActivationsArg,
+    /// Form in which activations cross between stages: f16 is half the bytes, and not for --activations f32. Default: what is
+    /// predicted to be faster, or as the plan of --plan has it.
+    #[arg(long, value_name = "FORM")]
+    pub(crate) boundary: Option<BoundaryArg>,
     /// Do not time devices of unknown speed first; assume what is usual of their kind. They are timed where there are
     /// several to choose from, about a second each, once.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = clap::builder::FalseyValueParser::new())]
@@ -157,6 +161,13 @@ pub(crate) enum Kv {
 pub(crate) enum ActivationsArg {
     F32,
     Int8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BoundaryArg {
+    Auto,
+    F32,
+    F16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -184,6 +195,14 @@ pub(crate) struct DescribedArgs {
     /// Type of the matrices of a directory without weights: f16, q8_0, q4_k … Default: what its config.json says.
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) assume_type: Option<TensorType>,
+}
+
+/// Devices of which only the figures are needed.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct FleetArgs {
+    /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
+    pub(crate) fleet: Option<String>,
 }
 
 /// The tensor type of this name, in upper or lower case.
@@ -283,9 +302,8 @@ pub(crate) struct PlanArgs {
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
-    /// Plan for devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
-    pub(crate) fleet: Option<String>,
+    #[command(flatten)]
+    pub(crate) fleet: FleetArgs,
     /// What to minimise: latency (of one sequence), throughput, first-token, or mix:latency=1,throughput=2. Default:
     /// throughput.
     #[arg(long, value_name = "OBJECTIVE")]
@@ -540,9 +558,8 @@ pub(crate) struct SimulateArgs {
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,
-    /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
-    pub(crate) fleet: Option<String>,
+    #[command(flatten)]
+    pub(crate) fleet: FleetArgs,
     /// How many requests.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1048576))]
     pub(crate) requests: u32,

@@ -1,6 +1,8 @@
 //! `ragtag plan`, and how the other commands come by their plan.
 
-use super::args::{ActivationsArg, DeviceArgs, GranularityArg, Kv, PlacementArgs, PlanArgs};
+use super::args::{
+    ActivationsArg, BoundaryArg, DeviceArgs, FleetArgs, GranularityArg, Kv, PlacementArgs, PlanArgs,
+};
 use super::output::{bytes, note, print, table};
 use super::pictures::{Pictures, bars};
 use crate::devices::Devices;
@@ -9,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
-use ragtag_graph::Granularity;
+use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
@@ -43,6 +45,16 @@ impl From<GranularityArg> for Granularity {
 impl PlacementArgs {
     fn kv(&self) -> KvType {
         kv_type(self.kv, self.activations)
+    }
+
+    /// The form in which activations cross, if it is not left to the planner; `usual` where nothing is said.
+    fn boundary(&self, usual: Option<Boundary>) -> Option<Boundary> {
+        match self.boundary {
+            None => usual,
+            Some(BoundaryArg::Auto) => None,
+            Some(BoundaryArg::F32) => Some(Boundary::F32),
+            Some(BoundaryArg::F16) => Some(Boundary::F16),
+        }
     }
 }
 
@@ -96,6 +108,9 @@ fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>
     if let Some(rows) = args.chunk {
         planner = planner.chunk(rows);
     }
+    if let Some(boundary) = args.boundary(None) {
+        planner = planner.boundary(boundary);
+    }
     if let Some(split) = &args.split {
         planner = planner.split(split.parse()?);
     }
@@ -129,6 +144,10 @@ fn like_file(planner: Planner, path: &Path, model: &Model, args: &PlacementArgs)
     let labels: Vec<_> = labels.iter().map(String::as_str).collect();
     let granularity = args.granularity.map_or(plan.model.granularity, Granularity::from);
     plan.validate(&crate::planner::plan_model(model, granularity)?, &labels).map_err(invalid)?;
+    let planner = match args.boundary(Some(plan.boundary)) {
+        Some(boundary) => planner.boundary(boundary),
+        None => planner,
+    };
     Ok(planner
         .granularity(granularity)
         .context(args.ctx.unwrap_or(plan.context))
@@ -145,7 +164,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let pictures = Pictures::new(&args.pictures, args.json)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs { sequences: args.parallel, all_logits: false, context: None };
-    let planner = for_fleet_or_devices(&model, args.fleet.as_deref(), &args.devices, &args.placement, needs)?;
+    let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let planner = aimed(planner, args);
     let mut report = Report::new(planner.plan()?);
     if pictures.are_wanted() {
@@ -164,12 +183,12 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
 /// A planner for a fleet, or for the devices that are there.
 pub(super) fn for_fleet_or_devices(
     model: &Model,
-    fleet: Option<&str>,
+    fleet: &FleetArgs,
     devices: &DeviceArgs,
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Planner> {
-    let planner = match fleet {
+    let planner = match &fleet.fleet {
         Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
         None => on_devices(model, &open_devices(model, devices)?, placement, needs),
     };

@@ -26,7 +26,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
         all_logits: false,
         context: Some(longest(&load).min(model.hyperparameters().context)),
     };
-    let planner = for_fleet_or_devices(&model, args.fleet.as_deref(), &args.devices, &args.placement, needs)?;
+    let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let plan = &planner.plan()?;
     note(&summary(plan));
     let (devices, links) = planner.facts();

@@ -128,35 +128,38 @@ impl Gantt {
         Self { title: "The simulation".into(), source: GanttSource::Simulated, ..gantt }
     }
 
-    /// Two parts of a long timeline that fit on a page: the first prefill chunks, and some decode steps from its middle.
+    /// Two parts of a long timeline that fit on a page: the first prefill chunks, and the decode steps in a row in which the
+    /// stages have most to do.
     pub fn excerpts(&self) -> Vec<Self> {
-        let prefill = self.first_of(GanttKind::Prefill);
-        let decode = self.first_of(GanttKind::Decode);
-        let middle = decode.len().saturating_sub(GROUPS * STEPS) / 2;
+        let prefill = self.computed(GanttKind::Prefill);
+        let decode = self.computed(GanttKind::Decode);
+        let densest = densest(&decode, GROUPS * STEPS);
         let parts = [
-            ("The first prompt chunks", prefill.iter().copied().take(CHUNKS).collect::<Vec<_>>()),
-            ("Decode steps", decode.iter().copied().skip(middle).take(GROUPS * STEPS).collect()),
+            ("The first prompt chunks", &prefill[..prefill.len().min(CHUNKS)]),
+            ("Decode steps", &decode[densest..decode.len().min(densest + GROUPS * STEPS)]),
         ];
-        let parts = parts.into_iter().filter(|(_, ids)| !ids.is_empty());
-        parts.map(|(title, ids)| self.only(title, &ids)).collect()
+        let parts = parts.into_iter().filter(|(_, part)| !part.is_empty());
+        parts.map(|(title, part)| self.only(title, part)).collect()
     }
 
     /// The micro-batches that were computed as this kind, in the order of their first start.
-    fn first_of(&self, kind: GanttKind) -> Vec<u64> {
-        let mut starts: BTreeMap<u64, f64> = BTreeMap::new();
+    fn computed(&self, kind: GanttKind) -> Vec<Computed> {
+        let mut known: BTreeMap<u64, Computed> = BTreeMap::new();
         for span in self.spans.iter().filter(|span| span.kind == kind) {
-            if let Some(id) = span.micro_batch {
-                starts.entry(id).and_modify(|at| *at = at.min(span.start_us)).or_insert(span.start_us);
-            }
+            let Some(id) = span.micro_batch else { continue };
+            let GanttSpan { start_us, end_us, .. } = *span;
+            let of = known.entry(id).or_insert(Computed { id, start_us, end_us, busy_us: 0.0 });
+            (of.start_us, of.end_us) = (of.start_us.min(start_us), of.end_us.max(end_us));
+            of.busy_us += end_us - start_us;
         }
-        let mut ids: Vec<_> = starts.into_iter().collect();
-        ids.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
-        ids.into_iter().map(|(id, _)| id).collect()
+        let mut computed: Vec<_> = known.into_values().collect();
+        computed.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(a.id.cmp(&b.id)));
+        computed
     }
 
     /// The spans of these micro-batches, from time 0 on, numbered in their order.
-    fn only(&self, title: &str, ids: &[u64]) -> Self {
-        let number = |span: &GanttSpan| ids.iter().position(|id| Some(*id) == span.micro_batch);
+    fn only(&self, title: &str, of: &[Computed]) -> Self {
+        let number = |span: &GanttSpan| of.iter().position(|one| Some(one.id) == span.micro_batch);
         let spans = self.spans.iter().filter_map(|span| Some((number(span)? as u64, span)));
         let start_us = spans.clone().map(|(_, span)| span.start_us).fold(f64::INFINITY, f64::min);
         let shifted = spans.map(|(number, span)| GanttSpan {
@@ -173,6 +176,34 @@ impl Gantt {
     pub fn end_us(&self) -> f64 {
         self.spans.iter().map(|span| span.end_us).filter(|us| us.is_finite()).fold(0.0, f64::max)
     }
+}
+
+/// A micro-batch, as far as stages computed it.
+#[derive(Clone, Copy, Debug)]
+struct Computed {
+    id: u64,
+    /// Its first start on any stage.
+    start_us: f64,
+    /// Its last end.
+    end_us: f64,
+    /// What it took, all stages together.
+    busy_us: f64,
+}
+
+/// Where those of so many micro-batches in a row begin that keep the stages busiest while they last. Of rows that are about as
+/// dense it is the one nearest to the middle: the rest of a timeline is like it, and its ends are not.
+fn densest(all: &[Computed], count: usize) -> usize {
+    const SAME: f64 = 0.01;
+    let density = |row: &[Computed]| {
+        let start_us = row.iter().map(|one| one.start_us).fold(f64::INFINITY, f64::min);
+        let end_us = row.iter().map(|one| one.end_us).fold(0.0, f64::max);
+        row.iter().map(|one| one.busy_us).sum::<f64>() / (end_us - start_us)
+    };
+    let densities: Vec<f64> = all.windows(count.min(all.len()).max(1)).map(density).collect();
+    let most = densities.iter().copied().fold(0.0, f64::max);
+    let middle = densities.len().saturating_sub(1) / 2;
+    let dense = (0..densities.len()).filter(|at| densities[*at] >= most * (1.0 - SAME));
+    dense.min_by_key(|at| at.abs_diff(middle)).unwrap_or(0)
 }
 
 fn lane_name(queue: QueueKind) -> &'static str {
@@ -328,14 +359,42 @@ mod tests {
         assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
     }
 
-    #[test]
-    fn excerpts_of_decode_are_from_the_middle() {
-        let spans =
-            (0..1000).map(|id| span(0, QueueKind::Compute, SpanKind::Compute, id, 1, [id * 10, id * 10 + 5]));
-        let gantt = Gantt::of_trace(&Trace::of(spans.collect(), vec!["cpu:0".into()]), 1);
-        let excerpts = gantt.excerpts();
+    /// Where a decode step starts when each takes 5 µs on a stage and comes 10 µs after the one before; on the next one it
+    /// starts 5 µs later. The second number says of how many the interval is a hundred times as long.
+    fn excerpt(steps: u64, sparse: impl Fn(u64) -> bool) -> Gantt {
+        let mut at_ns = 0;
+        let mut spans = Vec::new();
+        for id in 0..steps {
+            for stage in 0..2 {
+                let start_ns = at_ns + 5000 * u64::from(stage);
+                let times = [start_ns, start_ns + 5000];
+                spans.push(span(stage, QueueKind::Compute, SpanKind::Compute, id, 1, times));
+            }
+            at_ns += if sparse(id) { 1_000_000 } else { 10_000 };
+        }
+        let devices = vec!["cpu:0".into(), "cpu:1".into()];
+        let mut excerpts = Gantt::of_trace(&Trace::of(spans, devices), 1).excerpts();
         assert_eq!(excerpts.len(), 1);
-        assert_eq!(excerpts[0].spans.len(), GROUPS * STEPS);
-        assert_eq!(excerpts[0].spans[0].start_us, 0.0);
+        excerpts.remove(0)
+    }
+
+    #[test]
+    fn excerpts_of_decode_are_where_stages_have_most_to_do() {
+        let shown = GROUPS * STEPS;
+        let dense_us = 10.0 * shown as f64;
+        // All alike, few, or few at all.
+        for (steps, expected) in [(1000, shown), (shown as u64, shown), (3, 3)] {
+            let excerpt = excerpt(steps, |_| false);
+            assert_eq!(excerpt.spans.len(), 2 * expected);
+            assert_eq!((excerpt.spans[0].start_us, excerpt.end_us()), (0.0, 10.0 * expected as f64));
+        }
+        // Only some steps near the start, or near the end, follow each other at once.
+        for first in [3, 900] {
+            let excerpt = excerpt(1000, |id| !(first..first + 60).contains(&id));
+            assert_eq!((excerpt.spans.len(), excerpt.end_us()), (2 * shown, dense_us));
+        }
+        // The middle is as sparse as all but a few that are too few for an excerpt: as many of them as there are.
+        let excerpt = excerpt(1000, |id| !(700..710).contains(&id));
+        assert!(excerpt.end_us() < 1000.0 * (shown - 9) as f64 + dense_us, "{}", excerpt.end_us());
     }
 }

@@ -231,6 +231,7 @@ fn predicted_us(
         sequences: rows,
         chunk: 64,
         logit_rows: rows,
+        boundary: ragtag::Boundary::F32,
     };
     let batch = ragtag_scheduler::cost::MicroBatch {
         rows,

@@ -254,6 +254,46 @@ fn a_plan_is_a_table_with_reasons_or_json_that_makes_the_same_plan_again() {
     assert_eq!(lasting(&run["plan"]), lasting(&made));
 }
 
+#[test]
+fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
+    let split = ["--split", "0-6=cpu:0,7-13=cpu:1", "--ctx", "64"];
+    let with = |more: &[&str]| done(&[&["plan", "--json"], more, &split, &TWO[..]].concat());
+    for (form, told) in
+        [("f32", "activations cross as f32, as asked"), ("f16", "activations cross as f16, as asked")]
+    {
+        let plan = with(&["--boundary", form]).json();
+        assert_eq!(plan["boundary"], form);
+        let reasons = plan["reasons"].as_array().unwrap();
+        assert!(reasons.iter().any(|reason| reason.as_str().unwrap().contains(told)), "{reasons:?}");
+    }
+    // Where a row is as small as here, two more dispatches cost more than what they save.
+    assert_eq!(with(&["--boundary", "auto"]).json()["boundary"], "f32");
+    assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
+
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.json");
+    std::fs::write(&path, with(&["--boundary", "f16"]).out).unwrap();
+    let run = |more: &[&str]| {
+        done(
+            &[&["run", "-p", "Once upon a time", "-n", "12", "--temp", "0", "--json"], more, &TWO[..]]
+                .concat(),
+        )
+        .json()
+    };
+    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--boundary", "f32"]].concat()));
+    assert_eq!((&narrow["plan"]["boundary"], &wide["plan"]["boundary"]), (&"f16".into(), &"f32".into()));
+    assert_eq!(numbers(&narrow["tokens"]).len(), 12);
+    assert_eq!(run(&["--plan", text(&path), "--boundary", "auto"])["plan"]["boundary"], "f32");
+
+    for command in ["plan", "run", "bench", "simulate"] {
+        let arguments = [&[command, "--boundary", "f16", "--activations", "f32"], &TWO[..]].concat();
+        let output = ragtag().args(&arguments).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{command}: {message}");
+        assert!(message.contains("exact activations (f32) cross as f32"), "{command}: {message}");
+    }
+}
+
 // ---- inspect ------------------------------------------------------------------------------------------------------
 
 #[test]

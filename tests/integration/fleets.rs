@@ -190,6 +190,7 @@ fn a_config_alone_is_planned_for_like_the_checkpoint() {
         sequences: 2,
         chunk: 64,
         logit_rows: 2,
+        boundary: ragtag::Boundary::F32,
     };
     let described = Model::open_metadata(folder.path(), None).unwrap();
     let whole = Model::open_metadata(support::checkpoint(), None).unwrap();

@@ -1,7 +1,7 @@
 //! Every golden model against an implementation that shares nothing with this project, in both numerics classes.
 
 use crate::support::{self, MODELS, Setup, argmax, golden, relative_error};
-use ragtag::Model;
+use ragtag::{Boundary, Model};
 use ragtag_kernels::{Activations, NumericsClass};
 
 fn check_logits(activations: Activations, class: NumericsClass) {
@@ -31,6 +31,37 @@ fn fast_logits_are_within_2e_2() {
 #[test]
 fn logits_with_f16_activations_are_within_2e_2() {
     check_logits(Activations::F16, NumericsClass::Fast);
+}
+
+/// Activations that cross as f16, at every cut and at all of them: no cut gives the bits of one device, each is within the
+/// fast class.
+#[test]
+fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
+    let each: Vec<_> = (0..14).map(|segment| format!("{segment}=cpu:{segment}")).collect();
+    for name in MODELS {
+        let Some(path) = support::model_path(name) else { continue };
+        let (model, golden) = (Model::open(path).unwrap(), golden(name));
+        let ids = &golden.cases[0].prompt_ids;
+        let logits = |split: Option<&str>, cpu_devices, boundary| {
+            let activations = Activations::Int8;
+            let setup = Setup { activations, boundary, split, cpu_devices, chunk: 24, ..Default::default() };
+            support::block_on(support::engine(&model, &setup).session().logits(ids)).unwrap()
+        };
+        let alone = logits(None, 1, Boundary::F32);
+        let cuts = (1..14).map(|cut| (format!("0-{}=cpu:0,{cut}-13=cpu:1", cut - 1), 2));
+        let mut worst = 0f64;
+        for (split, devices) in cuts.chain([(each.join(","), 14)]) {
+            let narrow = logits(Some(&split), devices, Boundary::F16);
+            let error = relative_error(&narrow, &golden.logits);
+            assert!(error <= NumericsClass::Fast.tolerance(), "{name}, {split}: {error}");
+            // It is f16 that crosses. What an embedding gives may be f16 as it is.
+            let moved = relative_error(&narrow, &alone);
+            let is_moved = moved > 0.0 || split.starts_with("0-0=");
+            assert!(is_moved && moved <= NumericsClass::Fast.tolerance(), "{name}, {split}: {moved}");
+            worst = worst.max(error);
+        }
+        println!("{name}: relative error {worst:.2e} at most");
+    }
 }
 
 #[test]
@@ -97,6 +128,26 @@ fn fast_perplexity_is_within_a_percent() {
         println!("{name}: {perplexity:.3}, published {published}");
         assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
         assert_eq!(json["tokens"], 16 * 127);
+    }
+}
+
+/// The same figures where activations cross as f16, three times on their way.
+#[test]
+fn fast_perplexity_with_f16_boundaries_is_within_a_percent() {
+    for (name, published) in [("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)] {
+        let path = support::model_path(name).unwrap();
+        let text = support::root().join("tests/golden/held.txt");
+        let output = support::ragtag()
+            .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
+            .args(["--ctx", "256", "--chunks", "16", "--json", "--cpu-devices", "4", "--threads", "1"])
+            .args(["--boundary", "f16", "--split", "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let perplexity = json["perplexity"].as_f64().unwrap();
+        println!("{name}: {perplexity:.3}, published {published}");
+        assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
     }
 }
 

@@ -6,7 +6,7 @@
 use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
-use ragtag::{DeviceOptions, Devices, Generation, Model, Prompt};
+use ragtag::{Boundary, DeviceOptions, Devices, Generation, Model, Prompt};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::process::Command;
@@ -156,6 +156,45 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
             }
             println!("{first} → {second}: {} cuts, {compared} tokens", cuts.len());
             assert!(compared > 8 * cuts.len());
+        }
+    });
+}
+
+/// Activations that cross as f16 between the processor and each API, and from each API to the next.
+#[test]
+fn f16_boundaries_between_apis_are_within_2e_2() {
+    within(900, || {
+        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let golden = golden(BITNET);
+        let mut all = vec!["cpu:0".to_string()];
+        for adapter in adapters() {
+            if !all.iter().any(|label| label.split(':').next() == Some(&*adapter.backend)) {
+                all.push(adapter.label());
+            }
+        }
+        all.sort();
+        let pairs = all.windows(2).flat_map(|pair| [(&pair[0], &pair[1]), (&pair[1], &pair[0])]);
+        for (cut, (first, second)) in (1..SEGMENTS).cycle().step_by(4).zip(pairs) {
+            let split = format!("0-{}={first},{cut}-{}={second}", cut - 1, SEGMENTS - 1);
+            let devices = format!("{first},{second}");
+            let (activations, boundary) = (Activations::Int8, Boundary::F16);
+            let setup = Setup {
+                devices: &devices,
+                split: Some(&split),
+                activations,
+                boundary,
+                chunk: 24,
+                ..Setup::default()
+            };
+            let engine = support::engine(&model, &setup);
+            let kernels: Vec<_> = engine.stages().iter().flat_map(|stage| &stage.kernels).collect();
+            for kernel in ["quantize/f16", "copy"] {
+                assert!(kernels.iter().any(|name| name.starts_with(kernel)), "{split}: {kernels:?}");
+            }
+            let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+            let error = relative_error(&logits, &golden.logits);
+            println!("{split}: relative error {error:.2e}");
+            assert!(error <= NumericsClass::Fast.tolerance(), "{split}: {error}");
         }
     });
 }

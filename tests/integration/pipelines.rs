@@ -5,8 +5,8 @@ use crate::support::{
     self, Said, Setup, block_on, golden, greedy, listen, model_path, relative_error, within,
 };
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model, Planner,
-    Prompt, Reason, Session, overlap,
+    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model,
+    Planner, Prompt, Reason, Session, overlap,
 };
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_scheduler::SpanKind;
@@ -154,6 +154,49 @@ fn three_four_and_fourteen_devices_give_the_bits_of_one() {
             assert_same_bits(&logits(&model, &setup, &ids), &alone, split);
         }
     });
+}
+
+/// A token whose row of the embedding has an outlier, as the residual stream of some models has.
+fn with_an_outlier(token: usize, value: f32) -> Model {
+    let mut bytes = support::model_bytes(LLAMA);
+    let table = support::tensor_data(&bytes, "token_embd.weight");
+    let width = open(LLAMA).hyperparameters().width as usize;
+    // A block of Q8_0: a scale as f16, and 32 quanta.
+    let at = table.start + token * width / 32 * 34;
+    let mut block = [0; 34];
+    block[..2].copy_from_slice(&half::f16::from_f32(value / 100.0).to_le_bytes());
+    block[2] = 100;
+    support::patch(&mut bytes, at, &block);
+    Model::from_bytes("outlier", bytes).unwrap()
+}
+
+/// What is beyond the largest f16 becomes that, and what is below it is rounded: neither is an infinity, and no row spoils
+/// another.
+#[test]
+fn outliers_that_cross_as_f16_stay_finite() {
+    let ids = ids(LLAMA, 8);
+    let (token, before) = (ids[5] as usize, ids[..5].iter().all(|id| *id != ids[5]));
+    assert!(before);
+    let cut = "0=cpu:0,1-13=cpu:1";
+    let with = |value: f32, boundary| {
+        let model = with_an_outlier(token, value);
+        let activations = Activations::Int8;
+        let setup = Setup { cpu_devices: 2, split: Some(cut), activations, boundary, ..Setup::default() };
+        (model.hyperparameters().vocabulary as usize, logits(&model, &setup, &ids))
+    };
+    for value in [6e4, 1e5, 3e6] {
+        let (vocabulary, wide) = with(value, Boundary::F32);
+        let (_, narrow) = with(value, Boundary::F16);
+        assert!(narrow.iter().chain(&wide).all(|logit| logit.is_finite()), "{value}");
+        // Rows before the outlier know nothing of it.
+        let error = relative_error(&narrow[..5 * vocabulary], &wide[..5 * vocabulary]);
+        assert!(error <= NumericsClass::Fast.tolerance(), "{value}: {error}");
+        let row = 5 * vocabulary..6 * vocabulary;
+        let error = relative_error(&narrow[row.clone()], &wide[row]);
+        println!("an outlier of {value}: relative error {error:.2e} in its row");
+        // A norm follows: alone in its row it says the same whatever its size.
+        assert!(error <= NumericsClass::Fast.tolerance(), "{value}: {error}");
+    }
 }
 
 // ---- Micro-batches ------------------------------------------------------------------------------------------------

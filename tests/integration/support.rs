@@ -1,7 +1,7 @@
 //! What the tests share: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
-    DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
+    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
     Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
@@ -88,6 +88,7 @@ pub struct Setup<'a> {
     pub granularity: Granularity,
     pub split: Option<&'a str>,
     pub activations: Activations,
+    pub boundary: Boundary,
     pub chunk: u32,
     pub sequences: u32,
     pub context: u32,
@@ -105,6 +106,7 @@ impl Default for Setup<'_> {
             granularity: Granularity::Block,
             split: None,
             activations: Activations::F32,
+            boundary: Boundary::F32,
             chunk: 32,
             sequences: 1,
             context: 128,
@@ -138,6 +140,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
         .chunk(setup.chunk)
         .granularity(setup.granularity)
         .activations(setup.activations)
+        .boundary(setup.boundary)
         .kv(if setup.activations == Activations::F32 { KvType::F32 } else { KvType::F16 });
     if setup.all_logits {
         planner = planner.all_logits();

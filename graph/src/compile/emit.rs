@@ -40,8 +40,10 @@ impl Emitter<'_> {
         let layers = kv_layers(self.graph, &segments);
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
+        let arriving = self.arriving(&segments)?;
         let steps: Result<Vec<_>, _> = inside.map(|node| self.node(node, &layers)).collect();
-        Ok(steps?.concat())
+        let leaving = self.leaving(&segments)?;
+        Ok(arriving.into_iter().chain(steps?.concat()).chain(leaving).collect())
     }
 
     /// The steps of a node: one, but for what reads weights that are kept in parts.
@@ -205,7 +207,7 @@ impl Emitter<'_> {
         self.dispatch(segment, kernel, rows, arguments, constants)
     }
 
-    fn dispatch(
+    pub(super) fn dispatch(
         &mut self,
         segment: usize,
         kernel: Kernel,
@@ -222,8 +224,12 @@ impl Emitter<'_> {
                 self.variants.len() - 1
             }
         };
-        // Only the widening of weights knows nothing of the micro-batch.
-        let params = (!matches!(kernel, Kernel::Widen(_))).then_some((Place::Params, 0, self.params.bytes()));
+        // Only the widening of weights, and of rows that cross, knows nothing of the micro-batch.
+        let params = (!matches!(kernel, Kernel::Widen(_) | Kernel::Copy)).then_some((
+            Place::Params,
+            0,
+            self.params.bytes(),
+        ));
         let slices = params
             .into_iter()
             .chain(arguments)

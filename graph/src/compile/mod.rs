@@ -5,9 +5,11 @@
 //! its rows; kernels read the true count from the parameter block, so padding is neither computed nor written. A bucket
 //! takes no device memory of its own: scratch is sized for the largest.
 
+mod crossing;
 mod emit;
 mod storage;
 
+use crate::boundary::Boundary;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::passes;
@@ -94,6 +96,7 @@ pub fn compile(
     }
     let h = model.hyperparameters();
     let last = segments.end == model.segment_count();
+    let row_bytes = u64::from(h.width) * 4;
     let stage = CompiledStage {
         module: Module {
             name: format!("segments {}-{}", segments.start, segments.end.saturating_sub(1)),
@@ -104,7 +107,9 @@ pub fn compile(
         variants: variants.iter().map(|v| format!("{} {}", v.kernel, v.name)).collect(),
         kv_bytes: kv_bytes(model, &plain, &segments, lowering),
         scratch_bytes,
-        row_bytes: u64::from(h.width) * 4,
+        row_bytes,
+        crossing_row_bytes: (lowering.boundary != Boundary::F32)
+            .then(|| lowering.boundary.row_bytes(row_bytes)),
         logit_row_bytes: if last { u64::from(h.vocabulary) * 4 } else { 0 },
         programs,
         weights,

@@ -31,6 +31,8 @@ const PARAMS_ALIGNMENT: u64 = 64;
 struct SlotBuffers {
     params: BufferId,
     activation: BufferId,
+    /// Rows as they cross, if that is in another form.
+    crossing: Option<BufferId>,
     logits: Option<BufferId>,
 }
 
@@ -92,13 +94,13 @@ impl StageMemory {
             .map(|&bytes| allocator.buffer(bytes))
             .collect::<ragtag_hal::Result<_>>()?;
         let scratch = allocator.optional(compiled.scratch_bytes)?;
-        let params_bytes = compiled.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
+        let [params_bytes, activation_bytes, crossing_bytes, logits_bytes] = compiled.slot_buffers();
         let mut slot = || -> ragtag_hal::Result<SlotBuffers> {
             Ok(SlotBuffers {
                 params: allocator.buffer(params_bytes)?,
-                activation: allocator.buffer(u64::from(compiled.max_rows()) * compiled.row_bytes)?,
-                logits: allocator
-                    .optional(u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes)?,
+                activation: allocator.buffer(activation_bytes)?,
+                crossing: allocator.optional(crossing_bytes)?,
+                logits: allocator.optional(logits_bytes)?,
             })
         };
         let slots: Vec<_> = (0..slots).map(|_| slot()).collect::<ragtag_hal::Result<_>>()?;
@@ -111,16 +113,10 @@ impl StageMemory {
 
     /// The bytes of all buffers that [`StageMemory::new`] creates.
     pub(crate) fn needed_bytes(compiled: &CompiledStage, slots: u32) -> u64 {
-        let params = compiled.programs.iter().map(|p| p.params.bytes()).max().unwrap_or(0);
-        let slot = [
-            params,
-            u64::from(compiled.max_rows()) * compiled.row_bytes,
-            u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes,
-        ];
         let weights = compiled.weights.iter().map(|weight| weight.bytes());
         let once = weights.chain(compiled.kv_bytes.iter().copied()).chain([compiled.scratch_bytes]);
         let once: u64 = once.map(class_bytes).sum();
-        once + slot.map(class_bytes).iter().sum::<u64>() * u64::from(slots)
+        once + compiled.slot_buffers().map(class_bytes).iter().sum::<u64>() * u64::from(slots)
     }
 
     pub(crate) fn compiled(&self) -> &CompiledStage {
@@ -136,9 +132,10 @@ impl StageMemory {
         &self.kv
     }
 
-    /// Bytes of a slot's activations.
-    pub(crate) fn activation(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
-        BufferRange { buffer: self.slots[slot as usize].activation, offset, bytes }
+    /// Bytes of a slot's rows as they cross.
+    pub(crate) fn edge_rows(&self, slot: u32, offset: u64, bytes: u64) -> BufferRange {
+        let buffers = &self.slots[slot as usize];
+        BufferRange { buffer: buffers.crossing.unwrap_or(buffers.activation), offset, bytes }
     }
 
     /// The first rows of a slot's logits; `None` if there are no rows, or no logits on this stage.
@@ -231,6 +228,7 @@ impl StageMemory {
             Place::Kv(index) => self.kv.get(index).copied(),
             Place::Scratch => self.scratch,
             Place::Activation => Some(buffers.activation),
+            Place::Crossing => buffers.crossing,
             Place::Logits => buffers.logits,
             Place::Params => Some(buffers.params),
         };

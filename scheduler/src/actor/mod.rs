@@ -108,6 +108,7 @@ pub(crate) struct Actor {
     previous: Option<Edge>,
     next: Option<Edge>,
     logits_part_bytes: u64,
+    /// Of a row that crosses.
     row_bytes: u64,
     own: [Arc<Timeline>; 3],
     /// How far the core knows the download timeline to be.
@@ -169,7 +170,7 @@ impl Actor {
 
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
-        let row_bytes = compiled.row_bytes;
+        let row_bytes = compiled.edge_row_bytes();
         let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
         let memory = StageMemory::new(&mut device, compiled, slots);
         let memory = memory.map_err(|cause| match cause.is_out_of_memory() {
@@ -334,7 +335,7 @@ impl Actor {
     fn act(&mut self, action: StageAction) -> Result<()> {
         match action {
             StageAction::Upload { slot, micro_batch, chunk, waits, signal } => {
-                let to = self.memory.activation(slot, chunk.offset, chunk.bytes);
+                let to = self.memory.edge_rows(slot, chunk.offset, chunk.bytes);
                 let (region, offset) = self.staged(INCOMING, &chunk);
                 let work = Work::Commands(vec![Command::Upload { region, offset, to }]);
                 let submission = Submission { queue: QueueKind::Upload, work, waits, signal };
@@ -357,7 +358,7 @@ impl Actor {
                 self.submit(submission, Label::of(SpanKind::Compute, &micro_batch, 0))
             }
             StageAction::Download { slot, micro_batch, chunk, waits, signal } => {
-                let from = self.memory.activation(slot, chunk.offset, chunk.bytes);
+                let from = self.memory.edge_rows(slot, chunk.offset, chunk.bytes);
                 let (region, offset) = self.staged(OUTGOING, &chunk);
                 let work = Work::Commands(vec![Command::Download { from, region, offset }]);
                 let submission = Submission { queue: QueueKind::Download, work, waits, signal };

@@ -33,7 +33,7 @@ pub struct Comparand<'a> {
     pub plan: &'a Plan,
     /// The model's segments, as they were planned.
     pub segments: &'a [Segment],
-    /// Bytes of one row of activations between stages.
+    /// Bytes of one row of activations, as stages keep it.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,

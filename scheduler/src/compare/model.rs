@@ -3,7 +3,7 @@
 //! This module must not know what was measured.
 
 use super::{Comparand, Phase};
-use crate::cost::{DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
+use crate::cost::{BoundaryTime, DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
 use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
@@ -129,6 +129,7 @@ impl<'a> Model<'a> {
         let mut parts = self
             .whole_stage(stage, &batches(computed, computed.logit_rows), |kind| kind != SegmentKind::Head);
         parts.overhead_us += self.device(stage).stage_us.value;
+        parts += self.boundary(stage, computed.rows as f64 / computed.micro_batches.max(1) as f64);
         // The head works for those alone that want logits.
         let rows = (computed.logit_rows * computed.micro_batches).checked_div(computed.with_logits);
         if let Some(rows) = rows {
@@ -152,6 +153,14 @@ impl<'a> Model<'a> {
             }
         }
         sum
+    }
+
+    /// What it takes a stage that so many rows cross in another form than it keeps them in.
+    fn boundary(&self, stage: usize, rows: f64) -> TimeParts {
+        let (plan, row_bytes) = (self.of.plan, self.of.row_bytes);
+        let BoundaryTime { overhead_us, moving_us } =
+            BoundaryTime::new(plan.boundary, self.device(stage), rows, row_bytes);
+        TimeParts { overhead_us, moving_us, computing_us: 0.0 }
     }
 
     /// So many bytes on an edge.
@@ -213,9 +222,11 @@ impl<'a> Model<'a> {
         }
         let stage = |stage: usize| {
             let parts = self.whole_stage(stage, &[(1.0, *batch)], |_| true);
-            parts.sum_us() + self.device(stage).stage_us.value
+            let boundary = self.boundary(stage, batch.rows.into());
+            parts.sum_us() + boundary.sum_us() + self.device(stage).stage_us.value
         };
-        let bytes = f64::from(batch.rows) * self.of.row_bytes as f64;
+        let row_bytes = self.of.plan.boundary.row_bytes(self.of.row_bytes);
+        let bytes = f64::from(batch.rows) * row_bytes as f64;
         let edges = (1..self.stages.len()).map(|next| self.edge(next - 1, bytes).sum_us());
         let times = (0..self.stages.len()).map(stage).chain(edges);
         // Hand-overs delay what passes, and occupy nothing.

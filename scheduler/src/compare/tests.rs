@@ -8,7 +8,7 @@ use crate::plan::{
 };
 use crate::split::{Split, SplitPart};
 use crate::trace::SizeReport;
-use ragtag_graph::{Granularity, SegmentKind};
+use ragtag_graph::{Boundary, Granularity, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;
@@ -76,6 +76,7 @@ fn plan() -> Plan {
         slots: 3,
         kv: KvType::F16,
         activations: Activations::Int8,
+        boundary: Boundary::F32,
         stages: split.parts.into_iter().map(stage).collect(),
         edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted: none }],
         token_return: none,

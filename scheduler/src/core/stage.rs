@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub struct StageShape {
     /// Slots: micro-batches that it can hold on the device; at least 1.
     pub slots: u32,
-    /// Bytes of one row of activations.
+    /// Bytes of one row of activations, as it crosses.
     pub row_bytes: u64,
     /// How activations come in; `None` for the first stage.
     pub incoming: Option<Route>,

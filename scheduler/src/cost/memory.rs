@@ -4,7 +4,7 @@
 
 use super::DeviceFacts;
 use crate::plan::StageMemory;
-use ragtag_graph::Segment;
+use ragtag_graph::{Boundary, Segment};
 use ragtag_hal::pool::class_bytes;
 use ragtag_kernels::params::{BLOCK_TOKENS, ParamsShape};
 use std::collections::{BTreeSet, HashMap};
@@ -23,8 +23,10 @@ pub struct StageShape {
     pub logit_rows: u32,
     /// Micro-batches that the stage holds at once.
     pub slots: u32,
-    /// Bytes of one row of activations.
+    /// Bytes of one row of activations, as stages keep it.
     pub row_bytes: u64,
+    /// The form in which rows cross. Another one than they are kept in takes room of its own, at the ends of the pipeline, too.
+    pub boundary: Boundary,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
 }
@@ -50,8 +52,12 @@ impl StageShape {
             table_blocks: u32::try_from(self.blocks()).unwrap_or(u32::MAX),
         };
         let logits = if last { u64::from(self.logit_rows).saturating_mul(self.logit_row_bytes) } else { 0 };
-        let rows = u64::from(self.rows).saturating_mul(self.row_bytes);
-        let buffers = [params.bytes(), rows, logits].map(class_bytes);
+        let rows = |row_bytes| u64::from(self.rows).saturating_mul(row_bytes);
+        let crossing = match self.boundary {
+            Boundary::F32 => 0,
+            other => rows(other.row_bytes(self.row_bytes)),
+        };
+        let buffers = [params.bytes(), rows(self.row_bytes), crossing, logits].map(class_bytes);
         buffers.into_iter().fold(0, u64::saturating_add).saturating_mul(u64::from(self.slots))
     }
 }

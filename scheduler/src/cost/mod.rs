@@ -6,6 +6,7 @@
 //!
 //! This module must not know how plans are found, and no backend: a device is its figures.
 
+mod boundary;
 mod device;
 mod figure;
 mod link;
@@ -17,6 +18,7 @@ mod profile_tests;
 mod tests;
 mod time;
 
+pub use boundary::BoundaryTime;
 pub use device::DeviceFacts;
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};

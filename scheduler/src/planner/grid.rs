@@ -1,8 +1,14 @@
 //! The search: the solver's placement at a point of the grid, and the points around it.
 //!
-//! The grid is over the chunk (the one that was asked for, or those that the model was lowered for) and the number of decode
-//! groups, at most [`POINTS`] points. A placement is exact at its point. The best placements of a point are priced at all
-//! others, and the point that is cheapest for one of them is solved next, until none is cheaper.
+//! The grid is over the form in which activations cross (both, unless one was asked for or is all that there is), the chunk
+//! (the one that was asked for, or those that the model was lowered for) and the number of decode groups, which is that of
+//! the decode micro-batches that go round: at most [`POINTS`] points. A placement is exact at its point. The search starts at
+//! a point of each form; the best placements of a point are priced at all others, and the point that is cheapest for one of
+//! them is solved next, until none is cheaper.
+//!
+//! Credits are not in the grid: a plan has one for each group or each stage, whichever are more, and one on its way. The cost
+//! model sees no difference in more, and the simulator next to none (`more_credits_than_a_plan_has_serve_no_more_requests` in
+//! its tests); fewer leave stages without work.
 //!
 //! This module must not know how plans are told.
 
@@ -11,7 +17,8 @@ use super::baselines::{self, Baseline};
 use super::pace::{Pace, Point};
 use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
-use ragtag_graph::Segment;
+use ragtag_graph::{Boundary, Segment};
+use ragtag_kernels::Activations;
 use std::sync::{Arc, OnceLock};
 
 /// Most points of the grid.
@@ -69,6 +76,7 @@ pub(super) struct Grid<'a> {
     pub input: &'a PlannerInput<'a>,
     pub context: u32,
     lowered: Vec<Arc<Lowered<'a>>>,
+    boundaries: &'static [Boundary],
     points: Vec<(Point, OnceLock<Problem<'a>>)>,
 }
 
@@ -78,14 +86,28 @@ impl<'a> Grid<'a> {
         let chunks = std::iter::once(own).chain(input.other_chunks.iter().copied());
         let lowered: Vec<_> =
             chunks.map(|(chunk, segments)| Arc::new(Lowered::new(chunk, segments))).collect();
-        let groups = groups(input, context);
-        let point = |chunk, groups| (Point { chunk, groups }, OnceLock::new());
-        let of_chunk = |lowered: &Arc<Lowered<'_>>| {
-            let chunk = lowered.chunk;
-            groups.iter().map(move |&groups| point(chunk, groups)).collect::<Vec<_>>()
-        };
-        let points = lowered.iter().flat_map(of_chunk).take(POINTS).collect();
-        Self { input, context, lowered, points }
+        let boundaries = boundaries(input);
+        let groups = groups(input, context, (POINTS / (lowered.len() * boundaries.len())).clamp(1, GROUPS));
+        let mut points = Vec::new();
+        for &boundary in boundaries {
+            for chunk in lowered.iter().map(|lowered| lowered.chunk) {
+                let of_groups = groups.iter().map(|&groups| Point { chunk, groups, boundary });
+                points.extend(of_groups.map(|point| (point, OnceLock::new())));
+            }
+        }
+        points.truncate(POINTS);
+        Self { input, context, lowered, boundaries, points }
+    }
+
+    /// Its points.
+    #[cfg(test)]
+    pub fn points(&self) -> impl Iterator<Item = Point> {
+        self.points.iter().map(|(point, _)| *point)
+    }
+
+    /// The forms among which one is chosen in which activations cross.
+    pub fn boundaries(&self) -> &'static [Boundary] {
+        self.boundaries
     }
 
     /// The segments as they are at a point.
@@ -107,11 +129,11 @@ impl<'a> Grid<'a> {
         self.problem_at(index.expect("a point of this grid"))
     }
 
-    /// The points from which a search starts, the first at which anything fits: as many decode groups as keep all devices
-    /// at work, with the chunk that was asked for and, where that needs too much memory, with others.
-    fn starts(&self) -> impl Iterator<Item = Point> + '_ {
+    /// The points from which a search starts with a boundary, the first at which anything fits: as many decode groups as keep
+    /// all devices at work, with the chunk that was asked for and, where that needs too much memory, with others.
+    fn starts(&self, boundary: Boundary) -> impl Iterator<Item = Point> + '_ {
         let most = self.points.iter().map(|(point, _)| point.groups).max().unwrap_or(1);
-        self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most })
+        self.lowered.iter().map(move |lowered| Point { chunk: lowered.chunk, groups: most, boundary })
     }
 
     /// The point that is asked about when nothing fits.
@@ -121,8 +143,13 @@ impl<'a> Grid<'a> {
 
     /// The best placement, with these devices among its own; none if none fits.
     pub fn search(&self, required: &[usize]) -> Option<Found> {
-        let mut found = self.starts().find_map(|point| self.solve(point, required))?;
-        let mut solved = vec![found.best.point];
+        // Where links are slow, placements differ with the boundary more than with anything else: each is started from.
+        let start =
+            |&boundary: &Boundary| self.starts(boundary).find_map(|point| self.solve(point, required));
+        let starts: Vec<Found> = self.boundaries.iter().filter_map(start).collect();
+        let mut solved: Vec<Point> = starts.iter().map(|found| found.best.point).collect();
+        let better = |a: Found, b: Found| if b.best.is_better_than(&a.best) { b } else { a };
+        let mut found = starts.into_iter().reduce(better)?;
         while solved.len() < SOLVED {
             let candidates: Vec<_> = std::iter::once(&found.best)
                 .chain(&found.others)
@@ -195,13 +222,25 @@ fn runs(placement: &Placement) -> Vec<Run> {
     placement.stages.iter().map(run).collect()
 }
 
-/// Numbers of decode groups that differ in what a group has: from one to as many as there may be stages, and no more than
-/// [`GROUPS`].
-fn groups(input: &PlannerInput<'_>, context: u32) -> Vec<u32> {
+/// The forms in which activations may cross, the one first that takes less memory: the one that was asked for, or all of
+/// their class if they have anywhere to cross to.
+fn boundaries(input: &PlannerInput<'_>) -> &'static [Boundary] {
+    match input.limits.boundary {
+        Some(Boundary::F32) => &[Boundary::F32],
+        Some(Boundary::F16) => &[Boundary::F16],
+        None if input.limits.activations == Activations::F32 || input.devices.len() == 1 => &[Boundary::F32],
+        None => &Boundary::ALL,
+    }
+}
+
+/// Numbers of decode groups that differ in what a group has: from one to as many as there may be stages, so many numbers at
+/// most.
+fn groups(input: &PlannerInput<'_>, context: u32, numbers: usize) -> Vec<u32> {
     if let Some(groups) = input.limits.decode_groups {
         return vec![groups];
     }
-    let pace = |groups| Pace::new(input, context, Point { chunk: input.limits.chunk, groups });
+    let boundary = Boundary::default();
+    let pace = |groups| Pace::new(input, context, Point { chunk: input.limits.chunk, groups, boundary });
     let most = pace(1).sequences.min(u32::try_from(input.devices.len()).unwrap_or(u32::MAX)).max(1);
     let mut different: Vec<u32> = Vec::new();
     for groups in 1..=most {
@@ -210,7 +249,11 @@ fn groups(input: &PlannerInput<'_>, context: u32) -> Vec<u32> {
             different.push(groups);
         }
     }
-    let step = different.len().div_ceil(GROUPS).max(1);
+    if numbers == 1 {
+        return different.last().copied().into_iter().collect();
+    }
+    // The first and the last among them.
+    let step = (different.len() - 1).div_ceil(numbers - 1).max(1);
     let last = different.last().copied();
     let mut kept: Vec<_> = different.into_iter().step_by(step).collect();
     if kept.last().copied() != last {

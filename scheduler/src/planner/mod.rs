@@ -30,7 +30,7 @@ pub use baselines::Baseline;
 use grid::{Choice, Found, Grid};
 use pace::{Point, Times};
 use problem::{Lowered, Problem, Run};
-use ragtag_graph::{Granularity, Segment};
+use ragtag_graph::{Boundary, Granularity, Segment};
 use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ pub struct ModelFacts {
     pub digest: String,
     /// Positions that it was trained for.
     pub context: u32,
-    /// Bytes of one row of activations between stages.
+    /// Bytes of one row of activations, as stages keep it.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,
@@ -71,6 +71,8 @@ pub struct PlanLimits {
     pub kv: KvType,
     /// How activations enter matrix products.
     pub activations: Activations,
+    /// The form in which they cross between stages; by default the better one. Exact activations cross as f32.
+    pub boundary: Option<Boundary>,
 }
 
 /// A segment that must be on a device.
@@ -157,6 +159,14 @@ pub enum PlanError {
     /// The user's split does not suit the model or the devices.
     #[error("the split: {0}")]
     Split(#[from] PartitionError),
+    /// Activations that are to cross in a form which is not of their class.
+    #[error(
+        "exact activations (f32) cross as f32: a boundary of {boundary} is for fast ones, as --activations int8 has them"
+    )]
+    ExactBoundary {
+        /// The form.
+        boundary: Boundary,
+    },
     /// It fits nowhere.
     #[error("{}", reasons::does_not_fit(.0))]
     DoesNotFit(Box<DoesNotFit>),
@@ -299,6 +309,12 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
             return Err(PlanError::BadLimit { what: "every chunk" });
         }
     }
+    if let Some(boundary) = limits.boundary
+        && boundary != Boundary::F32
+        && limits.activations == Activations::F32
+    {
+        return Err(PlanError::ExactBoundary { boundary });
+    }
     check_objective(input.objective)?;
     check_constraints(input)?;
     if let Some(split) = input.split {
@@ -371,7 +387,8 @@ fn given_runs(input: &PlannerInput<'_>) -> Option<Vec<Run>> {
 
 /// Whether some placement (the user's, if there is one) fits at this context.
 fn fits(input: &PlannerInput<'_>, lowered: &Arc<Lowered<'_>>, context: u32) -> bool {
-    let point = Point { chunk: input.limits.chunk, groups: 1 };
+    let boundary = input.limits.boundary.unwrap_or_default();
+    let point = Point { chunk: input.limits.chunk, groups: 1, boundary };
     let problem = Problem::new(input, Arc::clone(lowered), context, point);
     match given_runs(input) {
         Some(runs) => problem.prove(&runs).is_ok(),
@@ -470,11 +487,12 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         chunk: chosen.point.chunk,
         decode_rows: chosen.pace.decode_rows,
         decode_groups: chosen.point.groups,
-        // As many as keep every stage at work, with one more on its way.
+        // As many as keep every stage at work, with one more on its way: see `grid` for why it is never another number.
         credits: chosen.point.groups.max(stages).saturating_add(1),
         slots: input.limits.slots,
         kv: input.limits.kv,
         activations: input.limits.activations,
+        boundary: chosen.point.boundary,
         stages: chosen.runs.iter().enumerate().map(stage).collect(),
         edges: chosen.runs.windows(2).zip(&evaluation.crossings).map(edge).collect(),
         token_return: predicted(&evaluation.token_return),

@@ -7,6 +7,7 @@ use super::PlannerInput;
 use super::solver::{Costs, Score};
 use crate::cost::MicroBatch;
 use crate::objective::Objective;
+use ragtag_graph::Boundary;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
@@ -17,6 +18,8 @@ pub(super) struct Point {
     pub chunk: u32,
     /// Micro-batches over which generating sequences are spread.
     pub groups: u32,
+    /// Form in which activations cross between stages.
+    pub boundary: Boundary,
 }
 
 /// How long something takes for each of the micro-batches of a [`Pace`], in microseconds.

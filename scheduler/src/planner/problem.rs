@@ -5,7 +5,9 @@
 use super::pace::{Pace, Point, Times};
 use super::solver::{Costs, Crossing, DeviceCosts, Instance, SharedBus};
 use super::{PlannerInput, Shortage};
-use crate::cost::{DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageShape, segment_time_us};
+use crate::cost::{
+    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageShape, segment_time_us,
+};
 use crate::plan::StageMemory;
 use crate::split::Span;
 use ragtag_graph::Segment;
@@ -95,13 +97,14 @@ impl<'a> Problem<'a> {
             logit_rows: limits.logit_rows.min(point.chunk),
             slots: limits.slots,
             row_bytes: input.model.row_bytes,
+            boundary: point.boundary,
             logit_row_bytes: input.model.logit_row_bytes,
         };
         let pace = Pace::new(input, context, point);
         let kinds = Kinds::new(lowered.segments);
         let before = input.devices.iter().map(|device| kinds.times_before(input, device, &pace)).collect();
         let links = links(input);
-        let crossings = links.iter().map(|link| crossing_times(input, &pace, link)).collect();
+        let crossings = links.iter().map(|link| crossing_times(input, point, &pace, link)).collect();
         Self { input, point, pace, shape, lowered, before, crossings, links }
     }
 
@@ -176,7 +179,7 @@ impl<'a> Problem<'a> {
     /// How long one crossing occupies something that links share.
     fn shared_times(&self, shared: &SharedLink) -> Times {
         let rate = shared.bandwidth_bytes_per_s.value;
-        self.pace.times(|batch| crossing_bytes(self.input, batch.rows) as f64 / rate * 1e6)
+        self.pace.times(|batch| crossing_bytes(self.input, self.point, batch.rows) as f64 / rate * 1e6)
     }
 
     /// How long the shared links are occupied, all crossings of a placement together.
@@ -193,7 +196,9 @@ impl<'a> Problem<'a> {
 
     /// What any stage on a device takes besides its segments.
     fn stage_times(&self, device: usize) -> Times {
-        Times::always(self.input.devices[device].stage_us.value)
+        let (device, row_bytes) = (&self.input.devices[device], self.input.model.row_bytes);
+        let boundary = |rows: u32| BoundaryTime::new(self.point.boundary, device, rows.into(), row_bytes);
+        Times::always(device.stage_us.value) + self.pace.times(|batch| boundary(batch.rows).sum_us())
     }
 
     /// What any stage on a device costs besides its segments: a hand-over delays, and keeps nobody busy.
@@ -344,13 +349,13 @@ fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     links
 }
 
-fn crossing_bytes(input: &PlannerInput<'_>, rows: u32) -> u64 {
-    u64::from(rows).saturating_mul(input.model.row_bytes)
+fn crossing_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
+    u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
 }
 
-fn crossing_times(input: &PlannerInput<'_>, pace: &Pace, link: &LinkFacts) -> Times {
+fn crossing_times(input: &PlannerInput<'_>, point: Point, pace: &Pace, link: &LinkFacts) -> Times {
     match link.route {
         Route::SameDevice => Times::default(),
-        _ => pace.times(|batch| link.time_us(crossing_bytes(input, batch.rows))),
+        _ => pace.times(|batch| link.time_us(crossing_bytes(input, point, batch.rows))),
     }
 }

@@ -3,11 +3,12 @@
 //! This module must not decide anything: it tells what the search and the explanation found.
 
 use super::grid::{Choice, Grid};
-use super::pace::Pace;
+use super::pace::{Pace, Point};
 use super::trial::Trial;
 use super::{Baseline, DoesNotFit, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Bottleneck, Explanation, LeftOut, Place};
+use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
 /// What counts as the same time: sums in another order differ by less.
@@ -54,6 +55,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
     reasons.push(speed(chosen));
     if chosen.runs.len() > 1 {
         reasons.push(idle(chosen, explanation));
+        reasons.extend(boundary(grid, chosen));
     }
     match grid.input.split {
         Some(_) => reasons.push(against_own(explanation)),
@@ -141,6 +143,37 @@ fn idle(chosen: &Choice, explanation: &Explanation) -> String {
         percent(explanation.decode_idle),
         count(chosen.pace.decode_groups as usize, "group"),
     )
+}
+
+/// In which form activations cross, where that is a choice, and what comes of it.
+fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
+    let form = chosen.point.boundary;
+    if grid.input.limits.boundary.is_some() {
+        return Some(format!("boundaries: activations cross as {form}, as asked"));
+    }
+    let other = grid.boundaries().iter().find(|other| **other != form)?;
+    let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
+        return Some(format!("boundaries: activations cross as {form}; as {other} the plan would not fit"));
+    };
+    let gain = with.score_us() / chosen.score_us() - 1.0;
+    if form == Boundary::F32 {
+        let told = slower(chosen.score_us(), with.score_us());
+        return Some(format!("boundaries: activations cross as f32; as f16 the plan is predicted {told}"));
+    }
+    let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
+    let busy_us = |times| chosen.pace.busy_us(times);
+    let (at, (short, long)) =
+        crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
+    let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
+    Some(format!(
+        "boundaries: activations cross as f16, which makes the plan {:.1} % faster than f32; the crossing from {} to {} takes {} \
+         a request instead of {}",
+        gain * 100.0,
+        label(at),
+        label(at + 1),
+        time(busy_us(short)),
+        time(busy_us(long)),
+    ))
 }
 
 /// What came of trying placements.

@@ -113,7 +113,8 @@ impl Layout {
             if stages[..index].iter().any(|other| other.device.id() == id) {
                 return Err(spec(format!("two stages on {id}")));
             }
-            if stage.compiled.programs.is_empty() || stage.compiled.row_bytes != last.row_bytes {
+            let rows = |compiled: &CompiledStage| (compiled.row_bytes, compiled.crossing_row_bytes);
+            if stage.compiled.programs.is_empty() || rows(&stage.compiled) != rows(last) {
                 return Err(spec(format!("stage {index} was not compiled for this pipeline")));
             }
             if stage.compiled.segments.start

@@ -10,7 +10,7 @@ use crate::plan::{
 };
 use crate::planner::ModelFacts;
 use crate::split::Span;
-use ragtag_graph::{Segment, SegmentKind};
+use ragtag_graph::{Boundary, Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;
@@ -81,6 +81,8 @@ impl Planned {
             segments: self.segments[self.plan.stages[stage].segments.range()].to_vec(),
             device: self.devices[stage].clone(),
             activations: Activations::Int8,
+            boundary: self.plan.boundary,
+            row_bytes: ROW_BYTES,
         };
         costs.time_us(&MicroBatch { rows, logit_rows, sequences: logit_rows, positions })
     }
@@ -93,7 +95,7 @@ impl Planned {
     fn moving_us(&self, rows: u32, logit_rows: u32) -> f64 {
         let crossings = self.devices.windows(2).map(|pair| {
             let link = self.links.between(&pair[0].label, &pair[1].label);
-            link.time_us(u64::from(rows) * ROW_BYTES)
+            link.time_us(u64::from(rows) * self.plan.boundary.row_bytes(ROW_BYTES))
         });
         let logits = u64::from(logit_rows) * self.model.logit_row_bytes;
         let last = &self.devices[self.devices.len() - 1];
@@ -161,6 +163,7 @@ fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
         slots: 3,
         kv: KvType::F16,
         activations: Activations::Int8,
+        boundary: Boundary::F32,
         edges: vec![edge; stages.len() - 1],
         stages,
         token_return: PredictedTimes::default(),
@@ -282,6 +285,60 @@ fn a_slow_link_is_the_bottleneck_and_one_that_is_shared_is_so_sooner() {
     // A bus that nobody else uses changes nothing.
     planned.links.shared[0].users = vec![("device:1".into(), "device:0".into())];
     assert_eq!(planned.run(&burst(32, 16, 800)), alone);
+}
+
+/// Why plans have no more credits than they have, and no grid over them: one for each group and each stage, whichever are
+/// more, and one on its way. More change little, whatever comes how; one alone would be too few.
+#[test]
+fn more_credits_than_a_plan_has_serve_no_more_requests() {
+    let shapes: [&[u32]; 4] = [&[4, 4], &[2, 4, 3], &[1, 5, 2, 2], &[2, 2, 2, 2, 2, 2]];
+    for blocks in shapes {
+        let stages = blocks.len() as u32;
+        for (sequences, groups) in [(1, 1), (4, 2), (8, stages), (32, stages)] {
+            for (prompt, new) in [(16, 64), (300, 40), (900, 8)] {
+                let served = |credits: u32| {
+                    let mut planned = Planned::new(blocks).sequences(sequences, groups);
+                    (planned.plan.credits, planned.plan.slots) = (credits, 3);
+                    let arrivals = Arrivals::Closed { at_once: sequences };
+                    let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
+                    let requests = 3 * sequences;
+                    let load = DrawnLoad { requests, arrivals, prompt_tokens, new_tokens, seed: 1 };
+                    planned.run(&load.draw().unwrap()).requests_per_s
+                };
+                let credits = groups.max(stages) + 1;
+                let told = format!("{blocks:?}, {sequences} in {groups} groups, {prompt} + {new} tokens");
+                let rate = served(credits);
+                for more in [credits + 1, 2 * credits, 4 * credits] {
+                    println!("{told}: {credits} -> {more}: {:.4}", served(more) / rate);
+                    assert!(
+                        served(more) <= rate * 1.03,
+                        "{told}: {more} credits serve {} for {rate}",
+                        served(more)
+                    );
+                }
+                // With one micro-batch at a time nothing overlaps.
+                assert!(sequences == 1 || served(1) < rate * 0.8, "{told}: {} for {rate}", served(1));
+            }
+        }
+    }
+}
+
+/// F16 boundaries: half the bytes on the links, two dispatches more on every stage.
+#[test]
+fn activations_that_cross_as_f16_take_half_the_time_of_a_slow_link() {
+    let with = |boundary| {
+        let mut planned = Planned::new(&[2, 2]);
+        planned.plan.boundary = boundary;
+        planned.links.other.bandwidth_bytes_per_s = Figure { value: 1e7, source: FigureSource::User };
+        let summary = planned.run(&burst(1, 100, 101));
+        let expected = planned.stages_us(1, 1, 150.5) + planned.moving_us(1, 1);
+        assert_near(summary.between_tokens_us.mean, expected, 1e-3, "between tokens");
+        summary
+    };
+    let [wide, narrow] = Boundary::ALL.map(with);
+    assert_eq!((wide.links[0].bytes, narrow.links[0].bytes), (200 * ROW_BYTES, 200 * ROW_BYTES / 2));
+    assert!(narrow.duration_us < wide.duration_us);
+    assert!(narrow.stages[0].decode.busy_ns > wide.stages[0].decode.busy_ns);
 }
 
 /// The simulator compares each sequence with what it must say; here are the sums, of loads of every kind.

@@ -129,7 +129,7 @@ pub struct SimSpec {
     pub stages: Vec<SimStage>,
     /// What the coordinator knows of them.
     pub run: RunShape,
-    /// Bytes of one row of activations.
+    /// Bytes of one row of activations, as it crosses.
     pub row_bytes: u64,
     /// Bytes of one row of logits.
     pub logit_row_bytes: u64,

@@ -3,8 +3,8 @@
 //! This module must not know plans, and not what happens when.
 
 use crate::core::{self, Nanoseconds};
-use crate::cost::{self, DeviceFacts, segment_time_us};
-use ragtag_graph::Segment;
+use crate::cost::{self, BoundaryTime, DeviceFacts, segment_time_us};
+use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
 use std::sync::Arc;
 
@@ -41,13 +41,18 @@ pub struct StageCosts {
     pub device: DeviceFacts,
     /// How activations enter matrix products.
     pub activations: Activations,
+    /// The form in which they cross.
+    pub boundary: Boundary,
+    /// Bytes of one row of them, as the stage keeps it.
+    pub row_bytes: u64,
 }
 
 impl StageCosts {
     /// The time of a micro-batch, in microseconds.
     pub fn time_us(&self, batch: &cost::MicroBatch) -> f64 {
         let segment = |s: &Segment| segment_time_us(s, &self.device, self.activations, batch);
-        self.device.stage_us.value + self.segments.iter().map(segment).sum::<f64>()
+        let boundary = BoundaryTime::new(self.boundary, &self.device, batch.rows.into(), self.row_bytes);
+        self.device.stage_us.value + self.segments.iter().map(segment).sum::<f64>() + boundary.sum_us()
     }
 }
 

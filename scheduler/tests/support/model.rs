@@ -88,6 +88,7 @@ impl Model {
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: ROW_BYTES,
+            crossing_row_bytes: None,
             logit_row_bytes: if last { u64::from(self.vocabulary) * 4 } else { 0 },
             programs: self.buckets.iter().map(|&rows| self.program(rows, &segments)).collect(),
         }

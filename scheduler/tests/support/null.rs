@@ -173,6 +173,7 @@ pub fn stage(index: usize, stages: usize) -> StageSpec {
             variants: Vec::new(),
             scratch_bytes: 0,
             row_bytes: 8192,
+            crossing_row_bytes: None,
             logit_row_bytes: if index + 1 == stages { 1024 } else { 0 },
             programs: vec![Program { params, steps: Vec::new() }],
         },

@@ -105,10 +105,10 @@ impl SoloDevice {
     /// Fills caches and activations with numbers that no arithmetic stumbles over.
     fn fill(&mut self, memory: &StageMemory) -> Result<()> {
         let compiled = memory.compiled();
-        let activation_bytes = u64::from(compiled.max_rows()) * compiled.row_bytes;
+        let rows_bytes = u64::from(compiled.max_rows()) * compiled.edge_row_bytes();
         let kv = memory.kv().iter().zip(&compiled.kv_bytes);
         let kv = kv.map(|(&buffer, &bytes)| BufferRange { buffer, offset: 0, bytes });
-        let rows = (0..BURST).map(|slot| memory.activation(slot, 0, activation_bytes));
+        let rows = (0..BURST).map(|slot| memory.edge_rows(slot, 0, rows_bytes));
         let fill = |to| Command::Fill { to, word: FILLING };
         let signal =
             self.submit(QueueKind::Compute, Work::Commands(kv.chain(rows).map(fill).collect()), &[])?;

@@ -1,0 +1,55 @@
+//! Dispatches at the ends of a stage whose activations cross in another form than it keeps them in.
+
+use super::CompileError;
+use super::emit::Emitter;
+use crate::boundary::Boundary;
+use crate::program::{Place, Step};
+use ragtag_kernels::elements::{self, RANK};
+use ragtag_kernels::params::ROWS;
+use ragtag_kernels::{Activations, ElementType, Kernel};
+use std::ops::Range;
+
+impl Emitter<'_> {
+    /// Rows that came in over the edge become the residual rows.
+    pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+        if segments.start == 0 || self.lowering.boundary == Boundary::F32 {
+            return Ok(None);
+        }
+        let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
+        let pitch = Activations::F16.row_bytes(width as usize) as u32 / 2;
+        let walk = |outer: u32, row: u32, column: u32| {
+            let mut dimensions = [outer; RANK];
+            dimensions[RANK - 2..].copy_from_slice(&[row, column]);
+            dimensions
+        };
+        let types = [ElementType::F16, ElementType::F32].map(elements::number);
+        // The walk is over all rows that there is room for: those beyond the micro-batch's are read by nobody.
+        let constants = [&types[..], &[0], &walk(1, rows, width), &walk(0, pitch, 1)].concat();
+        let arguments = vec![self.crossing_rows(), self.residual_rows()];
+        self.dispatch(segments.start, Kernel::Copy, rows, arguments, constants).map(Some)
+    }
+
+    /// The residual rows become those that leave over the next edge.
+    pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+        if segments.end == self.model.segment_count() || self.lowering.boundary == Boundary::F32 {
+            return Ok(None);
+        }
+        let (rows, width) = (self.params.rows, self.model.hyperparameters().width);
+        let arguments = vec![self.residual_rows(), self.crossing_rows()];
+        let kernel = Kernel::Quantize(Activations::F16);
+        self.dispatch(segments.end - 1, kernel, rows, arguments, vec![rows, ROWS, width]).map(Some)
+    }
+
+    fn residual_rows(&self) -> (Place, u64, u64) {
+        (Place::Activation, 0, self.bytes_of_rows(Activations::F32))
+    }
+
+    fn crossing_rows(&self) -> (Place, u64, u64) {
+        (Place::Crossing, 0, self.bytes_of_rows(Activations::F16))
+    }
+
+    fn bytes_of_rows(&self, form: Activations) -> u64 {
+        let width = self.model.hyperparameters().width as usize;
+        u64::from(self.params.rows) * form.row_bytes(width) as u64
+    }
+}
