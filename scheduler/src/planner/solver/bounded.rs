@@ -6,7 +6,7 @@
 //!
 //! This module must not know how bounds and placements are found.
 
-use super::dual::{self, Prices};
+use super::dual::{self, Prices, Relaxed};
 use super::rules::{Limits, Rules};
 use super::{Costs, Instance, Placement, Solution, kinds, orders};
 use rayon::prelude::*;
@@ -24,14 +24,9 @@ const STEPS: usize = 24;
 /// The most by which the prices of a part may be above those of the whole.
 const LARGEST_FACTOR: f64 = 4.0;
 
-/// Halvings of the interval in which the least possible largest term lies.
-const HALVINGS: usize = 12;
-
 /// Rounds of local search, each of several trials.
 const ROUNDS: usize = 40;
 const TRIALS: usize = 8;
-
-const INFINITE: Costs = Costs { busy: f64::INFINITY, time: f64::INFINITY, chunk: f64::INFINITY };
 
 /// A box of largest terms; `time` is not used.
 struct Region {
@@ -89,28 +84,8 @@ pub(super) fn solve(instance: &Instance) -> Solution {
 impl Search<'_> {
     /// All placements, with what their largest terms are at least.
     fn everything(&self) -> Region {
-        let (busy_weight, chunk_weight) = self.instance.score.weights();
-        let least = |part: fn(&mut Costs) -> &mut f64| {
-            let before =
-                |device: usize, at: usize| *part(&mut self.instance.devices[device].before[at].clone());
-            let weights = dual::weights(self.instance, before);
-            let slowest =
-                (0..self.instance.devices.len()).map(|device| before(device, self.instance.segments));
-            let (mut low, mut high) = (0.0, slowest.fold(0.0, f64::max));
-            for _ in 0..HALVINGS {
-                let middle = (low + high) / 2.0;
-                let mut most = INFINITE;
-                *part(&mut most) = middle;
-                let rules = Rules::new(self.instance, &self.merged, &Limits { most, forbidden: &[] });
-                let may = dual::may_hold(self.instance, &self.merged, &rules, &weights);
-                if may { high = middle } else { low = middle }
-            }
-            low
-        };
-        let busy = if busy_weight > 0.0 { least(|costs| &mut costs.busy) } else { 0.0 };
-        let chunk = if chunk_weight > 0.0 { least(|costs| &mut costs.chunk) } else { 0.0 };
-        let prices = Prices::new(self.instance);
-        Region { lower: Costs { busy, time: 0.0, chunk }, upper: INFINITE, prices }
+        let lower = dual::least_terms(self.instance, &self.merged);
+        Region { lower, upper: Costs::INFINITE, prices: Prices::without_shares(self.instance, &self.merged) }
     }
 
     /// No placement in the region scores less.
@@ -121,20 +96,21 @@ impl Search<'_> {
     /// Bounds a region and looks for placements in it.
     fn look(&mut self, region: &mut Region) {
         let instance = self.instance;
-        let first = region.upper == INFINITE;
+        let first = region.upper == Costs::INFINITE;
         let rules = Rules::new(instance, &self.single, &Limits { most: region.upper, forbidden: &[] });
         self.offer_orders(&rules);
         let room = instance.score.room(self.solution.best(), &region.lower);
         let rules = Rules::new(instance, &self.merged, &Limits { most: region.upper, forbidden: &[] });
+        let relaxed = Relaxed::of_time(instance, &self.merged, &rules);
         // New prices sum to 1; those of a part are about those of the whole.
         let slowest = instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
         let largest = if first { slowest * 2.0 } else { LARGEST_FACTOR };
-        region.prices.scale(instance, &self.merged, &rules, largest);
+        region.prices.scale(&relaxed, largest);
         let target = self.solution.best_by_stages.iter().flatten().map(|p| instance.totals(&p.stages).time);
         let target = if first { target.fold(f64::INFINITY, f64::min) } else { room.time };
         if target.is_finite() {
             let steps = if first { FIRST_STEPS } else { STEPS };
-            region.prices.improve(instance, &self.merged, &rules, target, steps);
+            region.prices.improve(&relaxed, target, steps);
         }
     }
 

@@ -1,30 +1,68 @@
-//! Lower bounds where there are too many sets of devices: prices of segments.
+//! Lower bounds without a table of sets: prices of segments, and shares of the largest terms.
 //!
 //! Let every segment have a price that is paid to whoever runs it, and let every device take the run that earns it most,
 //! whatever the others take. No placement takes less time than all prices together less all earnings: this is the
 //! Lagrangian relaxation of the condition that each segment is run once, and it is tight where segments are much alike.
-//! Prices rise for segments that nobody takes and fall for those that several take (the subgradient method, with Polyak's
-//! step). Crossings count with the cheapest way into a device.
 //!
-//! This module must not know scores.
+//! A largest term is at least any mean of the terms. So its weight is shared out among the devices, and each pays its share
+//! of its own term; what is not shared out counts with the least that the largest term can be.
+//!
+//! Prices rise for segments that nobody takes and fall for those that several take, shares rise for devices with large terms
+//! (the subgradient method, with Polyak's step). Crossings count with the cheapest way into a device.
+//!
+//! This module must not know how placements are found.
 
-use super::Instance;
-use super::rules::{KindRules, Rules, slide};
+use super::rules::{KindRules, Limits, Rules, slide};
+use super::{Costs, DeviceCosts, Instance};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// How much more than what is proved a step goes for, relatively.
-const REACH: f64 = 0.02;
+const REACH: f64 = 0.1;
+
+/// Steps without success after which they are halved.
+const PATIENCE: usize = 7;
+
+/// Halvings of the interval in which the least possible largest term lies.
+const HALVINGS: usize = 12;
 
 /// Evaluations of the search for a factor.
 const EVALUATIONS: usize = 18;
 
-/// Prices of segments with the bound that they prove.
+/// Fewest kinds times segments that are worth a second thread.
+const CELLS_PER_TASK: usize = 1 << 12;
+
+/// What is bounded: the score's sum, with the largest terms that are part of it, of all placements in a box.
+#[derive(Clone, Copy)]
+pub(super) struct Relaxed<'a> {
+    instance: &'a Instance,
+    kinds: &'a [Vec<usize>],
+    /// Those of the upper limits of the box.
+    rules: &'a Rules,
+    /// What the largest terms are at least.
+    lower: Costs,
+    /// Their weights; 0 if they are not part of the sum. `time` is not used.
+    weights: Costs,
+}
+
+/// Prices of segments and shares of the largest terms, with the bound that they prove.
 #[derive(Clone)]
 pub(super) struct Prices {
     each: Vec<f64>,
-    /// No placement within the limits takes less time.
+    /// Per kind: what a member pays of its own terms; `time` is not used.
+    shares: Vec<Costs>,
+    /// At kind: what a member earns at most, or 0.
+    earnings: Vec<f64>,
+    /// The sum of no placement in the box is less.
     pub bound: f64,
+}
+
+/// What is left to do behind an end, as prices tell it.
+pub(super) struct Completion {
+    /// At end: the prices of all segments behind it.
+    pub prices: Vec<f64>,
+    /// At kind: what a member earns at most, or 0.
+    pub earnings: Vec<f64>,
 }
 
 /// The run that earns a device most, per member of a kind.
@@ -34,59 +72,121 @@ struct Offer {
     members: usize,
 }
 
+/// What prices and shares come to.
+struct Outcome {
+    bound: f64,
+    /// At segment: how often it is taken, less than 1 if it is wanted.
+    wanting: Vec<f64>,
+    /// At kind: by how much the terms of its members exceed the least of the largest.
+    excess: Vec<Costs>,
+    /// At kind: what a member earns, or 0.
+    earnings: Vec<f64>,
+}
+
 impl Prices {
-    /// Prices in proportion to what segments cost on average.
-    pub fn new(instance: &Instance) -> Self {
-        Self { each: weights(instance, |device, at| instance.devices[device].before[at].time), bound: 0.0 }
+    /// Prices in proportion to what segments cost on average, and equal shares.
+    pub fn new(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
+        let Costs { busy, chunk, .. } = instance.score.weights_in_sum();
+        let devices: usize = kinds.iter().map(Vec::len).sum();
+        let share = |weight: f64| weight / devices.max(1) as f64;
+        Self {
+            each: weights(instance, |device, at| instance.devices[device].before[at].time),
+            shares: vec![Costs { busy: share(busy), time: 0.0, chunk: share(chunk) }; kinds.len()],
+            earnings: vec![0.0; kinds.len()],
+            bound: 0.0,
+        }
+    }
+
+    /// Prices of time alone.
+    pub fn without_shares(instance: &Instance, kinds: &[Vec<usize>]) -> Self {
+        Self { shares: vec![Costs::default(); kinds.len()], ..Self::new(instance, kinds) }
+    }
+
+    /// What the prices tell of placements that are not finished.
+    pub fn completion(&self) -> Completion {
+        let sums = prefix_sums(&self.each);
+        let all = sums[self.each.len()];
+        Completion {
+            prices: sums.into_iter().map(|sum| all - sum).collect(),
+            earnings: self.earnings.clone(),
+        }
+    }
+
+    /// At k: the sum of no placement with up to k + 1 stages is less.
+    pub fn bounds(&self, kinds: &[Vec<usize>], stages: usize) -> Vec<f64> {
+        let members = |(kind, earns): (&Vec<usize>, &f64)| std::iter::repeat_n(*earns, kind.len());
+        let mut earnings: Vec<f64> = kinds.iter().zip(&self.earnings).flat_map(members).collect();
+        earnings.sort_by(|a, b| b.total_cmp(a));
+        let mut left = self.bound + earnings.iter().take(stages).sum::<f64>();
+        let with_one_more = |earns: f64| {
+            left -= earns;
+            left.max(self.bound)
+        };
+        earnings.iter().copied().chain(std::iter::repeat(0.0)).take(stages).map(with_one_more).collect()
     }
 
     /// Raises the bound by so many steps towards `target`; stops once it is there.
-    pub fn improve(
-        &mut self,
-        instance: &Instance,
-        kinds: &[Vec<usize>],
-        rules: &Rules,
-        target: f64,
-        steps: usize,
-    ) {
-        let best_ways: Vec<Vec<f64>> = (0..kinds.len()).map(|to| cheapest_ways(rules, to)).collect();
-        let mut trial = self.each.clone();
-        let (mut best, mut scale, mut since) = (self.bound, 1.0, 0);
+    pub fn improve(&mut self, relaxed: &Relaxed<'_>, target: f64, steps: usize) {
+        let ways = relaxed.cheapest_ways();
+        let (busy, chunk) = (relaxed.weights.busy, relaxed.weights.chunk);
+        // A share is to a price as all shares are to all prices.
+        let unit = |weight: f64| {
+            let price = self.each.iter().sum::<f64>() / self.each.len() as f64;
+            let share = weight / self.shares.len() as f64;
+            if price > 0.0 { share / price } else { 0.0 }
+        };
+        let units = (unit(busy).powi(2), unit(chunk).powi(2));
+        let mut trial = self.clone();
+        let (mut best, mut scale, mut since) = (f64::NEG_INFINITY, 1.0, 0);
         for _ in 0..steps {
-            let offers = offers(kinds, rules, &best_ways, &trial);
-            let (bound, taken) = settle(instance, kinds, offers, &trial);
+            let outcome = relaxed.outcome(&ways, &trial);
             since += 1;
-            if bound > best {
-                (best, since) = (bound, 0);
-                self.each.clone_from(&trial);
-                self.bound = bound;
+            if outcome.bound > best {
+                (best, since) = (outcome.bound, 0);
+                self.each.clone_from(&trial.each);
+                self.shares.clone_from(&trial.shares);
+                (self.earnings, self.bound) = (outcome.earnings, best);
             }
             if best >= target {
                 return;
             }
-            if since == 8 {
+            if since == PATIENCE {
                 (scale, since) = (scale / 2.0, 0);
-                trial.clone_from(&self.each);
+                trial.clone_from(self);
                 continue;
             }
-            let wanting: Vec<f64> = taken.iter().map(|taken| 1.0 - taken).collect();
-            let square: f64 = wanting.iter().map(|w| w * w).sum();
+            let of_segments: f64 = outcome.wanting.iter().map(|w| w * w).sum();
+            let of_kinds =
+                outcome.excess.iter().map(|e| units.0 * e.busy * e.busy + units.1 * e.chunk * e.chunk);
+            let of_kinds = of_kinds.sum::<f64>();
+            // Where segments are alike, all want the same ones: shares move as far as prices all the same.
+            let ratio = if of_kinds > 0.0 { of_segments / of_kinds } else { 0.0 };
+            let square = if of_kinds > 0.0 { 2.0 * of_segments } else { of_segments };
+            let units = (units.0 * ratio, units.1 * ratio);
             if square == 0.0 {
                 return;
             }
             // The target may be far above what can be proved: go for a little more than what is.
             let goal = target.min(best + REACH * best.abs());
-            let step = scale * (goal - bound) / square;
-            trial.iter_mut().zip(&wanting).for_each(|(price, wanting)| *price += step * wanting);
+            let step = scale * (goal - outcome.bound) / square;
+            trial.each.iter_mut().zip(&outcome.wanting).for_each(|(price, wanting)| *price += step * wanting);
+            for (share, excess) in trial.shares.iter_mut().zip(&outcome.excess) {
+                share.busy += step * units.0 * excess.busy;
+                share.chunk += step * units.1 * excess.chunk;
+            }
+            share_out(&mut trial.shares, relaxed.kinds, busy, |share| &mut share.busy);
+            share_out(&mut trial.shares, relaxed.kinds, chunk, |share| &mut share.chunk);
         }
     }
 
     /// Multiplies all prices by what proves most.
-    pub fn scale(&mut self, instance: &Instance, kinds: &[Vec<usize>], rules: &Rules, largest: f64) {
-        let best_ways: Vec<Vec<f64>> = (0..kinds.len()).map(|to| cheapest_ways(rules, to)).collect();
+    pub fn scale(&mut self, relaxed: &Relaxed<'_>, largest: f64) {
+        let ways = relaxed.cheapest_ways();
         let value = |factor: f64| {
-            let prices: Vec<f64> = self.each.iter().map(|price| price * factor).collect();
-            (settle(instance, kinds, offers(kinds, rules, &best_ways, &prices), &prices).0, prices)
+            let each = self.each.iter().map(|price| price * factor).collect();
+            let prices = Self { each, ..self.clone() };
+            let Outcome { bound, earnings, .. } = relaxed.outcome(&ways, &prices);
+            Self { bound, earnings, ..prices }
         };
         // The bound is concave in the factor: golden section.
         let golden = (5f64.sqrt() - 1.0) / 2.0;
@@ -94,7 +194,7 @@ impl Prices {
         let (mut a, mut b) = (high - golden * high, golden * high);
         let (mut at_a, mut at_b) = (value(a), value(b));
         for _ in 2..EVALUATIONS {
-            if at_a.0 < at_b.0 {
+            if at_a.bound < at_b.bound {
                 (low, a, at_a) = (a, b, at_b);
                 b = low + golden * (high - low);
                 at_b = value(b);
@@ -104,11 +204,33 @@ impl Prices {
                 at_a = value(a);
             }
         }
-        let (bound, each) = if at_a.0 < at_b.0 { at_b } else { at_a };
-        if bound > self.bound {
-            *self = Self { each, bound };
+        let best = if at_a.bound < at_b.bound { at_b } else { at_a };
+        if best.bound > self.bound {
+            *self = best;
         }
     }
+}
+
+/// Makes shares be at least 0, and all of them together no more than a weight.
+fn share_out(shares: &mut [Costs], kinds: &[Vec<usize>], weight: f64, part: fn(&mut Costs) -> &mut f64) {
+    // Each round takes the same from all that have something left.
+    for _ in 0..=shares.len() {
+        let (mut sum, mut members) = (0.0, 0);
+        for (share, kind) in shares.iter_mut().zip(kinds) {
+            let share = part(share);
+            *share = share.max(0.0);
+            if *share > 0.0 {
+                sum += *share * kind.len() as f64;
+                members += kind.len();
+            }
+        }
+        if sum <= weight {
+            return;
+        }
+        let excess = (sum - weight) / members as f64;
+        shares.iter_mut().map(part).filter(|share| **share > 0.0).for_each(|share| *share -= excess);
+    }
+    shares.iter_mut().map(part).for_each(|share| *share = 0.0);
 }
 
 /// What segments cost on average over the devices, each device's costs in proportion to their sum; in all 1.
@@ -128,6 +250,28 @@ pub(super) fn weights(instance: &Instance, before: impl Fn(usize, usize) -> f64)
     weights.into_iter().map(|weight| weight / sum).collect()
 }
 
+/// What the largest terms are at least, as far as they count.
+pub(super) fn least_terms(instance: &Instance, kinds: &[Vec<usize>]) -> Costs {
+    let (busy_weight, chunk_weight) = instance.score.weights();
+    let least = |part: fn(&mut Costs) -> &mut f64| {
+        let before = |device: usize, at: usize| *part(&mut instance.devices[device].before[at].clone());
+        let weights = weights(instance, before);
+        let slowest = (0..instance.devices.len()).map(|device| before(device, instance.segments));
+        let (mut low, mut high) = (0.0, slowest.fold(0.0, f64::max));
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            let mut most = Costs::INFINITE;
+            *part(&mut most) = middle;
+            let rules = Rules::new(instance, kinds, &Limits { most, forbidden: &[] });
+            if may_hold(instance, kinds, &rules, &weights) { high = middle } else { low = middle }
+        }
+        low
+    };
+    let busy = if busy_weight > 0.0 { least(|costs| &mut costs.busy) } else { 0.0 };
+    let chunk = if chunk_weight > 0.0 { least(|costs| &mut costs.chunk) } else { 0.0 };
+    Costs { busy, time: 0.0, chunk }
+}
+
 /// Whether the runs that the rules allow can hold all segments, by weight, if each device took the heaviest it can.
 pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules, weights: &[f64]) -> bool {
     let sums = prefix_sums(weights);
@@ -145,80 +289,125 @@ pub(super) fn may_hold(instance: &Instance, kinds: &[Vec<usize>], rules: &Rules,
     held.into_iter().take(instance.max_stages).sum::<f64>() >= sums[instance.segments] * (1.0 - 1e-9)
 }
 
-/// At group: the least time of a way into it; infinite if there is none.
-fn cheapest_ways(rules: &Rules, to: usize) -> Vec<f64> {
-    let mut best = vec![f64::INFINITY; rules.kinds[to].groups.len()];
-    for way in (0..rules.kinds.len()).filter_map(|from| rules.way(from, to)) {
-        best[way.group] = best[way.group].min(way.time);
+impl<'a> Relaxed<'a> {
+    /// All of the sum, for a box with these least largest terms.
+    pub fn of_sum(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules, lower: Costs) -> Self {
+        Self { instance, kinds, rules, lower, weights: instance.score.weights_in_sum() }
     }
-    best
-}
 
-fn offers(kinds: &[Vec<usize>], rules: &Rules, ways: &[Vec<f64>], prices: &[f64]) -> Vec<Offer> {
-    let sums = prefix_sums(prices);
-    let offer = |kind: usize| Offer {
-        members: kinds[kind].len(),
-        ..best_run(&rules.kinds[kind], &ways[kind], &sums)
-    };
-    (0..kinds.len()).into_par_iter().with_min_len(4).map(offer).collect()
+    /// Of the sum only the time.
+    pub fn of_time(instance: &'a Instance, kinds: &'a [Vec<usize>], rules: &'a Rules) -> Self {
+        Self { instance, kinds, rules, lower: Costs::default(), weights: Costs::default() }
+    }
+
+    /// At kind and group: the least time of a way into it; infinite if there is none.
+    fn cheapest_ways(&self) -> Vec<Vec<f64>> {
+        let into = |to: usize| {
+            let mut best = vec![f64::INFINITY; self.rules.kinds[to].groups.len()];
+            for way in (0..self.kinds.len()).filter_map(|from| self.rules.way(from, to)) {
+                best[way.group] = best[way.group].min(way.time);
+            }
+            best
+        };
+        (0..self.kinds.len()).map(into).collect()
+    }
+
+    /// What prices and shares prove, and where they are wrong.
+    fn outcome(&self, ways: &[Vec<f64>], prices: &Prices) -> Outcome {
+        let sums = prefix_sums(&prices.each);
+        let offer = |kind: usize| {
+            let device = &self.instance.devices[self.kinds[kind][0]];
+            let best = best_run(&self.rules.kinds[kind], device, &prices.shares[kind], &ways[kind], &sums);
+            Offer { members: self.kinds[kind].len(), ..best }
+        };
+        let kinds = 0..self.kinds.len();
+        let offers: Vec<Offer> = if kinds.len() * sums.len() < 2 * CELLS_PER_TASK {
+            kinds.map(offer).collect()
+        } else {
+            kinds.into_par_iter().with_min_len(CELLS_PER_TASK.div_ceil(sums.len())).map(offer).collect()
+        };
+        self.settle(offers, prices)
+    }
+
+    /// Devices that lose stay out unless they must take part, and of the others no more take part than there may be stages.
+    fn settle(&self, mut offers: Vec<Offer>, prices: &Prices) -> Outcome {
+        for (offer, kind) in offers.iter_mut().zip(self.kinds) {
+            let must = self.instance.required.contains(&kind[0]);
+            if offer.earns < 0.0 && !must {
+                offer.members = 0;
+            }
+        }
+        let mut by_earnings: Vec<usize> = (0..offers.len()).collect();
+        by_earnings.sort_by(|a, b| offers[*b].earns.total_cmp(&offers[*a].earns));
+        let mut bound: f64 = prices.each.iter().sum();
+        let mut wanting = vec![1.0; prices.each.len()];
+        let mut excess = vec![Costs::default(); offers.len()];
+        let mut left = self.instance.max_stages;
+        let (busy, chunk) = (self.weights.busy, self.weights.chunk);
+        let (mut busy_left, mut chunk_left) = (busy, chunk);
+        for kind in by_earnings {
+            let offer = &offers[kind];
+            let members = self.kinds[kind].len() as f64;
+            busy_left -= members * prices.shares[kind].busy;
+            chunk_left -= members * prices.shares[kind].chunk;
+            excess[kind] =
+                Costs { busy: -members * self.lower.busy, time: 0.0, chunk: -members * self.lower.chunk };
+            let taking = offer.members.min(left);
+            if taking == 0 {
+                continue;
+            }
+            left -= taking;
+            bound -= taking as f64 * offer.earns;
+            if !offer.run.is_empty() {
+                let stage = self.instance.stage(self.kinds[kind][0], offer.run.clone());
+                excess[kind].busy += taking as f64 * stage.busy;
+                excess[kind].chunk += taking as f64 * stage.chunk;
+            }
+            wanting[offer.run.clone()].iter_mut().for_each(|wanting| *wanting -= taking as f64);
+        }
+        if busy > 0.0 {
+            bound += busy_left.max(0.0) * self.lower.busy;
+        }
+        if chunk > 0.0 {
+            bound += chunk_left.max(0.0) * self.lower.chunk;
+        }
+        let earnings = offers.iter().map(|offer| offer.earns.max(0.0)).collect();
+        Outcome { bound, wanting, excess, earnings }
+    }
 }
 
 /// The run that earns most.
-fn best_run(kind: &KindRules, ways: &[f64], sums: &[f64]) -> Offer {
+fn best_run(kind: &KindRules, device: &DeviceCosts, shares: &Costs, ways: &[f64], sums: &[f64]) -> Offer {
+    let pays = |costs: &Costs| costs.time + shares.busy * costs.busy + shares.chunk * costs.chunk;
+    let (stage, exit) = (pays(&device.stage), pays(&device.exit));
+    let segments = sums.len() - 1;
+    // What a run earns is the difference of these at its ends, but for the stage's own costs.
+    let values: Vec<f64> = sums.iter().zip(&device.before).map(|(sum, before)| sum - pays(before)).collect();
+    let at_end = |end: usize| values[end] - stage - if end == segments { exit } else { 0.0 };
     let mut best = Offer { earns: f64::NEG_INFINITY, run: 0..0, members: 1 };
-    for (end, time) in kind.opening.iter().enumerate() {
-        if sums[end] - time > best.earns {
-            best = Offer { earns: sums[end] - time, run: 0..end, members: 1 };
+    let entry = pays(&device.entry);
+    for end in (1..=segments).filter(|end| kind.opening[*end].is_finite()) {
+        let earns = at_end(end) - entry;
+        if earns > best.earns {
+            best = Offer { earns, run: 0..end, members: 1 };
         }
     }
-    let costs: Vec<f64> = sums.iter().zip(&kind.prefix).map(|(sum, prefix)| sum - prefix).collect();
-    let segments = sums.len() - 1;
     let mut queue = Vec::new();
     for (group, way) in kind.groups.iter().zip(ways).filter(|(_, way)| way.is_finite()) {
         let mut found = None;
-        slide(&costs, 1..segments, &group.from, 2.min(segments), &mut queue, |end, least| {
-            let earns = sums[end] - kind.finish[end] - least - way;
+        slide(&values, 1..segments, &group.from, 2.min(segments), &mut queue, |end, least| {
+            let earns = at_end(end) - least - way;
             if earns > best.earns {
                 best.earns = earns;
                 found = Some((end, least));
             }
         });
         if let Some((end, least)) = found {
-            let first = (group.from[end] as usize..end).find(|first| costs[*first] <= least).unwrap_or(end);
+            let first = (group.from[end] as usize..end).find(|first| values[*first] <= least).unwrap_or(end);
             best.run = first..end;
         }
     }
     best
-}
-
-/// The bound that offers prove, and how often each segment is taken. Devices that lose stay out unless they must take part,
-/// and of the others no more take part than there may be stages.
-fn settle(
-    instance: &Instance,
-    kinds: &[Vec<usize>],
-    mut offers: Vec<Offer>,
-    prices: &[f64],
-) -> (f64, Vec<f64>) {
-    for (offer, kind) in offers.iter_mut().zip(kinds) {
-        let must = instance.required.contains(&kind[0]);
-        if offer.earns < 0.0 && !must {
-            offer.members = 0;
-        }
-    }
-    offers.sort_by(|a, b| b.earns.total_cmp(&a.earns));
-    let mut bound: f64 = prices.iter().sum();
-    let mut taken = vec![0.0; prices.len()];
-    let mut left = instance.max_stages;
-    for offer in offers {
-        let members = offer.members.min(left);
-        if members == 0 {
-            continue;
-        }
-        left -= members;
-        bound -= members as f64 * offer.earns;
-        taken[offer.run].iter_mut().for_each(|taken| *taken += members as f64);
-    }
-    (bound, taken)
 }
 
 fn prefix_sums(values: &[f64]) -> Vec<f64> {

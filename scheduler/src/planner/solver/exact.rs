@@ -1,18 +1,20 @@
 //! The least sum of time under limits, for each number of stages: dynamic programming over (set of devices, last device,
-//! segments placed). Devices of one kind are counted instead of told apart, so the sets are multisets of kinds.
+//! segments placed). Devices of one kind are counted instead of told apart, so the sets are multisets of kinds. Last devices
+//! from which the same crossings lead on count as one exit: of these only the best matters.
 //!
 //! For the last stage's kind the first segments that are allowed for an end form a window, and the window only moves
 //! forward with the end: a sliding minimum makes each cell cheap. A cell is dropped if it cannot be finished within the
-//! limit on time, even if devices could be used again, or if the devices that are left cannot hold the segments that are
-//! left, at their furthest reach. Each (set, last) keeps the range of its cells that remain.
+//! limit on time, even if devices could be used again or as prices of segments tell it, or if the devices that are left cannot
+//! hold the segments that are left, at their furthest reach. Each (set, last) keeps the range of its cells that remain.
 //!
 //! Where shared buses are, each (set, last) also keeps the least load that each of them can have: a bus that is too busy
 //! even so rules the state out. This is a relaxation; the caller looks at the true loads.
 //!
 //! This module must not know scores.
 
-use super::rules::{Limits, Rules, slide};
-use super::{Instance, Stage};
+use super::dual::Completion;
+use super::rules::{Rules, Way, slide};
+use super::{Instance, Stage, kinds};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -33,13 +35,17 @@ pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     sets: Sets,
-    /// At `set * kinds + last`.
+    /// Kinds from which the crossings are the same, wherever they lead.
+    exits: Vec<Vec<usize>>,
+    /// At `set * exits + exit`, for the best of the exit's kinds as the last.
     slots: Vec<Slot>,
-    /// The least time, at `(set * kinds + last) * (segments + 1) + end`.
+    /// At set: whether any of its slots holds something.
+    alive: Vec<bool>,
+    /// The least time, at `(set * exits + exit) * (segments + 1) + end`.
     times: Vec<f64>,
 }
 
-/// What is known of a set and its last device besides times.
+/// What is known of a set and its exit besides times.
 #[derive(Clone, Default)]
 struct Slot {
     /// The ends whose cells hold something.
@@ -51,149 +57,166 @@ struct Slot {
 /// What one thread needs to fill slots.
 #[derive(Default)]
 struct Scratch {
+    times: Vec<f64>,
     costs: Vec<f64>,
     queue: Vec<u32>,
+}
+
+/// What the sets of a size are filled for.
+#[derive(Clone, Copy)]
+struct Goal<'a> {
+    rules: &'a Rules,
+    completion: &'a Completion,
+    /// The kinds, those that earn most first.
+    by_earnings: &'a [usize],
+    /// At `set * exits + exit`: what is behind this end the devices that are left can hold.
+    needed: &'a [u32],
+    /// At n: the most time that a placement with n stages more may take.
+    most: &'a [f64],
 }
 
 /// The slots of all sets that are smaller than those being filled.
 #[derive(Clone, Copy)]
 struct Smaller<'a> {
-    rules: &'a Rules,
+    goal: Goal<'a>,
     sets: &'a Sets,
+    kinds: &'a [Vec<usize>],
+    exits: &'a [Vec<usize>],
     slots: &'a [Slot],
+    /// At set: whether any of its slots holds something.
+    alive: &'a [bool],
     times: &'a [f64],
     segments: usize,
-    /// At `set * kinds + last`: what is behind this end the devices that are left can hold.
-    needed: &'a [u32],
-    /// Whether the sets being filled are the largest: only the last end counts.
-    last: bool,
-    most_time: f64,
+    buses: usize,
 }
 
 impl<'a> Table<'a> {
     /// `None` if there are too many sets.
     pub fn new(instance: &'a Instance, kinds: &'a [Vec<usize>]) -> Option<Self> {
         let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
-        let slots = sets.checked_mul(kinds.len())?;
-        let cells = slots.checked_mul(instance.segments + 1).filter(|cells| *cells <= MOST_CELLS)?;
+        let width = kinds.len().checked_mul(instance.segments + 1)?;
+        sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)?;
+        let exits = kinds::exits(instance, kinds);
+        let slots = sets * exits.len();
         Some(Self {
             instance,
             kinds,
             sets: Sets::new(kinds, instance.most_stages()),
+            exits,
             slots: vec![Slot::default(); slots],
-            times: vec![0.0; cells],
+            alive: vec![false; sets],
+            times: vec![0.0; slots * (instance.segments + 1)],
         })
     }
 
-    /// At k: the least with k + 1 stages, for up to `stages` stages; `None` where the limits allow none.
-    pub fn least(&mut self, limits: &Limits<'_>, stages: usize) -> Vec<Option<Least>> {
-        let rules = Rules::new(self.instance, self.kinds, limits);
-        let needed = self.needed(&rules);
-        let sizes = stages.min(self.sets.by_size.len());
+    /// At k: the least with k + 1 stages that takes no more than `most[k]`; `None` where the rules allow none. `most` never
+    /// rises.
+    pub fn least(&mut self, rules: &Rules, completion: &Completion, most: &[f64]) -> Vec<Option<Least>> {
+        let needed = self.needed(rules);
+        let sizes = most.len().min(self.sets.by_size.len());
+        let mut by_earnings: Vec<usize> = (0..self.kinds.len()).collect();
+        by_earnings.sort_by(|a, b| completion.earnings[*b].total_cmp(&completion.earnings[*a]));
         for size in 0..sizes {
-            self.fill(&rules, &needed, limits.most.time, size, size + 1 == sizes);
-        }
-        (0..stages).map(|size| self.best(&rules, size)).collect()
-    }
-
-    /// Whether placements within the limits are possible as far as the furthest reach of each (set, last) tells: how they
-    /// may end is not looked at. Fast, for bounds.
-    pub fn may_reach(&self, limits: &Limits<'_>) -> bool {
-        let rules = Rules::new(self.instance, self.kinds, limits);
-        let kinds = self.kinds.len();
-        let mut furthest = vec![0; self.slots.len()];
-        for slot in 0..self.sets.len() * kinds {
-            let kind = slot % kinds;
-            furthest[slot] = if let Some(smaller) = self.sets.without(slot) {
-                let behind = |before| {
-                    let way = rules.way(before, kind)?;
-                    Some(rules.kinds[kind].groups[way.group].to[furthest[smaller * kinds + before] as usize])
-                };
-                (0..kinds).filter_map(behind).max().unwrap_or(0)
-            } else if self.sets.counts[slot] > 0 {
-                rules.kinds[kind].opening.iter().rposition(|time| time.is_finite()).unwrap_or(0) as u32
-            } else {
-                0
+            let goal = Goal {
+                rules,
+                completion,
+                by_earnings: &by_earnings,
+                needed: &needed,
+                most: &most[size..sizes],
             };
-            if furthest[slot] as usize == self.instance.segments {
-                return true;
-            }
+            self.fill(goal, size);
         }
-        false
+        (0..most.len()).map(|size| self.best(rules, size)).collect()
     }
 
-    /// At `set * kinds + last`: the least end behind which the devices outside the set can hold everything, each of them at
+    /// At `set * exits + exit`: the least end behind which the devices outside the set can hold everything, each of them at
     /// its furthest reach towards the front.
     fn needed(&self, rules: &Rules) -> Vec<u32> {
-        let (kinds, all) = (self.kinds.len(), self.instance.segments as u32);
-        // At `set * kinds + before`: the first segment that the set can hold, to the end, behind this kind.
-        let mut first = vec![all; self.sets.len() * kinds];
+        let (exits, all) = (self.exits.len(), self.instance.segments as u32);
+        // At `set * exits + exit`: the first segment that the set can hold, to the end, behind this exit.
+        let mut first = vec![all; self.sets.len() * exits];
         for set in 0..self.sets.len() {
-            for before in
-                (0..kinds).filter(|k| usize::from(self.sets.counts[set * kinds + k]) < self.kinds[*k].len())
-            {
+            for (before, exit) in self.exits.iter().enumerate() {
                 let with = |kind: usize| {
-                    let slot = set * kinds + kind;
-                    let way = (self.sets.counts[slot] > 0).then(|| rules.way(before, kind))??;
-                    let behind = self.sets.without(slot).map_or(all, |smaller| first[smaller * kinds + kind]);
+                    let slot = set * self.kinds.len() + kind;
+                    let way = (self.sets.counts[slot] > 0).then(|| way(rules, exit, kind))??;
+                    let behind = self
+                        .sets
+                        .without(slot)
+                        .map_or(all, |smaller| first[smaller * exits + own_exit(&self.exits, kind)]);
                     Some(rules.kinds[kind].groups[way.group].from[behind as usize])
                 };
-                first[set * kinds + before] = (0..kinds).filter_map(with).min().unwrap_or(all);
+                first[set * exits + before] = (0..self.kinds.len()).filter_map(with).min().unwrap_or(all);
             }
         }
-        let left = |slot: usize| match self.sets.others[slot / kinds] {
+        let left = |slot: usize| match self.sets.others[slot / exits] {
             Others::None => all,
-            Others::Set(set) => first[set as usize * kinds + slot % kinds],
+            Others::Set(set) => first[set as usize * exits + slot % exits],
             Others::TooMany => 0,
         };
-        (0..self.sets.len() * kinds).map(left).collect()
+        (0..self.sets.len() * exits).map(left).collect()
     }
 
     /// Fills the slots of the sets of a size.
-    fn fill(&mut self, rules: &Rules, needed: &[u32], most_time: f64, size: usize, last: bool) {
-        let width = self.instance.segments + 1;
+    fn fill(&mut self, goal: Goal<'_>, size: usize) {
+        let (exits, width) = (self.exits.len(), self.instance.segments + 1);
         let sets = self.sets.by_size[size].clone();
-        let (first, count) = (sets.start * self.kinds.len(), sets.len() * self.kinds.len());
+        let (first, count) = (sets.start * exits, sets.len() * exits);
         let (smaller_slots, slots) = self.slots.split_at_mut(first);
         let (smaller_times, times) = self.times.split_at_mut(first * width);
+        let (smaller_alive, alive) = self.alive.split_at_mut(sets.start);
         let smaller = Smaller {
-            rules,
+            goal,
             sets: &self.sets,
+            kinds: self.kinds,
+            exits: &self.exits,
             slots: smaller_slots,
+            alive: smaller_alive,
             times: smaller_times,
             segments: self.instance.segments,
-            needed,
-            last,
-            most_time,
+            buses: self.instance.shared.len(),
         };
-        let buses = self.instance.shared.len();
-        slots[..count]
-            .par_iter_mut()
-            .zip(times[..count * width].par_chunks_mut(width))
-            .enumerate()
-            .with_min_len(CELLS_PER_TASK.div_ceil(width))
-            .for_each_init(Scratch::default, |scratch, (at, (slot, times))| {
-                slot.loads.clear();
-                slot.loads.resize(buses, 0.0);
-                slot.alive = smaller.fill(first + at, &mut slot.loads, times, scratch);
-            });
+        type Part<'a> = (usize, ((&'a mut [Slot], &'a mut [f64]), &'a mut bool));
+        let one = |scratch: &mut Scratch, (at, ((slots, times), alive)): Part<'_>| {
+            smaller.fill(sets.start + at, slots, times, scratch);
+            *alive = slots.iter().any(|slot| !slot.alive.is_empty());
+        };
+        let (slots, times, alive) =
+            (&mut slots[..count], &mut times[..count * width], &mut alive[..sets.len()]);
+        if count * width < CELLS_PER_TASK {
+            let mut scratch = Scratch::default();
+            let slots = slots.chunks_mut(exits).zip(times.chunks_mut(exits * width)).zip(alive);
+            slots.enumerate().for_each(|set| one(&mut scratch, set));
+        } else {
+            let slots =
+                slots.par_chunks_mut(exits).zip(times.par_chunks_mut(exits * width)).zip(alive).enumerate();
+            let fewest = CELLS_PER_TASK.div_ceil(exits * width);
+            slots.with_min_len(fewest).for_each_init(Scratch::default, one);
+        }
     }
 
     /// The least of a size, told back from the end of the table.
     fn best(&self, rules: &Rules, size: usize) -> Option<Least> {
-        let (kinds, segments) = (self.kinds.len(), self.instance.segments);
+        let (exits, segments) = (self.exits.len(), self.instance.segments);
         let slots = self.sets.by_size.get(size)?.clone().filter(|set| self.has_required(*set));
-        let slots = slots.flat_map(|set| set * kinds..(set + 1) * kinds);
+        let slots = slots.flat_map(|set| set * exits..(set + 1) * exits);
         let (time, mut slot) = slots
             .map(|slot| (self.time(slot, segments), slot))
             .filter(|(time, _)| time.is_finite())
             .reduce(|best, other| if other.0 < best.0 { other } else { best })?;
         let (mut parts, mut end) = (Vec::new(), segments);
-        while let Some((before, first)) = self.step_back(rules, slot, end) {
-            parts.push((slot % kinds, first..end));
-            (slot, end) = (before, first);
+        loop {
+            match self.step_back(rules, slot, end)? {
+                (kind, Some((before, first))) => {
+                    parts.push((kind, first..end));
+                    (slot, end) = (before, first);
+                }
+                (kind, None) => {
+                    parts.push((kind, 0..end));
+                    break;
+                }
+            }
         }
-        parts.push((slot % kinds, 0..end));
         parts.reverse();
         Some(Least { time, stages: self.with_members(parts) })
     }
@@ -207,24 +230,33 @@ impl<'a> Table<'a> {
         self.kinds.iter().enumerate().all(complete)
     }
 
-    /// The slot and the end before the last stage of a cell; `None` if that is the first stage.
-    fn step_back(&self, rules: &Rules, slot: usize, end: usize) -> Option<(usize, usize)> {
-        let kinds = self.kinds.len();
-        let (smaller, kind) = (self.sets.without(slot)?, slot % kinds);
+    /// The kind of the last stage of a cell, with the slot and the end before it if it is not the first.
+    fn step_back(&self, rules: &Rules, slot: usize, end: usize) -> Option<(usize, Option<(usize, usize)>)> {
+        let (exits, kinds) = (self.exits.len(), self.kinds.len());
+        let set = slot / exits;
         let mut best = (f64::INFINITY, None);
-        for before in 0..kinds {
-            let from = smaller * kinds + before;
-            let Slot { alive, loads } = &self.slots[from];
-            let Some(way) = rules.way(before, kind) else { continue };
-            if alive.is_empty() || rules.ride(before, kind, loads).is_none() {
-                continue;
-            }
+        for &kind in self.exits[slot % exits].iter().filter(|kind| self.sets.counts[set * kinds + **kind] > 0)
+        {
             let to = &rules.kinds[kind];
-            for first in alive.start.max(to.groups[way.group].from[end])..alive.end.min(end as u32) {
-                let first = first as usize;
-                let time = self.time(from, first) + way.time - to.prefix[first];
-                if time < best.0 {
-                    best = (time, Some((from, first)));
+            let Some(smaller) = self.sets.without(set * kinds + kind) else {
+                if to.opening[end] < best.0 {
+                    best = (to.opening[end], Some((kind, None)));
+                }
+                continue;
+            };
+            for (before, exit) in self.exits.iter().enumerate() {
+                let from = smaller * exits + before;
+                let Slot { alive, loads } = &self.slots[from];
+                let Some(way) = way(rules, exit, kind) else { continue };
+                if alive.is_empty() || rules.ride(exit[0], kind, loads).is_none() {
+                    continue;
+                }
+                for first in alive.start.max(to.groups[way.group].from[end])..alive.end.min(end as u32) {
+                    let first = first as usize;
+                    let time = self.time(from, first) + way.time + to.finish[end] - to.prefix[first];
+                    if time < best.0 {
+                        best = (time, Some((kind, Some((from, first)))));
+                    }
                 }
             }
         }
@@ -249,27 +281,64 @@ impl<'a> Table<'a> {
 }
 
 impl Smaller<'_> {
-    /// Fills the cells of a slot; returns the range of those that hold something. `loads` come as zeros.
-    fn fill(&self, slot: usize, loads: &mut [f64], times: &mut [f64], scratch: &mut Scratch) -> Range<u32> {
-        if self.sets.counts[slot] == 0 {
-            return 0..0;
+    /// Fills the slots of a set.
+    fn fill(&self, set: usize, slots: &mut [Slot], times: &mut [f64], scratch: &mut Scratch) {
+        let most_with_prices = self.most_with_prices(set);
+        for (at, (slot, times)) in slots.iter_mut().zip(times.chunks_mut(self.segments + 1)).enumerate() {
+            slot.alive = 0..0;
+            let needed = self.goal.needed[set * self.exits.len() + at] as usize;
+            let begin = if self.goal.most.len() == 1 { self.segments } else { needed.max(1) };
+            for &kind in &self.exits[at] {
+                let with = set * self.kinds.len() + kind;
+                if self.sets.counts[with] == 0 {
+                    continue;
+                }
+                slot.loads.clear();
+                slot.loads.resize(self.buses, 0.0);
+                let mut own = std::mem::take(&mut scratch.times);
+                own.clear();
+                own.resize(self.segments + 1, f64::INFINITY);
+                let ends = match self.sets.without(with) {
+                    None => {
+                        own[begin..].copy_from_slice(&self.goal.rules.kinds[kind].opening[begin..]);
+                        begin..own.len()
+                    }
+                    Some(smaller) if self.alive[smaller] => {
+                        slot.loads.fill(f64::INFINITY);
+                        begin..self.enter((smaller, kind), begin, &mut slot.loads, &mut own, scratch) + 1
+                    }
+                    Some(_) => 0..0,
+                };
+                let kept = self.keep(kind, most_with_prices, ends, &mut own);
+                if !kept.is_empty() {
+                    if slot.alive.is_empty() {
+                        times[begin..].fill(f64::INFINITY);
+                        slot.alive = kept.clone();
+                    }
+                    slot.alive = slot.alive.start.min(kept.start)..slot.alive.end.max(kept.end);
+                    let kept = kept.start as usize..kept.end as usize;
+                    times[kept.clone()]
+                        .iter_mut()
+                        .zip(&own[kept])
+                        .for_each(|(time, own)| *time = time.min(*own));
+                }
+                scratch.times = own;
+            }
         }
-        let kind = slot % self.sets.kinds;
-        let begin = if self.last { self.segments } else { (self.needed[slot] as usize).max(1) };
-        let Some(smaller) = self.sets.without(slot) else {
-            times[begin..].copy_from_slice(&self.rules.kinds[kind].opening[begin..]);
-            return self.keep(kind, begin..times.len(), times);
-        };
-        let before = smaller * self.sets.kinds..(smaller + 1) * self.sets.kinds;
-        if self.slots[before].iter().all(|slot| slot.alive.is_empty()) {
-            return 0..0;
-        }
-        loads.fill(f64::INFINITY);
-        times[begin..].fill(f64::INFINITY);
-        let groups = 0..self.rules.kinds[kind].groups.len();
-        let reached = groups.map(|group| self.extend((smaller, kind, group), begin, loads, times, scratch));
-        let reached = reached.max().unwrap_or(0);
-        self.keep(kind, begin..reached + 1, times)
+    }
+
+    /// Enters the stages of a kind behind all slots of a set. Returns the last end with something.
+    fn enter(
+        &self,
+        (set, kind): (usize, usize),
+        begin: usize,
+        loads: &mut [f64],
+        times: &mut [f64],
+        scratch: &mut Scratch,
+    ) -> usize {
+        let groups = 0..self.goal.rules.kinds[kind].groups.len();
+        let reached = groups.map(|group| self.extend((set, kind, group), begin, loads, times, scratch));
+        reached.max().unwrap_or(0)
     }
 
     /// Enters the stages of a kind, with ends from `begin`, behind all slots of a set from which a crossing leads to this
@@ -283,18 +352,18 @@ impl Smaller<'_> {
         scratch: &mut Scratch,
     ) -> usize {
         let width = self.segments + 1;
-        let to = &self.rules.kinds[kind];
-        let Scratch { costs, queue } = scratch;
+        let to = &self.goal.rules.kinds[kind];
+        let Scratch { costs, queue, .. } = scratch;
         costs.resize(width, f64::INFINITY);
         let from = &to.groups[group].from;
         let mut range = width..0;
-        for before in 0..self.sets.kinds {
-            let slot = set * self.sets.kinds + before;
+        for (before, exit) in self.exits.iter().enumerate() {
+            let slot = set * self.exits.len() + before;
             let alive = &self.slots[slot].alive;
             // Behind the last segment nothing begins.
             let alive = alive.start.max(from[begin]) as usize..self.segments.min(alive.end as usize);
-            let Some(way) = self.rules.way(before, kind).filter(|w| w.group == group) else { continue };
-            let Some(sums) = self.rules.ride(before, kind, &self.slots[slot].loads) else { continue };
+            let Some(way) = way(self.goal.rules, exit, kind).filter(|w| w.group == group) else { continue };
+            let Some(sums) = self.goal.rules.ride(exit[0], kind, &self.slots[slot].loads) else { continue };
             if alive.is_empty() {
                 continue;
             }
@@ -322,11 +391,15 @@ impl Smaller<'_> {
     }
 
     /// Drops what cannot be finished in time, of these ends.
-    fn keep(&self, kind: usize, ends: Range<usize>, times: &mut [f64]) -> Range<u32> {
-        let rest = &self.rules.kinds[kind].rest;
+    fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &mut [f64]) -> Range<u32> {
+        let rest = &self.goal.rules.kinds[kind].rest;
+        let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);
         let mut alive = times.len() as u32..0;
         for end in ends {
-            if times[end] + rest[end] <= self.most_time && times[end] < f64::INFINITY {
+            let time = times[end];
+            let in_time =
+                time + rest[end] <= most && (time + prices[end] <= most_with_prices || end == self.segments);
+            if in_time && time < f64::INFINITY {
                 alive = alive.start.min(end as u32)..end as u32 + 1;
             } else {
                 times[end] = f64::INFINITY;
@@ -334,11 +407,37 @@ impl Smaller<'_> {
         }
         alive
     }
+
+    /// The most time with the prices of all that is left, if the devices that are not in the set earn what they can.
+    fn most_with_prices(&self, set: usize) -> f64 {
+        let kinds = self.kinds.len();
+        let counts = &self.sets.counts[set * kinds..(set + 1) * kinds];
+        let outside = |&kind: &usize| {
+            let members = self.kinds[kind].len() - usize::from(counts[kind]);
+            std::iter::repeat_n(self.goal.completion.earnings[kind], members)
+        };
+        let earnings = self.goal.by_earnings.iter().flat_map(outside);
+        let sums = earnings.scan(0.0, |sum, earns| {
+            *sum += earns;
+            Some(*sum)
+        });
+        self.goal.most[1..].iter().zip(sums).map(|(most, sum)| most + sum).fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
+/// The way from an exit, from any of its kinds but `to` itself if there are others.
+fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
+    let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
+    rules.way(*from, to)
+}
+
+/// The exit of a kind.
+fn own_exit(exits: &[Vec<usize>], kind: usize) -> usize {
+    exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0)
 }
 
 /// The multisets of kinds with 1 to as many members as there may be stages, ordered by size.
 struct Sets {
-    kinds: usize,
     /// At size - 1.
     by_size: Vec<Range<usize>>,
     /// At `set * kinds + kind`: how many members of the kind are in.
@@ -372,13 +471,8 @@ impl Sets {
         (1..units[kinds.len()])
             .filter(|code| size(*code) <= most)
             .for_each(|code| codes[size(code)].push(code));
-        let mut sets = Self {
-            kinds: kinds.len(),
-            by_size: Vec::new(),
-            counts: Vec::new(),
-            without: Vec::new(),
-            others: Vec::new(),
-        };
+        let mut sets =
+            Self { by_size: Vec::new(), counts: Vec::new(), without: Vec::new(), others: Vec::new() };
         let mut index = vec![None; units[kinds.len()]];
         let mut next = 0;
         for codes in &codes[1..] {

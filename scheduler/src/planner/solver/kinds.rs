@@ -21,6 +21,31 @@ pub(super) fn single(instance: &Instance) -> Vec<Vec<usize>> {
     (0..instance.devices.len()).filter(|d| !instance.excluded[*d]).map(|d| vec![d]).collect()
 }
 
+/// Kinds in groups, such that the crossings from a group into a kind are all the same. Where crossings share buses, every
+/// kind is a group.
+pub(super) fn exits(instance: &Instance, kinds: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    // The crossing between members of two kinds; none within a kind that has but one.
+    let crossing = |from: usize, to: usize| {
+        let target = if from == to { *kinds[from].get(1)? } else { kinds[to][0] };
+        Some(instance.crossing(kinds[from][0], target))
+    };
+    let joins = |exit: &Vec<usize>, kind: usize| {
+        let same = |to: usize| {
+            let mut all = exit.iter().chain([&kind]).filter_map(|from| crossing(*from, to));
+            all.next().is_none_or(|first| all.all(|other| other == first))
+        };
+        instance.shared.is_empty() && (0..kinds.len()).all(same)
+    };
+    let mut exits: Vec<Vec<usize>> = Vec::new();
+    for kind in 0..kinds.len() {
+        match exits.iter_mut().find(|exit| joins(exit, kind)) {
+            Some(exit) => exit.push(kind),
+            None => exits.push(vec![kind]),
+        }
+    }
+    exits
+}
+
 /// Whether a device may change places with any member of a kind without a difference to any placement.
 fn joins(instance: &Instance, kind: &[usize], device: usize) -> bool {
     let first = kind[0];

@@ -34,6 +34,11 @@ pub(crate) struct Costs {
     pub chunk: f64,
 }
 
+impl Costs {
+    /// No limit on anything.
+    const INFINITE: Self = Self { busy: f64::INFINITY, time: f64::INFINITY, chunk: f64::INFINITY };
+}
+
 impl Add for Costs {
     type Output = Self;
     fn add(self, other: Self) -> Self {
@@ -162,8 +167,11 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
         return Solution::empty(instance);
     }
     let kinds = kinds::merge(instance);
+    if kinds.is_empty() {
+        return Solution::empty(instance);
+    }
     match exact::Table::new(instance, &kinds) {
-        Some(table) => frontier::solve(instance, table),
+        Some(table) => frontier::solve(instance, &kinds, table),
         None => bounded::solve(instance),
     }
 }

@@ -27,6 +27,33 @@ impl Score {
         }
     }
 
+    /// Weights of the largest `busy` and the largest `chunk` in the score's sum: all of a score but the busiest of
+    /// [`Score::Busy`].
+    pub(super) fn weights_in_sum(&self) -> Costs {
+        match *self {
+            Self::Sum { chunk_weight: chunk } | Self::Busy { chunk_weight: chunk, .. } => {
+                Costs { busy: 0.0, time: 0.0, chunk }
+            }
+            Self::Mix { chunk_weight: chunk, busy_weight: busy } => Costs { busy, time: 0.0, chunk },
+        }
+    }
+
+    /// The least score with this sum, if the largest `busy` is no less than `busy`.
+    pub(super) fn of_sum(&self, sum: f64, busy: f64) -> f64 {
+        match *self {
+            Self::Busy { sequences, .. } => busy.max(sum / sequences),
+            Self::Sum { .. } | Self::Mix { .. } => sum,
+        }
+    }
+
+    /// The largest sum with which a score is kept.
+    pub(super) fn most_sum(&self, score: f64) -> f64 {
+        match *self {
+            Self::Busy { sequences, .. } => score * sequences,
+            Self::Sum { .. } | Self::Mix { .. } => score,
+        }
+    }
+
     /// The most of each part with which a score is kept if the other two are at least `least`. A part that does not count
     /// has no limit.
     pub(super) fn room(&self, score: f64, least: &Costs) -> Costs {
