@@ -162,8 +162,7 @@ fn cuda(config: &Config) -> Option<Box<dyn Backend>> {
         _ => None,
     });
     let own = ragtag_cuda::CudaConfig::default();
-    let config =
-        ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
+    let config = ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
     Some(Box::new(ragtag_cuda::CudaBackend::new(config)))
 }
 

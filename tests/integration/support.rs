@@ -1,8 +1,8 @@
 //! What the tests share: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
-    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity, Model,
-    Planner, Summary, TokenStream,
+    Boundary, DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity,
+    Model, Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;

@@ -35,11 +35,7 @@ impl Default for CudaConfig {
     /// Programs are kept in `cuda` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/cuda` in the user's folder
     /// for caches.
     fn default() -> Self {
-        Self {
-            cache_folder: default_folder(NAME),
-            gemm: GemmChoice::Auto,
-            multiprocessors: BTreeMap::new(),
-        }
+        Self { cache_folder: default_folder(NAME), gemm: GemmChoice::Auto, multiprocessors: BTreeMap::new() }
     }
 }
 
@@ -147,8 +143,7 @@ impl Backend for CudaBackend {
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
         let libraries = self.libraries()?;
-        let mut found =
-            libraries.found(&self.config).map_err(|error| unavailable(error.to_string()))?;
+        let mut found = libraries.found(&self.config).map_err(|error| unavailable(error.to_string()))?;
         let gemm = libraries.gemm(self.config.gemm, &found);
         found.iter_mut().for_each(|found| found.adapter.caps.gemm = gemm.clone());
         let ask = |mut found: Found| {

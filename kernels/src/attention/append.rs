@@ -18,7 +18,7 @@
 //! sequence, position or any of whose blocks do not exist.
 
 use super::partial::{expected, partials_bytes};
-use super::scene;
+use super::{random_scene, scene};
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, KvType};
@@ -70,8 +70,7 @@ fn extents(kv_type: KvType, constants: &[u32], out: &mut [u64]) {
 pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
     let mut out = Vec::new();
-    // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits. Without a position there is a row whose
-    // blocks do not exist.
+    // Position, heads, kv heads, head dimension, rope dimensions, pairing, splits.
     for (position, [heads, kv_heads, head_dim, rope_dims], pairing, splits) in [
         (Some(0), [1, 1, 64, 64], INTERLEAVED, 1),
         (Some(200), [8, 1, 64, 64], HALVES, 3),
@@ -82,20 +81,42 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         (Some(101), [20, 2, 256, 256], HALVES, 2),
         (None, [4, 2, 64, 64], HALVES, 2),
     ] {
-        let starts: Vec<_> = position.map(|position| (position, 1)).into_iter().collect();
-        let mut scene = scene(&mut random, kv_type, (1, heads, kv_heads, head_dim), &starts);
-        let fresh = scene.freshen(&mut random, rope_dims, pairing);
-        let constants = [&scene.constants[..], &[splits, rope_dims, pairing as usize]].concat();
-        let label = format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}", scene.label);
-        let partials = expected(&scene, splits);
-        let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
-        let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);
-        let content = |values| match kv_type {
-            KvType::F32 => Content::F32(values),
-            KvType::F16 => Content::F16(values),
-        };
-        let build = build.floats(&fresh.frequencies).expect(2, content(fresh.keys));
-        out.push(build.expect(3, content(fresh.values)).expect(4, Content::SomeF32(partials)).done());
+        let rope = (rope_dims, pairing);
+        out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits));
     }
     out
+}
+
+pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
+    let (_, starts, heads) = random_scene(random);
+    let position = starts.first().map(|(first, _)| *first);
+    let rope_dims = 2 * (1 + random.below(heads[2] / 2));
+    let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
+    let splits = 1 + random.below(12);
+    case(random, kv_type, position, heads, (rope_dims, pairing), splits)
+}
+
+/// Without a position there is a row whose blocks do not exist.
+fn case(
+    random: &mut Random,
+    kv_type: KvType,
+    position: Option<u32>,
+    [heads, kv_heads, head_dim]: [usize; 3],
+    (rope_dims, pairing): (usize, u32),
+    splits: usize,
+) -> Case {
+    let starts: Vec<_> = position.map(|position| (position, 1)).into_iter().collect();
+    let mut scene = scene(random, kv_type, (1, heads, kv_heads, head_dim), &starts);
+    let fresh = scene.freshen(random, rope_dims, pairing);
+    let constants = [&scene.constants[..], &[splits, rope_dims, pairing as usize]].concat();
+    let label = format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}", scene.label);
+    let partials = expected(&scene, splits);
+    let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
+    let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);
+    let content = |values| match kv_type {
+        KvType::F32 => Content::F32(values),
+        KvType::F16 => Content::F16(values),
+    };
+    let build = build.floats(&fresh.frequencies).expect(2, content(fresh.keys));
+    build.expect(3, content(fresh.values)).expect(4, Content::SomeF32(partials)).done()
 }

@@ -74,10 +74,14 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
         Kernel::MatMul(tensor_type, activations) => {
             crate::matmul::random_case(tensor_type, layout, activations, random)
         }
+        Kernel::NormMatMul(tensor_type) | Kernel::GatedMatMul(tensor_type) => {
+            crate::matmul::normed::random_case(kernel, tensor_type, layout, random)
+        }
         Kernel::Widen(tensor_type) => crate::widen::random_case(tensor_type, random),
         Kernel::RopeAppend(kv_type) => crate::rope_append::random_case(kv_type, random),
         Kernel::Attention(kv_type) => crate::attention::random_case(kv_type, random),
         Kernel::AttentionPartial(kv_type) => crate::attention::partial::random_case(kv_type, random),
+        Kernel::AppendAttention(kv_type) => crate::attention::append::random_case(kv_type, random),
         Kernel::AttentionMerge(activations) => crate::attention::merge::random_case(activations, random),
         Kernel::SiluMul(activations) => crate::silu_mul::random_case(activations, random),
         Kernel::Add => crate::add::random_case(random),

@@ -90,6 +90,24 @@ pub(crate) fn cases(kernel: Kernel, tensor_type: TensorType, layout: Layout, see
     out
 }
 
+pub(crate) fn random_case(
+    kernel: Kernel,
+    tensor_type: TensorType,
+    layout: Layout,
+    random: &mut Random,
+) -> Case {
+    let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
+    let rows_of_weights = match (is_gated, tensor_type.block_values() > 1) {
+        (false, _) => 1 + random.below(120),
+        (true, false) => 2 * (1 + random.below(60)),
+        (true, true) => 2 * GROUP_ROWS * (1 + random.below(4)),
+    };
+    let blocks = 1 + random.below(12);
+    let k = if tensor_type.block_values() < 256 { blocks * 32 } else { blocks.div_ceil(4) * 256 };
+    let (shape, accumulate) = (RowShape::random(random, 4), random.below(2) == 0);
+    case(random, kernel, (tensor_type, layout), shape, (rows_of_weights, k), accumulate)
+}
+
 fn case(
     random: &mut Random,
     kernel: Kernel,
