@@ -55,13 +55,13 @@ fn main() -> Result<(), String> {
 }
 
 fn task(kernel: Kernel, shape: &[u32]) -> Option<Task> {
-    match (kernel, *shape) {
-        (Kernel::MatMul(_, Activations::F16), [rows, n, k]) => {
+    match (kernel, shape) {
+        (Kernel::MatMul(_, Activations::F16), &[rows, n, k]) => {
             // Word 0 of the parameters says how many rows are used: all.
             let operations = 2.0 * f64::from(rows) * f64::from(n) * f64::from(k);
             Some((vec![rows, 0, n, k, 0, n], vec![rows], operations))
         }
-        (Kernel::Attention(_), [rows, heads, kv_heads, head_dim]) => {
+        (Kernel::Attention(_), &[rows, heads, kv_heads, head_dim]) => {
             let blocks = rows.div_ceil(16);
             let scale = 1.0 / (head_dim as f32).sqrt();
             let mut constants = vec![rows, 1, blocks, 1, heads, kv_heads, head_dim, blocks];

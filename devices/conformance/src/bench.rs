@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// How long any one point may take. Far more than any test needs, so that only a hang runs into it.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long any one point may take. Far more than any test needs, so that only a hang runs into it: a driver for processors may
+/// compile a kernel when it is first launched, for minutes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A result with the reason of a failure in words.
 pub(crate) type Attempt<T> = Result<T, String>;

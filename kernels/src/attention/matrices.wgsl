@@ -1,5 +1,5 @@
 // Attention of a run's queries on matrix units, 64 of them over 32 positions at a time. A sub-group has a slice of 16 queries;
-// keys and values are f16 as they are, queries and weights are the sum of two f16 values each, which keeps 22 bits of them.
+// keys and values are f16 as they are, queries and weights are the sum of two f16 values each, which keeps 21 bits of them.
 // For heads of up to MOST_DIMS dimensions that are a multiple of 16; the others go without matrices.
 //
 // The second of two parts is small, and a device may take f16 values below 2^-14 as zero. So queries and weights are scaled by
@@ -43,11 +43,12 @@ var<workgroup> shares: array<f32, ITEMS>;
 // order a driver lays these out. So each has a multiple of 16.
 var<workgroup> is_scaled: vec4<u32>;
 
-// Four values in two parts.
+// Four values in two parts. The first is cut off by its bits: compilers may take a conversion to f16 and back for nothing, and
+// then nothing would be left for the second.
 fn put_parts(at: u32, four: vec4<f32>) {
-    let first = vec4<f16>(four);
-    high[at] = first;
-    low[at] = vec4<f16>(four - vec4<f32>(first));
+    let first = bitcast<vec4<f32>>(bitcast<vec4<u32>>(four) & vec4<u32>(0xffffe000u));
+    high[at] = vec4<f16>(first);
+    low[at] = vec4<f16>(four - first);
 }
 
 // Four dimensions of the values of a position of a run; zeros beyond its last.

@@ -7,8 +7,9 @@
 //! them is solved next, until none is cheaper.
 //!
 //! Credits are not in the grid: a plan has one for each group or each stage, whichever are more, and one on its way. The cost
-//! model sees no difference in more, and the simulator next to none (`more_credits_than_a_plan_has_serve_no_more_requests` in
-//! its tests); fewer leave stages without work.
+//! model sees no difference in more, and over up to four stages the simulator finds 3 % at most
+//! (`more_credits_than_a_plan_has_serve_no_more_requests` in its tests). Over six stages, with prompts of many chunks and few
+//! groups, it finds 6 %, which is left. Fewer leave stages without work.
 //!
 //! This module must not know how plans are told.
 

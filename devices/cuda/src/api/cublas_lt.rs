@@ -9,6 +9,7 @@ use super::toolkit::places;
 use libloading::Library;
 use ragtag_hal::{Error, Gemm, Result};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -296,14 +297,11 @@ impl Products {
     ) -> Result<()> {
         self.context.enter()?;
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (*product, alignment(y));
-        if !plans.contains_key(&key) {
-            let plan = self.plan(product, alignment(y))?;
-            plans.insert(key, plan);
-        }
-        let missing = || Error::invalid("a product without a plan");
-        let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } =
-            plans.get(&key).ok_or_else(missing)?;
+        let plan = match plans.entry((*product, alignment(y))) {
+            Entry::Occupied(plan) => plan.into_mut(),
+            Entry::Vacant(place) => place.insert(self.plan(product, alignment(y))?),
+        };
+        let Plan { operation, weights: w, x: x_layout, y: y_layout, algorithm } = &*plan;
         let (alpha, beta) = (1f32, if product.accumulate { 1f32 } else { 0f32 });
         let Workspace { address, bytes } = self.workspace;
         // SAFETY: the matrices are as the layouts say and valid, by the caller's promise; the factors are read before this

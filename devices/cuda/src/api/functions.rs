@@ -62,7 +62,7 @@ macro_rules! functions {
                         *found.map_err(|_| Missing::Function(stringify!($name)))?
                     },)*
                     version: 0,
-                    library: library,
+                    library,
                 })
             }
         }

@@ -1,9 +1,9 @@
-//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list: the backend's tables are made from it, and so are the
-//! stand-ins for a driver that tests load.
+//! The functions of HIP, hiprtc and rocBLAS that Ragtag calls, in one list: the backend's tables are made from it, and so are
+//! the stand-ins for a driver that tests load.
 //!
 //! After the headers `hip/hip_runtime_api.h` and `hip/hiprtc.h` of HIP 5.0 to 7.0 and `rocblas/rocblas.h` of the same, in
-//! which these signatures are the same. Each function returns a code, 0 for success; enumerations travel as `i32`, `hipDevice_t` is the device's ordinal. This
-//! module must not know what the functions are called for.
+//! which these signatures are the same. Each function returns a code, 0 for success; enumerations travel as `i32`,
+//! `hipDevice_t` is the device's ordinal. This module must not know what the functions are called for.
 
 use std::ffi::c_void;
 

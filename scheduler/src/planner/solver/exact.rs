@@ -37,6 +37,8 @@ pub(super) struct Table<'a> {
     sets: Sets,
     /// Kinds from which the crossings are the same, wherever they lead.
     exits: Vec<Vec<usize>>,
+    /// At kind: its exit.
+    exit_of: Vec<usize>,
     /// At `set * exits + exit`, for the best of the exit's kinds as the last.
     slots: Vec<Slot>,
     /// At set: whether any of its slots holds something.
@@ -98,10 +100,12 @@ impl<'a> Table<'a> {
         sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)?;
         let exits = kinds::exits(instance, kinds);
         let slots = sets * exits.len();
+        let exit_of = |kind: usize| exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0);
         Some(Self {
             instance,
             kinds,
             sets: Sets::new(kinds, instance.most_stages()),
+            exit_of: (0..kinds.len()).map(exit_of).collect(),
             exits,
             slots: vec![Slot::default(); slots],
             alive: vec![false; sets],
@@ -135,15 +139,16 @@ impl<'a> Table<'a> {
         let (exits, all) = (self.exits.len(), self.instance.segments as u32);
         // At `set * exits + exit`: the first segment that the set can hold, to the end, behind this exit.
         let mut first = vec![all; self.sets.len() * exits];
+        let ways = self.exits.iter().flat_map(|exit| (0..self.kinds.len()).map(|to| way(rules, exit, to)));
+        let ways: Vec<Option<Way>> = ways.collect();
         for set in 0..self.sets.len() {
-            for (before, exit) in self.exits.iter().enumerate() {
+            for before in 0..exits {
                 let with = |kind: usize| {
                     let slot = set * self.kinds.len() + kind;
-                    let way = (self.sets.counts[slot] > 0).then(|| way(rules, exit, kind))??;
-                    let behind = self
-                        .sets
-                        .without(slot)
-                        .map_or(all, |smaller| first[smaller * exits + own_exit(&self.exits, kind)]);
+                    let way =
+                        (self.sets.counts[slot] > 0).then_some(ways[before * self.kinds.len() + kind])??;
+                    let behind = self.sets.without(slot);
+                    let behind = behind.map_or(all, |smaller| first[smaller * exits + self.exit_of[kind]]);
                     Some(rules.kinds[kind].groups[way.group].from[behind as usize])
                 };
                 first[set * exits + before] = (0..self.kinds.len()).filter_map(with).min().unwrap_or(all);
@@ -283,7 +288,7 @@ impl<'a> Table<'a> {
 impl Smaller<'_> {
     /// Fills the slots of a set.
     fn fill(&self, set: usize, slots: &mut [Slot], times: &mut [f64], scratch: &mut Scratch) {
-        let most_with_prices = self.most_with_prices(set);
+        let mut most_with_prices = None;
         for (at, (slot, times)) in slots.iter_mut().zip(times.chunks_mut(self.segments + 1)).enumerate() {
             slot.alive = 0..0;
             let needed = self.goal.needed[set * self.exits.len() + at] as usize;
@@ -293,21 +298,25 @@ impl Smaller<'_> {
                 if self.sets.counts[with] == 0 {
                     continue;
                 }
+                let smaller = self.sets.without(with);
+                if smaller.is_some_and(|smaller| !self.alive[smaller]) {
+                    continue;
+                }
+                let most_with_prices = *most_with_prices.get_or_insert_with(|| self.most_with_prices(set));
                 slot.loads.clear();
                 slot.loads.resize(self.buses, 0.0);
                 let mut own = std::mem::take(&mut scratch.times);
-                own.clear();
                 own.resize(self.segments + 1, f64::INFINITY);
-                let ends = match self.sets.without(with) {
+                own[begin..].fill(f64::INFINITY);
+                let ends = match smaller {
                     None => {
                         own[begin..].copy_from_slice(&self.goal.rules.kinds[kind].opening[begin..]);
                         begin..own.len()
                     }
-                    Some(smaller) if self.alive[smaller] => {
+                    Some(smaller) => {
                         slot.loads.fill(f64::INFINITY);
                         begin..self.enter((smaller, kind), begin, &mut slot.loads, &mut own, scratch) + 1
                     }
-                    Some(_) => 0..0,
                 };
                 let kept = self.keep(kind, most_with_prices, ends, &mut own);
                 if !kept.is_empty() {
@@ -429,11 +438,6 @@ impl Smaller<'_> {
 fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
     let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
     rules.way(*from, to)
-}
-
-/// The exit of a kind.
-fn own_exit(exits: &[Vec<usize>], kind: usize) -> usize {
-    exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0)
 }
 
 /// The multisets of kinds with 1 to as many members as there may be stages, ordered by size.

@@ -4,6 +4,9 @@
 //! lower ones, bounds the score of everything inside. A placement that has this least time beats all that is no better
 //! than itself in both largest terms; what is left of the box is cut into parts. All numbers of stages share the regions.
 //!
+//! The least time needs a look at the table. Before that prices (`dual`) bound the box, which takes far less: boxes in which
+//! they prove that nothing matters are forgotten, and wide ones are halved.
+//!
 //! A table knows nothing of the true loads of shared buses. Where a placement overloads one, the region is parted by its
 //! crossings: those without the first of them, those with the first and without the second, and so on.
 //!
@@ -25,10 +28,10 @@ const MOST_ROUNDS: usize = 1 << 14;
 /// A box is wide if a largest term makes more of a difference to the score inside, relatively.
 const WIDE: f64 = 0.05;
 
-/// Steps towards better prices: for the first box, and for each part of one.
+/// Steps towards better prices: for the first box, for each part of one, and towards those of time before a look.
 const FIRST_STEPS: usize = 60;
-const STEPS: usize = 5;
-const LOOK_STEPS: usize = 8;
+const STEPS: usize = 4;
+const LOOK_STEPS: usize = 6;
 
 /// Largest terms for the first placements, as multiples of the least possible ones.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
@@ -244,7 +247,8 @@ impl Search<'_> {
         let enough = most(self.enough());
         let wanted: Vec<f64> = self.wanted().into_iter().take(stages).map(most).collect();
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
-        let rules = Rules::new(instance, self.kinds, &limits);
+        let mut rules = Rules::new(instance, self.kinds, &limits);
+        rules.find_rest(instance.segments);
         let relaxed = Relaxed::of_time(instance, self.kinds, &rules);
         region.time_prices.improve(&relaxed, enough, LOOK_STEPS);
         let found = self.table.least(&rules, &region.time_prices.completion(), &wanted);

@@ -46,7 +46,8 @@ pub(super) struct KindRules {
     pub opening: Vec<f64>,
     /// Without doubles.
     pub groups: Vec<Windows>,
-    /// At i: the least `time` behind a stage that ends at i, if devices could be used again and again.
+    /// At i: the least `time` behind a stage that ends at i, if devices could be used again and again. Only after
+    /// [`Rules::find_rest`].
     pub rest: Vec<f64>,
 }
 
@@ -80,15 +81,13 @@ impl Rules {
             let pair = (kinds[from][0], kinds[to][0]);
             instance.shared.iter().map(move |bus| bus.load(pair))
         };
-        let mut rules = Self {
+        Self {
             kinds: all,
             ways: pairs().map(|(from, to)| way(from, to)).collect(),
             rides: pairs().flat_map(ride).collect(),
             buses: instance.shared.len(),
             most_busy: limits.most.busy,
-        };
-        rules.find_rest(instance.segments);
-        rules
+        }
     }
 
     pub fn way(&self, from: usize, to: usize) -> Option<Way> {
@@ -107,8 +106,8 @@ impl Rules {
         sums().all(|load| load <= self.most_busy).then(sums)
     }
 
-    /// Fills `rest` from the end: at each place a crossing, then the best run from there.
-    fn find_rest(&mut self, segments: usize) {
+    /// Fills `rest`, from the end: at each place a crossing, then the best run from there.
+    pub fn find_rest(&mut self, segments: usize) {
         let mut queues: Vec<Vec<VecDeque<u32>>> =
             self.kinds.iter().map(|kind| vec![VecDeque::new(); kind.groups.len()]).collect();
         let mut runs: Vec<Vec<f64>> = self.kinds.iter().map(|kind| vec![0.0; kind.groups.len()]).collect();

@@ -1,0 +1,146 @@
+//! What the planner chooses beside the placement: chunks, and the form in which activations cross.
+
+use super::*;
+
+/// Two devices of which neither holds the model, with a link of this rate.
+fn world_over_a_link(bytes_per_s: f64) -> World {
+    let devices = vec![device("cpu:0", 80 * MIB, 1.0), device("cpu:1", 80 * MIB, 1.0)];
+    let mut world = World::new(model(12, 8 * MIB, 8 * MIB), devices);
+    world.links.other.bandwidth_bytes_per_s.value = bytes_per_s;
+    world
+}
+
+#[test]
+fn activations_cross_as_f16_where_the_link_is_what_takes_the_time() {
+    let reason = |plan: &Plan| {
+        plan.reasons.iter().find(|reason| reason.starts_with("boundaries: ")).cloned().unwrap_or_default()
+    };
+    let slow = world_over_a_link(2e6).plan().expect("fits");
+    assert_eq!(slow.boundary, Boundary::F16);
+    assert!(reason(&slow).contains("activations cross as f16, which makes the plan "), "{}", reason(&slow));
+    assert!(reason(&slow).contains("the crossing from cpu:0 to cpu:1 takes "), "{}", reason(&slow));
+    let fast = world_over_a_link(6e9).plan().expect("fits");
+    assert_eq!(fast.boundary, Boundary::F32);
+    assert!(
+        reason(&fast).contains("activations cross as f32; as f16 the plan is predicted "),
+        "{}",
+        reason(&fast)
+    );
+    // Half the bytes, and the latency as it is.
+    let with = |boundary| {
+        let mut world = world_over_a_link(2e6);
+        world.limits.boundary = Some(boundary);
+        world.plan().expect("fits")
+    };
+    let [wide, narrow] = Boundary::ALL.map(with);
+    assert_eq!((wide.chunk, narrow.chunk, wide.decode_rows), (128, 128, narrow.decode_rows));
+    let crossing = |plan: &Plan| (plan.edges[0].predicted.prefill_us, plan.edges[0].predicted.decode_us);
+    let bytes = |rows: u32| f64::from(rows) * 2048.0 / 2e6 * 1e6;
+    for (row_share, plan) in [(1.0, &wide), (0.5, &narrow)] {
+        let expected = [128, plan.decode_rows].map(|rows| tenths(20.0 + row_share * bytes(rows)));
+        assert_eq!(crossing(plan), (expected[0], expected[1]));
+        assert_eq!(reason(plan), format!("boundaries: activations cross as {}, as asked", plan.boundary));
+    }
+    // The one that was chosen is the better one of the two.
+    assert_eq!(slow.explanation.score_us, narrow.explanation.score_us);
+    assert!(narrow.explanation.score_us < wide.explanation.score_us);
+    let one = World::new(model(4, MIB, MIB), vec![device("cpu:0", 1 << 40, 1.0)]).plan().expect("fits");
+    assert_eq!((one.boundary, reason(&one).as_str()), (Boundary::F32, ""));
+}
+
+#[test]
+fn the_form_in_which_activations_cross_is_as_good_as_the_better_of_both() {
+    let mut narrow = 0;
+    for seed in 0..200 {
+        for objective in OBJECTIVES {
+            let world = World { objective, ..random_world(seed) };
+            let with = |boundary| {
+                let limits = PlanLimits { boundary, ..world.limits };
+                World { limits, ..world.clone() }.plan().ok()
+            };
+            let Some(chosen) = with(None) else { continue };
+            narrow += usize::from(chosen.boundary == Boundary::F16);
+            let score = |plan: &Plan| plan.explanation.score_us;
+            let forms = Boundary::ALL.map(|form| with(Some(form)));
+            let best = forms.iter().flatten().map(score).fold(f64::INFINITY, f64::min);
+            // Of plans within a percent the one with the fewest devices is chosen, and of points within half of one the first.
+            assert!(
+                score(&chosen) <= best * 1.02 + 0.1,
+                "seed {seed}, {objective:?}: {} {best}",
+                score(&chosen)
+            );
+        }
+    }
+    assert!(narrow > 40, "{narrow} plans with f16 boundaries");
+}
+
+#[test]
+fn exact_activations_cross_as_f32() {
+    let mut world = world_over_a_link(2e6);
+    world.limits.activations = Activations::F32;
+    let plan = world.plan().expect("fits");
+    assert_eq!(plan.boundary, Boundary::F32);
+    assert!(!plan.reasons.iter().any(|reason| reason.starts_with("boundaries")));
+    world.limits.boundary = Some(Boundary::F16);
+    let error = world.plan().expect_err("refused");
+    assert_eq!(error, PlanError::ExactBoundary { boundary: Boundary::F16 });
+    assert!(error.to_string().starts_with("exact activations (f32) cross as f32: "), "{error}");
+}
+
+#[test]
+fn a_chunk_is_chosen_where_several_are_offered() {
+    let device = DeviceFacts { launch_us: Figure::assumed(2000.0), ..device("cpu:0", 1 << 40, 10.0) };
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 2 * MIB, ..s.clone() }).collect();
+    let others = [(64, world.segments.as_slice()), (256, wider.as_slice())];
+    let plan = |constrained: u64| {
+        let mut world = world.clone();
+        world.devices[0].memory_bytes = constrained;
+        plan(&PlannerInput { other_chunks: &others, ..world.input() })
+    };
+    // Each launch costs much: long chunks, as long as there is room for their scratch.
+    assert_eq!(plan(1 << 40).expect("fits").chunk, 256);
+    let needed = plan(1 << 40).expect("fits").stages[0].memory_bytes.total;
+    let less = plan(needed - 1).expect("fits");
+    assert_eq!(less.chunk, 128);
+    assert!(less.stages[0].memory_bytes.total < needed);
+}
+
+#[test]
+fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
+    for (devices, others) in [(1, 0), (2, 4), (9, 4), (40, 4), (40, 70)] {
+        let devices: Vec<_> = (0..devices).map(|i| device(&format!("cpu:{i}"), 1 << 40, 1.0)).collect();
+        let mut world = World::new(model(40, MIB, MIB), devices);
+        (world.limits.sequences, world.limits.logit_rows) = (64, 64);
+        let others: Vec<_> = (0..others).map(|i| (129 + i, world.segments.as_slice())).collect();
+        for boundary in [None, Some(Boundary::F32), Some(Boundary::F16)] {
+            let limits = PlanLimits { boundary, ..world.limits };
+            let input = PlannerInput { other_chunks: &others, limits, ..world.input() };
+            let grid = Grid::new(&input, 512);
+            let points: Vec<Point> = grid.points().collect();
+            assert!(points.len() <= 64, "{}", points.len());
+            for (at, point) in points.iter().enumerate() {
+                assert!(!points[..at].contains(point), "{point:?} twice");
+            }
+            let forms = match boundary {
+                Some(form) => vec![form],
+                None if world.devices.len() == 1 => vec![Boundary::F32],
+                None => Boundary::ALL.to_vec(),
+            };
+            let most = u32::try_from(world.devices.len()).expect("few");
+            for boundary in forms.into_iter().filter(|_| others.len() < 10) {
+                for chunk in std::iter::once(128).chain(others.iter().map(|(chunk, _)| *chunk)) {
+                    for groups in [1, most] {
+                        let corner = Point { chunk, groups, boundary };
+                        let rows = |point: &Point| 64u32.div_ceil(point.groups);
+                        let alike = |point: &Point| {
+                            (point.chunk, point.boundary, rows(point)) == (chunk, boundary, rows(&corner))
+                        };
+                        assert!(points.iter().any(alike), "{corner:?} of {points:?}");
+                    }
+                }
+            }
+        }
+    }
+}
