@@ -359,8 +359,8 @@ mod tests {
         assert_eq!(shown(1), [(0, Some(0), 0.0, 0.5), (4, Some(0), 1.0, 1.5)]);
     }
 
-    /// Where a decode step starts when each takes 5 µs on a stage and comes 10 µs after the one before; on the next one it
-    /// starts 5 µs later. The second number says of how many the interval is a hundred times as long.
+    /// The excerpt of so many decode steps: each takes 5 µs on either of two stages, and the next one comes 10 µs after it, or
+    /// 1000 µs after those that are sparse.
     fn excerpt(steps: u64, sparse: impl Fn(u64) -> bool) -> Gantt {
         let mut at_ns = 0;
         let mut spans = Vec::new();

@@ -275,7 +275,7 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     assert!(!calibrates(&said), "{said}");
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["profiles"].as_array().unwrap().len(), 2);
-    assert_eq!(json["profiles"][0]["ragtag_profile"], 1);
+    assert_eq!(json["profiles"][0]["ragtag_profile"], 2);
     assert_eq!(json["links"]["known"].as_array().unwrap().len(), 2);
     let (table, said) = command(&with(&["calibrate", "--force", "--seconds", "0"]));
     assert!(calibrates(&said), "{said}");

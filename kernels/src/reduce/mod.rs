@@ -6,7 +6,8 @@
 //! | 1 | out: f32 `[outer, parts, inner]`, written |
 //!
 //! Constants: [reduction](Reduction), the [number](crate::elements::number) of the type, outer, axis, inner, the values of a
-//! part (the last part of a line has what is left; there are 65,535 at most), and what a mean is over. An axis of zero values leaves `out` as it is.
+//! part (the last part of a line has what is left; there are 65,535 at most), and what a mean is over. An axis of zero values
+//! leaves `out` as it is.
 //!
 //! Few long lines are taken in two launches, so that a device has enough groups: one of parts, as [`part`] says, then one of
 //! what these became. A mean is the sum of each part first, and the mean over the whole axis then.

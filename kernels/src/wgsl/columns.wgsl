@@ -20,7 +20,9 @@ fn across(item: u32, reduction: u32, columns: u32, value: f32) -> f32 {
     workgroupBarrier();
     scratch[item] = value;
     workgroupBarrier();
-    for (var apart = ITEMS / 2u; apart >= columns; apart /= 2u) {
+    // With Mesa 26 results are wrong if `apart` itself is halved until it is less than what only a launch knows.
+    for (var halvings = 1u; columns << halvings <= ITEMS; halvings += 1u) {
+        let apart = ITEMS >> halvings;
         if item < apart { scratch[item] = combined(reduction, scratch[item], scratch[item + apart]); }
         workgroupBarrier();
     }
