@@ -71,9 +71,11 @@ fn main() -> Result<()> {
         ratios.extend(row.ratio());
     }
     ratios.sort_by(f64::total_cmp);
-    let (least, median) = (ratios.first(), ratios.get(ratios.len() / 2));
+    let (Some(least), Some(median)) = (ratios.first(), ratios.get(ratios.len() / 2)) else {
+        return Err("no rule fits any of these fleets".into());
+    };
     println!(
-        "\n{} fleets with a rule that fits: ratio at least {least:.2?}, median {median:.2?}",
+        "\n{} fleets with a rule that fits: ratio at least {least:.2}, median {median:.2}",
         ratios.len()
     );
     Ok(())

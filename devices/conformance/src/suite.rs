@@ -45,10 +45,26 @@ impl Shapes {
     }
 }
 
+/// One of so many equal parts of the kernels' variants, every so manieth of the table: what one of several alike devices tries.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// How many parts there are; none counts as one.
+    pub of: usize,
+    /// Which of them, from 0.
+    pub index: usize,
+}
+
+impl Default for Part {
+    fn default() -> Self {
+        Self { of: 1, index: 0 }
+    }
+}
+
 /// What of the suite is run, and what is known to fail.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suite<'a> {
     only: &'a str,
+    part: Part,
     shapes: Shapes,
     known: &'a [KnownFailure],
 }
@@ -62,6 +78,11 @@ impl<'a> Suite<'a> {
     /// Only tests with this in their names; `*` stands for anything: `matmul*avx2`.
     pub fn only(self, pattern: &'a str) -> Self {
         Self { only: pattern, ..self }
+    }
+
+    /// Of the kernels' variants only a part; all other tests as well.
+    pub fn part(self, part: Part) -> Self {
+        Self { part, ..self }
     }
 
     /// Other random shapes than a few, the same ones everywhere.
@@ -104,7 +125,8 @@ impl<'a> Suite<'a> {
 
     fn entries(&self) -> impl Iterator<Item = Entry> {
         let devices = memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS).map(Entry::Device);
-        let kernels = ragtag_kernels::variants().iter().map(Entry::Kernel);
+        let Part { of, index } = self.part;
+        let kernels = ragtag_kernels::variants().iter().skip(index).step_by(of.max(1)).map(Entry::Kernel);
         devices.chain(kernels).filter(|entry| known::matches(self.only, &entry.name()))
     }
 }
