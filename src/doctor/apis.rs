@@ -30,7 +30,7 @@ const VULKAN_VARIABLES: [&str; 7] = [
     "VK_LOADER_DRIVERS_DISABLE",
     "VK_INSTANCE_LAYERS",
     "RAGTAG_VULKAN_VALIDATION",
-    "RAGTAG_VULKAN_SOFTWARE_MATRICES",
+    "RAGTAG_VULKAN_MATRICES",
 ];
 
 /// Of wgpu's own; on Linux it works through Vulkan.

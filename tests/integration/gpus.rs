@@ -58,6 +58,12 @@ fn shades(label: &str) -> bool {
     label.starts_with("vulkan") || label.starts_with("wgpu")
 }
 
+/// Those of the adapters that run shaders on the processor.
+fn slow(adapters: &[Adapter]) -> Vec<String> {
+    let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && shades(&a.label()));
+    slow.map(Adapter::label).collect()
+}
+
 /// The logits of the first tokens of a prompt, so many at most, in chunks of so many rows.
 fn check_logits(
     adapters: &[Adapter],
@@ -139,9 +145,9 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, what: &str) -> usize {
 
 /// The cuts that are tried between two devices. Shaders on the processor take too long for all: with them a pair has one cut,
 /// in one of its orders, unless all are asked for.
-fn cuts(first: &str, second: &str, pair: u32) -> Vec<u32> {
+fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     let all = std::env::var_os("RAGTAG_TEST_ALL_CUTS").is_some();
-    if all || !(shades(first) || shades(second)) {
+    if all || !slow.iter().any(|label| label == first || label == second) {
         return (1..SEGMENTS).collect();
     }
     // Which of a pair's orders it is does not depend on the order that is asked about.
@@ -154,12 +160,13 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     within(1200, || {
         let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
+        let slow = slow(&adapters());
         // Where a driver shows several devices, the second stage is on another than the first.
         let pairs =
             devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
         for (pair, (first, second)) in (0..).zip(pairs) {
             let mut compared = 0;
-            let cuts = cuts(first, second, pair);
+            let cuts = cuts(first, second, pair, &slow);
             if cuts.is_empty() {
                 continue;
             }
@@ -326,6 +333,7 @@ fn a_hundred_loads_leave_nothing_behind() {
             .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
             .map(Adapter::label)
             .collect();
+        let slow = slow(&adapters());
         let load = |label: &str, times: usize| {
             for _ in 0..times {
                 let engine = support::engine(&model, &Setup { devices: label, ..Setup::default() });
@@ -339,7 +347,7 @@ fn a_hundred_loads_leave_nothing_behind() {
         {
             // Contexts, compilers and allocators take what they keep.
             // Shaders on the processor are compiled for each of them.
-            let (first, more) = if shades(&label) { (2, 6) } else { (10, 90) };
+            let (first, more) = if slow.contains(&label) { (2, 6) } else { (10, 90) };
             load(&label, first);
             let before = (free_bytes(&label), resident_bytes());
             load(&label, more);
@@ -352,7 +360,7 @@ fn a_hundred_loads_leave_nothing_behind() {
             }
             // What a driver that compiles shaders for the processor keeps of them is its own affair.
             let (Some(before), Some(after)) = (before.1, after.1) else { continue };
-            if !shades(&label) {
+            if !slow.contains(&label) {
                 let slack = if leaky.contains(&label) { 90 * (10 << 20) } else { SLACK_BYTES };
                 assert!(after <= before + slack, "{label}: {before} → {after} bytes resident");
             }

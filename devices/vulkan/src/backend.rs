@@ -27,15 +27,42 @@ pub struct VulkanConfig {
     pub direct_memory: bool,
     /// Whether host regions are imported, on devices that can.
     pub import_regions: bool,
-    /// Whether matrix units count that are software: they are slower than none, and kernels with many of them take minutes to
-    /// compile.
-    pub software_matrices: bool,
+    /// Which matrix units count.
+    pub matrices: MatrixUnits,
+}
+
+/// Which devices' cooperative matrices are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MatrixUnits {
+    /// None's: for a driver that computes wrongly with them, and to compare.
+    Off,
+    /// Those of graphics cards.
+    Hardware,
+    /// Also those that are software: they are slower than none, and kernels with many of them take minutes to compile.
+    Software,
+}
+
+impl MatrixUnits {
+    /// What `RAGTAG_VULKAN_MATRICES` asks for; what is not known is said and passed over.
+    fn wanted() -> Self {
+        const VARIABLE: &str = "RAGTAG_VULKAN_MATRICES";
+        let value = std::env::var_os(VARIABLE).unwrap_or_default();
+        match value.to_str() {
+            Some("off") => Self::Off,
+            Some("software") => Self::Software,
+            Some("" | "auto") => Self::Hardware,
+            _ => {
+                tracing::warn!(?value, "{VARIABLE} is auto, off or software; taken as auto");
+                Self::Hardware
+            }
+        }
+    }
 }
 
 impl Default for VulkanConfig {
     /// Programs are kept in `vulkan` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/vulkan` in the user's folder
-    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`, matrix units that are software with
-    /// `RAGTAG_VULKAN_SOFTWARE_MATRICES=1`.
+    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`; `RAGTAG_VULKAN_MATRICES` is `off` for
+    /// no matrix units and `software` for those that are software, too.
     fn default() -> Self {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
         Self {
@@ -43,7 +70,7 @@ impl Default for VulkanConfig {
             validation: is_set("RAGTAG_VULKAN_VALIDATION"),
             direct_memory: true,
             import_regions: true,
-            software_matrices: is_set("RAGTAG_VULKAN_SOFTWARE_MATRICES"),
+            matrices: MatrixUnits::wanted(),
         }
     }
 }
@@ -86,8 +113,8 @@ impl VulkanBackend {
     }
 
     fn common(&self) -> Common {
-        let VulkanConfig { direct_memory: direct, software_matrices, .. } = self.config;
-        Common { backend: NAME, direct, software_matrices }
+        let VulkanConfig { direct_memory: direct, matrices, .. } = self.config;
+        Common { backend: NAME, direct, matrices }
     }
 
     fn instance(&self) -> std::result::Result<&Arc<Instance>, String> {

@@ -3,6 +3,7 @@
 //! This module must not know how a device works.
 
 use crate::api::{Facts, Family, Instance};
+use crate::backend::MatrixUnits;
 use crate::memory::{MemoryTypes, heap};
 use crate::translate::SpirVTarget;
 use ash::vk::{self, PhysicalDeviceType, QueueFlags};
@@ -39,8 +40,7 @@ pub(crate) struct Common {
     pub(crate) backend: &'static str,
     /// Whether buffers may lie where the host sees them.
     pub(crate) direct: bool,
-    /// Whether matrix units count that are software.
-    pub(crate) software_matrices: bool,
+    pub(crate) matrices: MatrixUnits,
 }
 
 /// All physical devices that can run kernels: graphics cards first, software last. Each of the others with its reason.
@@ -81,10 +81,10 @@ pub(crate) struct Compiles {
 /// In words, if the loader does not show its devices.
 pub(crate) fn compiled_for(instance: &Instance) -> Result<Vec<Compiles>, String> {
     let devices = instance.physical_devices()?.into_iter();
-    Ok(devices.filter_map(|facts| compiles(facts, true).ok()).collect())
+    Ok(devices.filter_map(|facts| compiles(facts, MatrixUnits::Software).ok()).collect())
 }
 
-fn compiles(facts: Facts, software_matrices: bool) -> Result<Compiles, &'static str> {
+fn compiles(facts: Facts, units: MatrixUnits) -> Result<Compiles, &'static str> {
     let vulkan = (vk::api_version_major(facts.api_version), vk::api_version_minor(facts.api_version));
     if vulkan < (1, 2) {
         return Err("Vulkan 1.2");
@@ -93,7 +93,7 @@ fn compiles(facts: Facts, software_matrices: bool) -> Result<Compiles, &'static 
         return Err("timeline semaphores");
     }
     let queues = places(&facts.families).ok_or("queue that computes")?;
-    let features = features(&facts, software_matrices);
+    let features = features(&facts, units);
     let caps = caps(&facts, features.clone(), &queues);
     Ok(Compiles { facts, caps, queues, target: SpirVTarget { vulkan, features } })
 }
@@ -107,7 +107,7 @@ fn kind(facts: &Facts) -> AdapterKind {
 }
 
 fn describe(instance: &Instance, facts: Facts, common: &Common) -> Result<Found, &'static str> {
-    let Compiles { facts, caps, queues, target } = compiles(facts, common.software_matrices)?;
+    let Compiles { facts, caps, queues, target } = compiles(facts, common.matrices)?;
     let kind = kind(&facts);
     let types = MemoryTypes::of(&facts.memory, common.direct);
     if types.device.is_empty() || types.host.is_empty() {
@@ -135,15 +135,19 @@ fn pci([domain, bus, device, function]: [u32; 4]) -> Option<PciAddress> {
     })
 }
 
-fn features(facts: &Facts, software_matrices: bool) -> Features {
+fn features(facts: &Facts, units: MatrixUnits) -> Features {
     // What is not faster is not worth a variant, except where variants are tried out.
     let dot = facts.integer_dot && (facts.integer_dot_accelerated || kind(facts) == AdapterKind::Software);
-    let matrices = facts.cooperative_matrices && facts.half_floats;
+    let matrices = match units {
+        MatrixUnits::Off => false,
+        MatrixUnits::Hardware => kind(facts) != AdapterKind::Software,
+        MatrixUnits::Software => true,
+    };
     let all = [
         (Feature::Fp16, facts.half_floats),
         (Feature::SubGroups, facts.sub_groups),
         (Feature::IntegerDot, dot),
-        (Feature::CooperativeMatrix, matrices && (kind(facts) != AdapterKind::Software || software_matrices)),
+        (Feature::CooperativeMatrix, matrices && facts.cooperative_matrices && facts.half_floats),
     ];
     all.into_iter().filter_map(|(feature, has)| has.then_some(feature)).collect()
 }

@@ -2,10 +2,10 @@
 
 use crate::support::*;
 use ragtag_hal::{
-    AdapterKind, BufferId, Command, Device, Error, HostRegion, Limits, Module, ModuleId, ProgramId,
-    QueueKind, RegionId, TextEntry, Timing, Work,
+    Adapter, AdapterKind, BufferId, Command, Device, Error, Feature, HostRegion, Limits, Module, ModuleId,
+    ProgramId, QueueKind, RegionId, TextEntry, Timing, Work,
 };
-use ragtag_vulkan::{VulkanBackend, VulkanConfig};
+use ragtag_vulkan::{MatrixUnits, VulkanBackend, VulkanConfig};
 use std::sync::Arc;
 
 /// Runs a test on each device.
@@ -114,6 +114,23 @@ fn programs_of_many_launches_run_in_order() {
         let word = (0..400).fold(5u32, |word, _| word.wrapping_mul(3).wrapping_add(1));
         same(&bench.words(0), &vec![word; WORDS], label(&bench));
     });
+}
+
+/// Where hardware has none, or only software has, the three settings may come to the same: then nothing is shown.
+#[test]
+fn matrix_units_count_as_asked() {
+    let with = |matrices| {
+        let found = adapters(&VulkanBackend::new(VulkanConfig { matrices, ..config() }));
+        let has = |a: &Adapter| (a.kind, a.caps.features.contains(&Feature::CooperativeMatrix));
+        found.iter().map(has).collect::<Vec<_>>()
+    };
+    let [off, hardware, software] =
+        [MatrixUnits::Off, MatrixUnits::Hardware, MatrixUnits::Software].map(with);
+    for ((off, hardware), software) in off.into_iter().zip(hardware).zip(software) {
+        assert!(!off.1, "{off:?}");
+        assert_eq!(hardware.1, software.1 && software.0 != AdapterKind::Software, "{hardware:?}");
+        println!("{:?}: matrices {}", software.0, software.1);
+    }
 }
 
 #[test]
