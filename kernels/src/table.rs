@@ -464,8 +464,8 @@ mod tests {
     fn attention_in_wgsl_uses_what_a_device_has() {
         for (features, local_bytes, name) in [
             (&[][..], 32 << 10, "wgsl-tiled"),
-            (&MATRICES_IN_WGSL[..], 16 << 10, "wgsl-tiled"),
-            (&MATRICES_IN_WGSL[..], 32 << 10, "wgsl-matrices"),
+            (&MATRICES_IN_WGSL[..], 32 << 10, "wgsl-tiled"),
+            (&MATRICES_IN_WGSL[..], 48 << 10, "wgsl-matrices"),
         ] {
             let caps = gpu(KernelLanguage::Wgsl, 256, local_bytes);
             let caps = Caps { features: features.iter().copied().collect(), ..caps };

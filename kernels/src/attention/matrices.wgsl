@@ -1,6 +1,7 @@
 // Attention of a run's queries on matrix units, 64 of them over 32 positions at a time. A sub-group has a slice of 16 queries;
 // keys and values are f16 as they are, queries and weights are the sum of two f16 values each, which keeps 21 bits of them.
-// For heads of up to MOST_DIMS dimensions that are a multiple of 16; the others go without matrices.
+// For heads of up to MOST_DIMS dimensions that are a multiple of 16, the missing ones being zeros of the queries; the others go
+// without matrices.
 //
 // The second of two parts is small, and a device may take f16 values below 2^-14 as zero. So queries and weights are scaled by
 // powers of two, as far as f16 has room above them: a query so that the largest of its dimensions is 2^10 or more, weights by
@@ -9,13 +10,20 @@
 // What a sum of values is scaled by is not the largest score so far, but one that it was once: weights may be 2^SLACK times as
 // large, and sums are scaled anew only where that is not enough.
 //
-// Lines with a mark are repeated for each 16 dimensions ($d), or each four values that an item copies ($v).
+// Keys and values of a step come through local memory: those of the next are on their way while this one is worked on. Keys are
+// needed before the scores are known, values after: each is replaced when all have passed the barrier behind its last use.
+//
+// Lines with a mark are repeated for each 16 dimensions ($d), or each 16 bytes that an item copies ($v).
 
 struct Place {
-    @builtin(local_invocation_index) item: u32,
     @builtin(num_subgroups) sub_groups: u32,
     @builtin(subgroup_id) sub_group: u32,
+    @builtin(subgroup_size) size: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
 }
+
+// Items that share a query are neighbours in a sub-group.
+fn item_of(place: Place) -> u32 { return place.sub_group * place.size + place.lane; }
 
 const SLICES = 4u;
 const GROUP_QUERIES = 16u * SLICES;
@@ -25,17 +33,22 @@ const SLACK = 8.0;
 const HEADROOM = 7.0;
 // 1 / ln 2
 const LOG2_E = 1.4426950408889634;
-// Fours from one query to the next, of scores and of weights, and from one position to the next, of values.
+// Fours from one query to the next, of scores and of weights, from one dimension of keys to the next, and from one position of
+// values to the next: rows beside each other share no bank.
 const SCORE_PITCH = STEP / 4u + 1u;
 const PART_PITCH = STEP / 4u + 2u;
-const VALUES = MOST_DIMS / 4u;
-const VALUE_PITCH = VALUES + 2u;
+const KEY_PITCH = STEP / 4u + 2u;
+const VALUE_PITCH = MOST_DIMS / 4u + 2u;
+// Vectors of 16 bytes that a dimension's keys of a step are, and a position's values.
+const KEY_VECTORS = STEP / 8u;
+const VALUE_VECTORS = MOST_DIMS / 8u;
 
-// Scores, or sums of 16 dimensions; and what is to be a matrix: two parts of queries or weights, and values.
+// Scores, or sums of 16 dimensions; and what is to be a matrix: two parts of queries or weights, keys and values.
 var<workgroup> fours: array<vec4<f32>, GROUP_QUERIES * SCORE_PITCH>;
 var<workgroup> high: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> low: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
-var<workgroup> tile: array<vec4<f16>, STEP * VALUE_PITCH>;
+var<workgroup> tile_keys: array<vec4<f16>, MOST_DIMS * KEY_PITCH>;
+var<workgroup> tile_values: array<vec4<f16>, STEP * VALUE_PITCH>;
 // What each query's sums are scaled by, and each item's share of a query's largest dimension or of its sum of weights.
 var<workgroup> factors: array<f32, GROUP_QUERIES>;
 var<workgroup> shares: array<f32, ITEMS>;
@@ -43,24 +56,46 @@ var<workgroup> shares: array<f32, ITEMS>;
 // order a driver lays these out. So each has a multiple of 16.
 var<workgroup> is_scaled: vec4<u32>;
 
-// Four values in two parts. The first is cut off by its bits: compilers may take a conversion to f16 and back for nothing, and
+// Eight values in two parts. The first is cut off by its bits: compilers may take a conversion to f16 and back for nothing, and
 // then nothing would be left for the second.
-fn put_parts(at: u32, four: vec4<f32>) {
-    let first = bitcast<vec4<f32>>(bitcast<vec4<u32>>(four) & vec4<u32>(0xffffe000u));
-    high[at] = vec4<f16>(first);
-    low[at] = vec4<f16>(four - first);
+fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
+    let first_a = bitcast<vec4<f32>>(bitcast<vec4<u32>>(a) & vec4<u32>(0xffffe000u));
+    let first_b = bitcast<vec4<f32>>(bitcast<vec4<u32>>(b) & vec4<u32>(0xffffe000u));
+    high[at] = vec4<f16>(first_a);
+    high[at + 1u] = vec4<f16>(first_b);
+    low[at] = vec4<f16>(a - first_a);
+    low[at + 1u] = vec4<f16>(b - first_b);
 }
 
-// Four dimensions of the values of a position of a run; zeros beyond its last.
-fn value_of(run: Run, position: u32, dim: u32) -> vec4<f16> {
-    if position > run.last || dim >= constants.head_dim { return vec4<f16>(); }
+fn halves(four: Four) -> vec4<f16> { return vec4<f16>(widened(four)); }
+
+// A vector of the values of a position of a run; zeros beyond its last. Of dimensions that a head has not, any will do.
+fn value_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
+    let position = first + i / VALUE_VECTORS;
+    if position > run.last { return vec4<u32>(); }
     let block = start_of(params[run.table + position / 16u], run.kv_head);
-    return values[(block + position % 16u * constants.head_dim + dim) / 4u];
+    let vector = min(i % VALUE_VECTORS, constants.head_dim / 8u - 1u);
+    return values[(block + position % 16u * constants.head_dim) / 8u + vector];
 }
 
-// Where a block's keys begin, in fours. Where a run has no such block, those of its last are as good: no query sees them.
-fn keys_of(run: Run, position: u32) -> u32 {
-    return start_of(params[run.table + min(position, run.last) / 16u], run.kv_head) / 4u;
+fn put_values(i: u32, vector: vec4<u32>) {
+    let at = i / VALUE_VECTORS * VALUE_PITCH + i % VALUE_VECTORS * 2u;
+    tile_values[at] = halves(vector.xy);
+    tile_values[at + 1u] = halves(vector.zw);
+}
+
+// A vector of the keys of a dimension. Where a run has no such block, those of its last are as good: no query sees them.
+fn key_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
+    let dim = min(i / KEY_VECTORS, constants.head_dim - 1u);
+    let part = i % KEY_VECTORS;
+    let position = min(first + part * 8u, run.last);
+    return keys[start_of(params[run.table + position / 16u], run.kv_head) / 8u + dim * 2u + part % 2u];
+}
+
+fn put_keys(i: u32, vector: vec4<u32>) {
+    let at = i / KEY_VECTORS * KEY_PITCH + i % KEY_VECTORS * 2u;
+    tile_keys[at] = halves(vector.xy);
+    tile_keys[at + 1u] = halves(vector.zw);
 }
 
 // The exponent of a query's largest dimension times the scale, as f32 has it, but never so small that a power of two that makes
@@ -77,14 +112,16 @@ fn exponent_of(item: u32, begin: u32) -> u32 {
 // 16 dimensions of a query, times `factor`, into local memory; zeros beyond its last. All items come here together.
 fn load_dims(row: u32, side: u32, begin: u32, dim: u32, factor: f32) {
     workgroupBarrier(); // what was there has been read
-    for (var i = side; i < 4u; i += 2u) {
-        var four = vec4(0.0);
-        for (var j = 0u; j < 4u; j++) {
-            let d = dim + 4u * i + j;
-            if d < constants.head_dim { four[j] = q[begin + d] * (constants.scale * LOG2_E) * factor; }
+    var a = vec4(0.0);
+    var b = vec4(0.0);
+    for (var j = 0u; j < 4u; j++) {
+        let d = dim + 8u * side + j;
+        if d < constants.head_dim {
+            a[j] = q[begin + d] * (constants.scale * LOG2_E) * factor;
+            b[j] = q[begin + d + 4u] * (constants.scale * LOG2_E) * factor;
         }
-        put_parts(row * PART_PITCH + i, four);
     }
+    put_parts(row * PART_PITCH + 2u * side, a, b);
     workgroupBarrier();
 }
 
@@ -100,9 +137,17 @@ fn put_slice(query: Query, row: u32, side: u32, dim: u32, total: f32) {
     }
 }
 
+// Four scores as powers of two are taken of them, and LOWEST where a query does not see the position.
+fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
+    let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
+    return select(vec4(LOWEST), fours[at] * down, is_seen);
+}
+
+fn sum_of(four: vec4<f32>) -> f32 { return (four.x + four.y) + (four.z + four.w); }
+
 // Attends with the queries of SLICES slices from `first_query`, of which the sub-groups take those from `turn` on.
 fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
-    let item = place.item;
+    let item = item_of(place);
     // Where there are more sub-groups than slices, some do the same.
     let slice = min(turn + place.sub_group, SLICES - 1u);
     let of_fours = slice * 16u * SCORE_PITCH;
@@ -110,6 +155,8 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     // As softmax's items: half the positions of a query.
     let row = item / 2u;
     let side = item % 2u;
+    let of_scores = row * SCORE_PITCH + side * 4u;
+    let of_weights = row * PART_PITCH + side * 4u;
     let mine = query_of(run, first_query + row);
     let seen = select(0u, mine.seen, first_query + row < run.queries);
     let query_at = mine.row * constants.stride + mine.head * constants.head_dim;
@@ -121,27 +168,30 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     var sums_$d: coop_mat16x16<f32, C>;
     var sum = 0.0;
     var largest = LOWEST;
+    put_keys(item + $vu * ITEMS, key_vector(run, 0u, item + $vu * ITEMS));
+    var keys_$v = key_vector(run, STEP, item + $vu * ITEMS);
+    var values_$v = value_vector(run, 0u, item + $vu * ITEMS);
+    workgroupBarrier();
     for (var first = 0u; first <= run.last; first += STEP) {
-        // Values are on their way while scores are made.
-        let value_$v = value_of(run, first + (item + $vu * ITEMS) / VALUES, item % VALUES * 4u);
         if item == 0u { is_scaled = vec4<u32>(); }
-        let near = keys_of(run, first);
-        let far = keys_of(run, first + 16u);
         var scores_near: coop_mat16x16<f32, C>;
         var scores_far: coop_mat16x16<f32, C>;
-        if constants.head_dim > $du * 16u { let key = coopLoadT<coop_mat16x16<f16, B>>(&keys[near + $du * 64u], 4u); scores_near = coopMultiplyAdd(query_low_$d, key, coopMultiplyAdd(query_high_$d, key, scores_near)); }
-        if constants.head_dim > $du * 16u { let key = coopLoadT<coop_mat16x16<f16, B>>(&keys[far + $du * 64u], 4u); scores_far = coopMultiplyAdd(query_low_$d, key, coopMultiplyAdd(query_high_$d, key, scores_far)); }
+        { let key = coopLoadT<coop_mat16x16<f16, B>>(&tile_keys[$du * 16u * KEY_PITCH], KEY_PITCH); scores_near = coopMultiplyAdd(query_low_$d, key, coopMultiplyAdd(query_high_$d, key, scores_near)); }
+        { let key = coopLoadT<coop_mat16x16<f16, B>>(&tile_keys[$du * 16u * KEY_PITCH + 4u], KEY_PITCH); scores_far = coopMultiplyAdd(query_low_$d, key, coopMultiplyAdd(query_high_$d, key, scores_far)); }
         coopStoreT(scores_near, &fours[of_fours], SCORE_PITCH);
         coopStoreT(scores_far, &fours[of_fours + 4u], SCORE_PITCH);
         workgroupBarrier();
-        tile[(item + $vu * ITEMS) / VALUES * VALUE_PITCH + item % VALUES] = value_$v;
+        put_values(item + $vu * ITEMS, values_$v);
+        put_keys(item + $vu * ITEMS, keys_$v);
         // Softmax so far.
-        var best = LOWEST;
-        for (var i = 0u; i < STEP / 4u; i++) {
-            let is_seen = vec4(first + 4u * i) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
-            let four = select(vec4(LOWEST), fours[row * SCORE_PITCH + i] * down, is_seen);
-            best = max(best, max(max(four.x, four.y), max(four.z, four.w)));
-        }
+        let position = first + 16u * side;
+        let a = seen_scores(of_scores, down, position, seen);
+        let b = seen_scores(of_scores + 1u, down, position + 4u, seen);
+        let c = seen_scores(of_scores + 2u, down, position + 8u, seen);
+        let d = seen_scores(of_scores + 3u, down, position + 12u, seen);
+        let best_four = max(max(a, b), max(c, d));
+        let own_best = max(max(best_four.x, best_four.y), max(best_four.z, best_four.w));
+        let best = max(own_best, subgroupShuffleXor(own_best, 1u));
         var factor = 1.0;
         if best > largest + SLACK {
             factor = exp2(largest - best);
@@ -149,15 +199,18 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
             if first > 0u { is_scaled.x = 1u; }
         }
         if side == 0u { factors[row] = factor; }
-        sum *= factor;
+        // A query sees the first position, or it is none that counts: of what is not seen nothing is left.
         let base = largest - HEADROOM;
-        for (var i = side * 4u; i < side * 4u + 4u; i++) {
-            let is_seen = vec4(first + 4u * i) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
-            let four = select(vec4(0.0), exp2(fours[row * SCORE_PITCH + i] * down - base), is_seen);
-            sum += (four.x + four.y) + (four.z + four.w);
-            put_parts(row * PART_PITCH + i, four);
-        }
+        let weights_a = exp2(a - base);
+        let weights_b = exp2(b - base);
+        let weights_c = exp2(c - base);
+        let weights_d = exp2(d - base);
+        sum = sum * factor + sum_of((weights_a + weights_b) + (weights_c + weights_d));
+        put_parts(of_weights, weights_a, weights_b);
+        put_parts(of_weights + 2u, weights_c, weights_d);
         let scales = workgroupUniformLoad(&is_scaled);
+        values_$v = value_vector(run, first + STEP, item + $vu * ITEMS);
+        keys_$v = key_vector(run, first + 2u * STEP, item + $vu * ITEMS);
         if scales.x != 0u {
             { coopStoreT(sums_$d, &fours[of_fours], SCORE_PITCH); workgroupBarrier(); scale(row, side); workgroupBarrier(); sums_$d = coopLoadT<coop_mat16x16<f32, C>>(&fours[of_fours], SCORE_PITCH); workgroupBarrier(); }
         }
@@ -166,8 +219,8 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
         let near_low = coopLoadT<coop_mat16x16<f16, A>>(&low[of_parts], PART_PITCH);
         let far_high = coopLoadT<coop_mat16x16<f16, A>>(&high[of_parts + 4u], PART_PITCH);
         let far_low = coopLoadT<coop_mat16x16<f16, A>>(&low[of_parts + 4u], PART_PITCH);
-        if constants.head_dim > $du * 16u { let value = coopLoadT<coop_mat16x16<f16, B>>(&tile[$du * 4u], VALUE_PITCH); sums_$d = coopMultiplyAdd(near_low, value, coopMultiplyAdd(near_high, value, sums_$d)); }
-        if constants.head_dim > $du * 16u { let value = coopLoadT<coop_mat16x16<f16, B>>(&tile[16u * VALUE_PITCH + $du * 4u], VALUE_PITCH); sums_$d = coopMultiplyAdd(far_low, value, coopMultiplyAdd(far_high, value, sums_$d)); }
+        { let value = coopLoadT<coop_mat16x16<f16, B>>(&tile_values[$du * 4u], VALUE_PITCH); sums_$d = coopMultiplyAdd(near_low, value, coopMultiplyAdd(near_high, value, sums_$d)); }
+        { let value = coopLoadT<coop_mat16x16<f16, B>>(&tile_values[16u * VALUE_PITCH + $du * 4u], VALUE_PITCH); sums_$d = coopMultiplyAdd(far_low, value, coopMultiplyAdd(far_high, value, sums_$d)); }
     }
     shares[item] = sum;
     workgroupBarrier();
@@ -184,6 +237,6 @@ fn attend_run(place: Place, run: Run) {
             }
         }
     } else {
-        attend_tiles(place.item, run);
+        attend_tiles(item_of(place), run);
     }
 }

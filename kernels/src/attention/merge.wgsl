@@ -17,6 +17,9 @@ var<immediate> constants: Constants;
 // More below zero than any score that is a number.
 const LOWEST = -3.4e38;
 
+// Runs at once.
+const BATCH = 16u;
+
 var<workgroup> merged: array<f32, ITEMS>;
 
 // A column of a row.
@@ -25,18 +28,22 @@ fn merge(row: u32, column: u32) -> f32 {
     let means = runs * constants.head_dim + column % constants.head_dim;
     let sums = constants.rows * constants.heads * constants.splits * constants.head_dim + runs * 2u;
     var largest = LOWEST;
-    for (var s = 0u; s < constants.splits; s++) {
-        if partials[sums + s * 2u + 1u] != 0.0 { largest = max(largest, partials[sums + s * 2u]); }
-    }
     var total = 0.0;
     var value = 0.0;
-    for (var s = 0u; s < constants.splits; s++) {
-        let sum = partials[sums + s * 2u + 1u];
-        if sum != 0.0 { // what an empty run has beside is not read
-            let weight = exp(partials[sums + s * 2u] - largest) * sum;
-            total += weight;
-            value += weight * partials[means + s * constants.head_dim];
-        }
+    for (var first = 0u; first < constants.splits; first += BATCH) {
+        // The loads of some runs are under way together. What an empty run has beside its sum is not used.
+        let run$s = min(first + $su, constants.splits - 1u);
+        let sum$s = select(0.0, partials[sums + run$s * 2u + 1u], first + $su < constants.splits);
+        let top$s = select(LOWEST, partials[sums + run$s * 2u], sum$s != 0.0);
+        let mean$s = partials[means + run$s * constants.head_dim];
+        let before = largest;
+        largest = max(largest, top$s);
+        let correction = exp(before - largest);
+        total *= correction;
+        value *= correction;
+        let weight$s = exp(top$s - largest) * sum$s;
+        total += weight$s;
+        value += select(0.0, weight$s * mean$s, sum$s != 0.0);
     }
     if total == 0.0 { return 0.0; }
     return value / total;

@@ -4,6 +4,8 @@ struct Place {
     @builtin(local_invocation_index) item: u32,
 }
 
+fn item_of(place: Place) -> u32 { return place.item; }
+
 const GROUP_QUERIES = QUERIES;
 
 var<workgroup> fours: array<vec4<f32>, QUERIES * QUERY>;

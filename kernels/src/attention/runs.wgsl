@@ -53,6 +53,7 @@ fn put_result(query: Query, dim: u32, values: vec4<f32>) {
 
 @compute @workgroup_size(ITEMS)
 fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
+    let item = item_of(place);
     let group = workgroup + constants.first_group;
     let sharing = constants.heads / constants.kv_heads;
     let tile = max(1u, GROUP_QUERIES / sharing);
@@ -66,7 +67,7 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         for (var r = row; exists && r < end && sequence_of(r) == sequence; r++) {
             wanted = max(wanted, min(position_of(r) / 16u + 1u, constants.table_blocks));
         }
-        let reached_blocks = reach(place.item, table, wanted);
+        let reached_blocks = reach(item, table, wanted);
         var next = row;
         var last = 0u;
         while next < end && sequence_of(next) == sequence && position_of(next) / 16u < reached_blocks {
@@ -75,7 +76,7 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
         }
         if next == row {
             let to = (row * constants.heads + group.y * sharing) * constants.head_dim;
-            for (var i = place.item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
+            for (var i = item; i < sharing * constants.head_dim; i += ITEMS) { out[to + i] = 0.0; }
         }
         attend_run(place, Run(row, (next - row) * sharing, last, table, group.y));
         row = max(next, row + 1u);

@@ -41,10 +41,10 @@ fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     for (var i = 0u; i < dims / 4u; i++) {
         let factors = fours[at + i];
         let d = key + i * 16u;
-        sum += factors.x * widened(keys[d]) + factors.y * widened(keys[d + 4u]);
-        sum += factors.z * widened(keys[d + 8u]) + factors.w * widened(keys[d + 12u]);
+        sum += factors.x * widened(keys_at(d)) + factors.y * widened(keys_at(d + 4u));
+        sum += factors.z * widened(keys_at(d + 8u)) + factors.w * widened(keys_at(d + 12u));
     }
-    for (var d = dims & ~3u; d < dims; d++) { sum += fours[at + d / 4u][d % 4u] * widened(keys[key + d * 4u]); }
+    for (var d = dims & ~3u; d < dims; d++) { sum += fours[at + d / 4u][d % 4u] * widened(keys_at(key + d * 4u)); }
     return sum;
 }
 

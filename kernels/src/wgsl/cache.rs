@@ -33,6 +33,8 @@ const AS_THEY_STAND: &str = include_str!("../attention/as_they_stand.wgsl");
 const RUNS: &str = include_str!("../attention/runs.wgsl");
 const TILED: &str = include_str!("../attention/tiled.wgsl");
 const PLAIN: &str = include_str!("../attention/plain.wgsl");
+/// `BATCH` in its text.
+const MERGE_BATCH: u32 = 16;
 const MERGE: &str = include_str!("../attention/merge.wgsl");
 
 pub(super) fn variants() -> Vec<Variant> {
@@ -113,21 +115,17 @@ fn append_attention(cache: &str, store: &str) -> Arc<str> {
     program(ITEMS, &[TABLES, TURN, &cache, store, ATTENTION, append, &partial])
 }
 
+/// The runs that are brought together at once are unrolled.
+fn merge_text(rows: &str) -> Arc<str> {
+    program(ITEMS, &[rows, &repeat(MERGE, &[("$s", MERGE_BATCH)])])
+}
+
 fn merge_functions() -> [Function; 3] {
     let merge = |form, abi| function(Kernel::AttentionMerge(form), abi, merge_grid, "attention_merge", ITEMS);
     [
-        Function {
-            compose: |_| program(ITEMS, &[F32_ROWS, MERGE]),
-            ..merge(Activations::F32, &merge::ABI_F32)
-        },
-        Function {
-            compose: |_| program(ITEMS, &[INT8_ROWS, MERGE]),
-            ..merge(Activations::Int8, &merge::ABI_INT8)
-        },
-        Function {
-            compose: |_| program(ITEMS, &[HALF_ROWS, MERGE]),
-            ..merge(Activations::F16, &merge::ABI_F16)
-        },
+        Function { compose: |_| merge_text(F32_ROWS), ..merge(Activations::F32, &merge::ABI_F32) },
+        Function { compose: |_| merge_text(INT8_ROWS), ..merge(Activations::Int8, &merge::ABI_INT8) },
+        Function { compose: |_| merge_text(HALF_ROWS), ..merge(Activations::F16, &merge::ABI_F16) },
     ]
 }
 
@@ -156,7 +154,7 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
         name,
         requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
         compose: |_| {
-            let copies = MATRICES_POSITIONS * DIMS / 4 / MATRICES_ITEMS;
+            let copies = MATRICES_POSITIONS * DIMS / 8 / MATRICES_ITEMS;
             let matrices =
                 repeat(include_str!("../attention/matrices.wgsl"), &[("$d", DIMS / 16), ("$v", copies)]);
             let figures = format!("const MOST_DIMS = {DIMS}u;\n");
@@ -166,7 +164,7 @@ fn matrices_function<const DIMS: u32>(name: &'static str) -> Function {
                 &[TABLES, include_str!("kv_halves.wgsl"), ATTENTION, RUNS, TILED, &figures, &matrices],
             )
         },
-        local_bytes: 32 << 10,
+        local_bytes: if DIMS > 32 { 42 << 10 } else { 30 << 10 },
         ..function(
             Kernel::Attention(KvType::F16),
             &attention::ABI_F16,

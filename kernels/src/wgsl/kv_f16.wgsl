@@ -8,6 +8,9 @@ alias Four = vec2<u32>;
 
 fn widened(four: Four) -> vec4<f32> { return vec4(unpack2x16float(four.x), unpack2x16float(four.y)); }
 
+// Keys of four positions, by their number.
+fn keys_at(i: u32) -> Four { return keys[i]; }
+
 // Value `i` in the low half of a word.
 fn half_at(i: u32) -> u32 { return (values[i / 4u][i / 2u % 2u] >> (i % 2u * 16u)) & 0xffffu; }
 

@@ -8,6 +8,9 @@ alias Four = vec4<f32>;
 
 fn widened(four: Four) -> vec4<f32> { return four; }
 
+// Keys of four positions, by their number.
+fn keys_at(i: u32) -> Four { return keys[i]; }
+
 // Four values from value `i` on, of which `left` are wanted.
 fn values_at(i: u32, left: u32) -> Four {
     if constants.head_dim % 4u == 0u { return values[i / 4u]; }
