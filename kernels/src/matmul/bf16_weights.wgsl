@@ -1,9 +1,7 @@
 // BF16 weights, as f16: those beyond its range become infinite, which shows.
 
-@group(0) @binding(1) var<storage, read> weights: array<vec2<u32>>;
-
-fn four_weights(at: u32) -> vec4<f16> {
-    let low = weights[at] << vec2<u32>(16u);
-    let high = weights[at] & vec2<u32>(0xffff0000u);
+fn weight_halves(words: vec2<u32>) -> vec4<f16> {
+    let low = words << vec2<u32>(16u);
+    let high = words & vec2<u32>(0xffff0000u);
     return vec4<f16>(bitcast<vec4<f32>>(vec4<u32>(low.x, high.x, low.y, high.y)));
 }

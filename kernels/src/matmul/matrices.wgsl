@@ -13,11 +13,12 @@ const PITCH: u32 = FOURS + 2u;
 const TILE_X: u32 = SLICES_X * LINES_X * 16u;
 const TILE_W: u32 = SLICES_W * LINES_W * 16u;
 const SLICES: u32 = SLICES_X * SLICES_W;
-// Rows that the group's items load together, each two fours beside each other: 16 bytes at once, for compilers that see it.
-const PAIRS: u32 = FOURS / 2u;
-const ROWS: u32 = ITEMS / PAIRS;
+// Vectors of 16 bytes of a row's columns, and rows that the group's items load together, a vector each.
+const VECTORS: u32 = FOURS / 2u;
+const ROWS: u32 = ITEMS / VECTORS;
 
-@group(0) @binding(2) var<storage, read> x: array<vec4<f16>>;
+@group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;
+@group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
 
 var<workgroup> tile_x: array<vec4<f16>, BUFFERS * TILE_X * PITCH>;
 var<workgroup> tile_w: array<vec4<f16>, BUFFERS * TILE_W * PITCH>;
@@ -26,13 +27,9 @@ var<workgroup> squares: array<f32, SLICES * 256u>;
 // which order a driver lays these out.
 var<workgroup> facts: vec4<u32>;
 
-struct Pair {
-    first: vec4<f16>,
-    second: vec4<f16>,
+fn halves(words: vec2<u32>) -> vec4<f16> {
+    return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
 }
-
-fn pair_of_x(at: u32) -> Pair { return Pair(x[at], x[at + 1u]); }
-fn pair_of_weights(at: u32) -> Pair { return Pair(four_weights(at), four_weights(at + 1u)); }
 
 struct Place {
     @builtin(local_invocation_index) item: u32,
@@ -51,65 +48,74 @@ fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
     }
 }
 
-@compute @workgroup_size(ITEMS)
-fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
-    if place.item == 0u { facts = vec4<u32>(count(constants.word, constants.rows), place.sub_groups, 0u, 0u); }
+// The products of a slice, which all items of the group bring tiles for. All come here together.
+fn multiply_slice(place: Place, slice: u32, writes: bool, first_row: u32, first_line: u32) {
     let known = workgroupUniformLoad(&facts);
     let used = known.x;
-    let first_row = (workgroup.x + constants.first_group.x) * TILE_X;
-    let first_line = (workgroup.y + constants.first_group.y) * TILE_W;
-    if first_row >= used { return; }
     let stride = constants.stride;
-    let pitch = ((constants.k + 63u) & ~63u) / 4u;
+    let pitch = ((constants.k + 63u) & ~63u) / 8u;
     // What the item brings. Rows beyond the last are that one, and are not written.
-    let row = place.item / PAIRS;
-    let column = place.item % PAIRS * 2u;
+    let row = place.item / VECTORS;
+    let column = place.item % VECTORS;
     let from_x$x = min(first_row + row + $xu * ROWS, used - 1u) * pitch + column;
     let from_w$w = min(first_line + row + $wu * ROWS, constants.n - 1u) * pitch + column;
-    let to = row * PITCH + column;
-    // Tiles that y has all of, in places that matrices can be written to.
-    let is_whole = (first_row + TILE_X <= used) & (first_line + TILE_W <= constants.n) & (stride % 4u == 0u);
+    let to = row * PITCH + column * 2u;
+    let x_line = slice / SLICES_W * (LINES_X * 16u);
+    let w_line = slice % SLICES_W * (LINES_W * 16u);
+    var next_x$x = x[from_x$x];
+    var next_w$w = weights[from_w$w];
+    for (var i = place.item; i < 256u; i += ITEMS) { squares[i] = 0.0; }
+    workgroupBarrier();
+    let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
+    var sum_$i_$j = zeros;
+    var buffer = 0u;
+    for (var at = VECTORS; at <= pitch; at += VECTORS) {
+        if BUFFERS == 1u { workgroupBarrier(); }
+        let to_x = buffer * (TILE_X * PITCH) + to;
+        let to_w = buffer * (TILE_W * PITCH) + to;
+        { let at = to_x + $xu * ROWS * PITCH; tile_x[at] = halves(next_x$x.xy); tile_x[at + 1u] = halves(next_x$x.zw); }
+        { let at = to_w + $wu * ROWS * PITCH; tile_w[at] = weight_halves(next_w$w.xy); tile_w[at + 1u] = weight_halves(next_w$w.zw); }
+        workgroupBarrier();
+        if at < pitch {
+            next_x$x = x[from_x$x + at];
+            next_w$w = weights[from_w$w + at];
+        }
+        let of_x = (buffer * TILE_X + x_line) * PITCH;
+        let of_w = (buffer * TILE_W + w_line) * PITCH;
+        MULTIPLY;
+        buffer = (buffer + 1u) % BUFFERS;
+    }
+    let to_row = first_row + x_line;
+    let to_line = first_line + w_line;
+    if known.z != 0u {
+        if constants.accumulate == 0u {
+            { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let sum = sum_$i_$j; coopStoreT(sum, &y[at], stride); }
+        } else {
+            { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let before = coopLoadT<coop_mat16x16<f32, C>>(&y[at], stride); let sum = sum_$i_$j + before; coopStoreT(sum, &y[at], stride); }
+        }
+    } else {
+        let end = select(0u, used, writes);
+        { let at = slice * 256u; let sum = sum_$i_$j; coopStoreT(sum, &squares[at], 16u); workgroupBarrier(); put_square(place, slice, end, to_row + $iu * 16u, to_line + $ju * 16u); workgroupBarrier(); }
+    }
+    workgroupBarrier();
+}
+
+@compute @workgroup_size(ITEMS)
+fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
+    let first_row = (workgroup.x + constants.first_group.x) * TILE_X;
+    let first_line = (workgroup.y + constants.first_group.y) * TILE_W;
+    if place.item == 0u {
+        let used = count(constants.word, constants.rows);
+        // Tiles that y has all of, in places that matrices can be written to, each by one sub-group.
+        let is_whole = first_row + TILE_X <= used && first_line + TILE_W <= constants.n && constants.stride % 4u == 0u;
+        facts = vec4<u32>(used, place.sub_groups, u32(is_whole && place.sub_groups <= SLICES), 0u);
+    }
+    let known = workgroupUniformLoad(&facts);
+    if first_row >= known.x { return; }
     // Where sub-groups are so large that there are fewer than slices, they take one after the other; where there are more,
     // some do the same, and only one of them writes.
     for (var turn = 0u; turn < SLICES; turn += known.y) {
-        let slice = min(turn + place.sub_group, SLICES - 1u);
-        let x_line = slice / SLICES_W * (LINES_X * 16u);
-        let w_line = slice % SLICES_W * (LINES_W * 16u);
-        var next_x$x = pair_of_x(from_x$x);
-        var next_w$w = pair_of_weights(from_w$w);
-        for (var i = place.item; i < 256u; i += ITEMS) { squares[i] = 0.0; }
-        workgroupBarrier();
-        let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
-        var sum_$i_$j = zeros;
-        var buffer = 0u;
-        for (var at = FOURS; at <= pitch; at += FOURS) {
-            if BUFFERS == 1u { workgroupBarrier(); }
-            let to_x = buffer * (TILE_X * PITCH) + to;
-            let to_w = buffer * (TILE_W * PITCH) + to;
-            { let at = to_x + $xu * ROWS * PITCH; tile_x[at] = next_x$x.first; tile_x[at + 1u] = next_x$x.second; }
-            { let at = to_w + $wu * ROWS * PITCH; tile_w[at] = next_w$w.first; tile_w[at + 1u] = next_w$w.second; }
-            workgroupBarrier();
-            if at < pitch {
-                next_x$x = pair_of_x(from_x$x + at);
-                next_w$w = pair_of_weights(from_w$w + at);
-            }
-            let of_x = (buffer * TILE_X + x_line) * PITCH;
-            let of_w = (buffer * TILE_W + w_line) * PITCH;
-            MULTIPLY;
-            buffer = (buffer + 1u) % BUFFERS;
-        }
-        let to_row = first_row + x_line;
-        let to_line = first_line + w_line;
-        if is_whole & (known.y <= SLICES) {
-            if constants.accumulate == 0u {
-                { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let sum = sum_$i_$j; coopStoreT(sum, &y[at], stride); }
-            } else {
-                { let at = (to_row + $iu * 16u) * stride + to_line + $ju * 16u; let before = coopLoadT<coop_mat16x16<f32, C>>(&y[at], stride); let sum = sum_$i_$j + before; coopStoreT(sum, &y[at], stride); }
-            }
-        } else {
-            let end = select(0u, used, turn + place.sub_group < SLICES);
-            { let at = slice * 256u; let sum = sum_$i_$j; coopStoreT(sum, &squares[at], 16u); workgroupBarrier(); put_square(place, slice, end, to_row + $iu * 16u, to_line + $ju * 16u); workgroupBarrier(); }
-        }
-        workgroupBarrier();
+        let slice = turn + place.sub_group;
+        multiply_slice(place, min(slice, SLICES - 1u), slice < SLICES, first_row, first_line);
     }
 }

@@ -136,7 +136,7 @@ fn source(tensor_type: TensorType, tile: Tile) -> Arc<str> {
     let multiply = (0..tile.k_step / 16)
         .map(|step| include_str!("../matmul/multiply.wgsl").replace("$s", &step.to_string()))
         .collect::<String>();
-    let text = include_str!("../matmul/matrices.wgsl").replace("            MULTIPLY;\n", &multiply);
+    let text = include_str!("../matmul/matrices.wgsl").replace("        MULTIPLY;\n", &multiply);
     let ([x, w], [i, j]) = (tile.loads(), tile.lines);
     let text = repeat(&text, &[("$x", x), ("$w", w), ("$i", i), ("$j", j)]);
     let text = program(tile.items(), &[&tile.figures(), PRODUCT, weights, &text]);

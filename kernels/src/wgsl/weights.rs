@@ -21,8 +21,15 @@ const EMBED_ITEMS: u32 = 256;
 const TILED_ITEMS: u32 = 128;
 /// [`widen::GROUP_COLUMNS`] over the 16 blocks that a group takes at once.
 const WIDEN_ITEMS: u32 = 256;
-/// Items of the products for few rows of x whose weights lie row by row. There are many groups: each has little to do.
-const ROWS_ITEMS: u32 = 128;
+/// Items of a group of the products for few rows of x whose weights lie row by row, and vectors of each row that are under way
+/// together: what was fastest on an H200. There are many groups: each has little to do.
+const fn rows_figures(m: u32, form: u8) -> (u32, u32) {
+    match (m, form) {
+        (1, GATED) => (128, 8),
+        (1, _) => (256, 2),
+        _ => (128, 2),
+    }
+}
 /// Rows of weights of such a group: `LINES` in its text.
 const ROWS_LINES: u32 = 8;
 
@@ -161,10 +168,10 @@ fn few_rows(
     composers: Composers,
 ) -> impl Iterator<Item = Function> {
     let is_quantised = is_quantised(tensor_type);
-    let grid = match (is_quantised, product.kernel) {
-        (true, Kernel::GatedMatMul(_)) => gated_blocks_grid,
-        (true, _) => blocks_grid,
-        (false, _) => rows_grid,
+    let form = match product.kernel {
+        Kernel::GatedMatMul(_) => GATED,
+        Kernel::NormMatMul(_) => NORMED,
+        _ => PLAIN,
     };
     let names = [
         ["wgsl-gemv-1", "wgsl-sub-groups-gemv-1"],
@@ -174,7 +181,12 @@ fn few_rows(
     let kinds = [true, false].into_iter().flat_map(|sub_groups| [0, 1, 2].map(|i| (sub_groups, i)));
     kinds.map(move |(sub_groups, i)| {
         let max_rows = [1, 4, 8][i];
-        let items = if is_quantised { block_items(max_rows) } else { ROWS_ITEMS };
+        let items = if is_quantised { block_items(max_rows) } else { rows_figures(max_rows, form).0 };
+        let grid = match (is_quantised, form) {
+            (true, GATED) => gated_blocks_grid,
+            (true, _) => blocks_grid,
+            (false, _) => rows_grid,
+        };
         // Of each item sums of four rows of weights, and of every second one of the squares of x.
         let item_bytes = if product.kernel.is_fused() { 18 } else { 16 };
         Function {
@@ -277,12 +289,10 @@ fn gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
     batch: u32,
     parts: &[&str],
 ) -> Arc<str> {
-    let is_quantised = is_quantised(tensor_type);
-    let items = if is_quantised { block_items(M) } else { ROWS_ITEMS };
-    let fours = match (is_quantised, FORM) {
-        (true, GATED) => 8,
-        (true, _) => 4,
-        (false, _) => 2,
+    let (items, fours) = match (is_quantised(tensor_type), FORM) {
+        (true, GATED) => (block_items(M), 8),
+        (true, _) => (block_items(M), 4),
+        (false, _) => (rows_figures(M, FORM).0, ROWS_LINES / 4),
     };
     let figures =
         format!("const M: u32 = {M}u;\nconst BATCH: u32 = {batch}u;\nconst PARTS: u32 = {fours}u;\n");
@@ -322,7 +332,7 @@ fn exact_gemv<const SUB_GROUPS: bool, const M: u32, const FORM: u8>(
         let (block, exact) = (include_str!("../matmul/block.wgsl"), include_str!("../matmul/exact.wgsl"));
         return gemv::<SUB_GROUPS, M, FORM>(tensor_type, 1, &[four_of, block, exact]);
     }
-    let batch = if M == 1 { 4 } else { 2 };
+    let (_, batch) = rows_figures(M, FORM);
     gemv::<SUB_GROUPS, M, FORM>(tensor_type, batch, &[four_of, include_str!("../matmul/rows.wgsl")])
 }
 
