@@ -15,7 +15,7 @@ use rayon::prelude::*;
 const GAP: f64 = 0.0075;
 
 /// Most boxes that are looked at.
-const MOST_BOXES: usize = 64;
+const MOST_BOXES: usize = 80;
 
 /// Steps towards better prices: for the first box, and for each part of one.
 const FIRST_STEPS: usize = 100;
@@ -32,7 +32,10 @@ const TRIALS: usize = 8;
 struct Region {
     lower: Costs,
     upper: Costs,
-    prices: Prices,
+    /// Of time alone: with the lower limits they prove more where the box is narrow.
+    of_time: Prices,
+    /// Of all that is summed up, the largest terms included: they prove more where the box is wide.
+    of_sum: Prices,
 }
 
 struct Search<'a> {
@@ -40,6 +43,8 @@ struct Search<'a> {
     /// Every device by itself, for orders; alike devices together, for bounds.
     single: Vec<Vec<usize>>,
     merged: Vec<Vec<usize>>,
+    /// Of every device by itself.
+    exits: Vec<Vec<usize>>,
     orders: Vec<Vec<usize>>,
     solution: Solution,
 }
@@ -48,7 +53,14 @@ struct Search<'a> {
 pub(super) fn solve(instance: &Instance) -> Solution {
     let (single, merged) = (kinds::single(instance), kinds::merge(instance));
     let orders = orders::starts(instance, &single);
-    let mut search = Search { instance, single, merged, orders, solution: Solution::empty(instance) };
+    let mut search = Search {
+        instance,
+        exits: kinds::exits(instance, &single),
+        single,
+        merged,
+        orders,
+        solution: Solution::empty(instance),
+    };
     let mut regions = vec![search.everything()];
     search.look(&mut regions[0]);
     search.improve_orders();
@@ -85,12 +97,22 @@ impl Search<'_> {
     /// All placements, with what their largest terms are at least.
     fn everything(&self) -> Region {
         let lower = dual::least_terms(self.instance, &self.merged);
-        Region { lower, upper: Costs::INFINITE, prices: Prices::without_shares(self.instance, &self.merged) }
+        let of_time = Prices::without_shares(self.instance, &self.merged);
+        Region { lower, upper: Costs::INFINITE, of_time, of_sum: Prices::new(self.instance, &self.merged) }
     }
 
     /// No placement in the region scores less.
     fn bound(&self, region: &Region) -> f64 {
-        self.instance.score.of(&Costs { time: region.prices.bound.max(0.0), ..region.lower })
+        self.by_time(region).max(self.by_sum(region))
+    }
+
+    /// The same as the prices of time prove it, and as those of the sum do.
+    fn by_time(&self, region: &Region) -> f64 {
+        self.instance.score.of(&Costs { time: region.of_time.bound.max(0.0), ..region.lower })
+    }
+
+    fn by_sum(&self, region: &Region) -> f64 {
+        self.instance.score.of_sum(region.of_sum.bound, region.lower.busy)
     }
 
     /// Bounds a region and looks for placements in it.
@@ -101,22 +123,30 @@ impl Search<'_> {
         self.offer_orders(&rules);
         let room = instance.score.room(self.solution.best(), &region.lower);
         let rules = Rules::new(instance, &self.merged, &Limits { most: region.upper, forbidden: &[] });
-        let relaxed = Relaxed::of_time(instance, &self.merged, &rules);
-        // New prices sum to 1; those of a part are about those of the whole.
-        let slowest = instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
-        let largest = if first { slowest * 2.0 } else { LARGEST_FACTOR };
-        region.prices.scale(&relaxed, largest);
-        let target = self.solution.best_by_stages.iter().flatten().map(|p| instance.totals(&p.stages).time);
-        let target = if first { target.fold(f64::INFINITY, f64::min) } else { room.time };
-        if target.is_finite() {
-            let steps = if first { FIRST_STEPS } else { STEPS };
-            region.prices.improve(&relaxed, target, steps);
+        let of_time = Relaxed::of_time(instance, &self.merged, &rules);
+        let of_sum = Relaxed::of_sum(instance, &self.merged, &rules, region.lower);
+        if first {
+            // New prices sum to 1.
+            let slowest =
+                instance.devices.iter().map(|d| d.before[instance.segments].time).fold(0.0, f64::max);
+            region.of_time.scale(&of_time, slowest * 2.0);
+            region.of_sum.scale(&of_sum, slowest * 2.0);
+            let totals =
+                self.solution.best_by_stages.iter().flatten().map(|p| instance.totals(&p.stages).time);
+            region.of_time.improve(&of_time, totals.fold(f64::INFINITY, f64::min), FIRST_STEPS);
+            region.of_sum.improve(&of_sum, instance.score.most_sum(self.solution.best()), FIRST_STEPS);
+        } else {
+            region.of_time.scale(&of_time, LARGEST_FACTOR);
+            region.of_time.improve(&of_time, room.time, STEPS);
+            if self.by_sum(region) >= self.by_time(region) {
+                region.of_sum.improve(&of_sum, instance.score.most_sum(self.solution.best()), STEPS);
+            }
         }
     }
 
     /// The two halves of a region, along the term that counts more; `None` if there is nothing to halve.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
-        let (lower, least) = (region.lower, region.prices.bound.max(0.0));
+        let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
         let room = self.instance.score.room(self.solution.best(), &Costs { time: least, ..lower });
         let busy = region.upper.busy.min(room.busy);
         let chunk = region.upper.chunk.min(room.chunk);
@@ -128,7 +158,10 @@ impl Search<'_> {
             return None;
         }
         let upper = Costs { busy, chunk, ..region.upper };
-        let part = |lower, upper| Region { lower, upper, prices: region.prices.clone() };
+        let part = |lower, upper| {
+            let (of_time, of_sum) = (region.of_time.clone(), region.of_sum.clone());
+            Region { lower, upper, of_time, of_sum }
+        };
         let (below, above) = if busy_counts >= chunk_counts {
             let middle = (lower.busy + busy) / 2.0;
             (Costs { busy: middle, ..upper }, Costs { busy: middle, ..lower })
@@ -141,7 +174,8 @@ impl Search<'_> {
 
     /// Tries all known orders under rules.
     fn offer_orders(&mut self, rules: &Rules) {
-        let place = |order: &Vec<usize>| orders::least(self.instance, &self.single, rules, order);
+        let place =
+            |order: &Vec<usize>| orders::least(self.instance, &self.single, &self.exits, rules, order);
         let found: Vec<_> = self.orders.par_iter().map(place).collect();
         for stages in found.into_iter().flatten() {
             self.solution.offer(self.instance, &stages);
@@ -158,7 +192,7 @@ impl Search<'_> {
             let rules = Rules::new(self.instance, &self.single, &Limits { most, forbidden: &[] });
             let trial = |at: usize| {
                 let order = moved(&order, round * TRIALS + at, self.single.len());
-                let stages = orders::least(self.instance, &self.single, &rules, &order)?;
+                let stages = orders::least(self.instance, &self.single, &self.exits, &rules, &order)?;
                 Some((super::score(self.instance, &stages), at, order, stages))
             };
             let trials: Vec<_> = (0..TRIALS).into_par_iter().filter_map(trial).collect();

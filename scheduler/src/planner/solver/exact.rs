@@ -30,7 +30,7 @@ pub(super) struct Least {
     pub stages: Vec<Stage>,
 }
 
-/// The table of the dynamic programme. Kept between uses for its memory.
+/// The sets of the dynamic programme.
 pub(super) struct Table<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
@@ -39,6 +39,10 @@ pub(super) struct Table<'a> {
     exits: Vec<Vec<usize>>,
     /// At kind: its exit.
     exit_of: Vec<usize>,
+}
+
+/// What is known of the sets, under limits.
+pub(super) struct Cells {
     /// At `set * exits + exit`, for the best of the exit's kinds as the last.
     slots: Vec<Slot>,
     /// At set: whether any of its slots holds something.
@@ -56,9 +60,28 @@ struct Slot {
     loads: Vec<f64>,
 }
 
+impl Slot {
+    /// Takes what is better of these ends.
+    fn take(&mut self, times: &mut [f64], better: &[f64], ends: Range<usize>) {
+        let alive = self.alive.start as usize..self.alive.end as usize;
+        let all = if alive.is_empty() {
+            ends.clone()
+        } else {
+            alive.start.min(ends.start)..alive.end.max(ends.end)
+        };
+        times[all.start..alive.start.clamp(all.start, all.end)].fill(f64::INFINITY);
+        times[alive.end.clamp(all.start, all.end)..all.end].fill(f64::INFINITY);
+        for (time, better) in times[ends.clone()].iter_mut().zip(&better[ends]) {
+            *time = time.min(*better);
+        }
+        self.alive = all.start as u32..all.end as u32;
+    }
+}
+
 /// What one thread needs to fill slots.
 #[derive(Default)]
 struct Scratch {
+    /// Infinite between uses, as `costs` is.
     times: Vec<f64>,
     costs: Vec<f64>,
     queue: Vec<u32>,
@@ -68,6 +91,8 @@ struct Scratch {
 #[derive(Clone, Copy)]
 struct Goal<'a> {
     rules: &'a Rules,
+    /// At kind and end: the least time behind it.
+    rest: &'a [Vec<f64>],
     completion: &'a Completion,
     /// The kinds, those that earn most first.
     by_earnings: &'a [usize],
@@ -99,59 +124,79 @@ impl<'a> Table<'a> {
         let width = kinds.len().checked_mul(instance.segments + 1)?;
         sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)?;
         let exits = kinds::exits(instance, kinds);
-        let slots = sets * exits.len();
         let exit_of = |kind: usize| exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0);
-        Some(Self {
-            instance,
-            kinds,
-            sets: Sets::new(kinds, instance.most_stages()),
-            exit_of: (0..kinds.len()).map(exit_of).collect(),
-            exits,
+        let exit_of = (0..kinds.len()).map(exit_of).collect();
+        Some(Self { instance, kinds, sets: Sets::new(kinds, instance.most_stages()), exit_of, exits })
+    }
+
+    /// Cells for so many uses at once, or fewer if they take too much memory; to be kept between uses.
+    pub fn cells(&self, most: usize) -> Vec<Cells> {
+        let (sets, slots) = (self.sets.len(), self.sets.len() * self.exits.len());
+        let times = slots * (self.instance.segments + 1);
+        let cells = |_| Cells {
             slots: vec![Slot::default(); slots],
             alive: vec![false; sets],
-            times: vec![0.0; slots * (instance.segments + 1)],
-        })
+            times: vec![0.0; times],
+        };
+        (0..(MOST_CELLS / times.max(1)).clamp(1, most)).map(cells).collect()
     }
 
     /// At k: the least with k + 1 stages that takes no more than `most[k]`; `None` where the rules allow none. `most` never
     /// rises.
-    pub fn least(&mut self, rules: &Rules, completion: &Completion, most: &[f64]) -> Vec<Option<Least>> {
-        let needed = self.needed(rules);
+    pub fn least(
+        &self,
+        cells: &mut Cells,
+        rules: &Rules,
+        completion: &Completion,
+        most: &[f64],
+    ) -> Vec<Option<Least>> {
+        let (needed, rest) = (self.needed(rules), rules.rest(self.instance.segments));
         let sizes = most.len().min(self.sets.by_size.len());
         let mut by_earnings: Vec<usize> = (0..self.kinds.len()).collect();
         by_earnings.sort_by(|a, b| completion.earnings[*b].total_cmp(&completion.earnings[*a]));
         for size in 0..sizes {
             let goal = Goal {
                 rules,
+                rest: &rest,
                 completion,
                 by_earnings: &by_earnings,
                 needed: &needed,
                 most: &most[size..sizes],
             };
-            self.fill(goal, size);
+            self.fill(cells, goal, size);
         }
-        (0..most.len()).map(|size| self.best(rules, size)).collect()
+        (0..most.len()).map(|size| self.best(cells, rules, size)).collect()
     }
 
     /// At `set * exits + exit`: the least end behind which the devices outside the set can hold everything, each of them at
     /// its furthest reach towards the front.
     fn needed(&self, rules: &Rules) -> Vec<u32> {
         let (exits, all) = (self.exits.len(), self.instance.segments as u32);
+        // At `kind * exits + exit`: for each end, where the longest run of the kind begins behind this exit.
+        let windows = |kind: usize| {
+            self.exits.iter().map(move |exit| {
+                let way = way(rules, exit, kind)?;
+                Some(rules.kinds[kind].groups[way.group].from.as_slice())
+            })
+        };
+        let windows: Vec<Option<&[u32]>> = (0..self.kinds.len()).flat_map(windows).collect();
         // At `set * exits + exit`: the first segment that the set can hold, to the end, behind this exit.
         let mut first = vec![all; self.sets.len() * exits];
-        let ways = self.exits.iter().flat_map(|exit| (0..self.kinds.len()).map(|to| way(rules, exit, to)));
-        let ways: Vec<Option<Way>> = ways.collect();
         for set in 0..self.sets.len() {
-            for before in 0..exits {
-                let with = |kind: usize| {
-                    let slot = set * self.kinds.len() + kind;
-                    let way =
-                        (self.sets.counts[slot] > 0).then_some(ways[before * self.kinds.len() + kind])??;
-                    let behind = self.sets.without(slot);
-                    let behind = behind.map_or(all, |smaller| first[smaller * exits + self.exit_of[kind]]);
-                    Some(rules.kinds[kind].groups[way.group].from[behind as usize])
-                };
-                first[set * exits + before] = (0..self.kinds.len()).filter_map(with).min().unwrap_or(all);
+            let (smaller_first, first) = first.split_at_mut(set * exits);
+            for kind in 0..self.kinds.len() {
+                let with = set * self.kinds.len() + kind;
+                if self.sets.counts[with] == 0 {
+                    continue;
+                }
+                let smaller = self.sets.without(with);
+                let behind = smaller.map_or(all, |set| smaller_first[set * exits + self.exit_of[kind]]);
+                let windows = &windows[kind * exits..(kind + 1) * exits];
+                for (first, window) in first.iter_mut().zip(windows) {
+                    if let Some(window) = window {
+                        *first = (*first).min(window[behind as usize]);
+                    }
+                }
             }
         }
         let left = |slot: usize| match self.sets.others[slot / exits] {
@@ -163,13 +208,13 @@ impl<'a> Table<'a> {
     }
 
     /// Fills the slots of the sets of a size.
-    fn fill(&mut self, goal: Goal<'_>, size: usize) {
+    fn fill(&self, cells: &mut Cells, goal: Goal<'_>, size: usize) {
         let (exits, width) = (self.exits.len(), self.instance.segments + 1);
         let sets = self.sets.by_size[size].clone();
         let (first, count) = (sets.start * exits, sets.len() * exits);
-        let (smaller_slots, slots) = self.slots.split_at_mut(first);
-        let (smaller_times, times) = self.times.split_at_mut(first * width);
-        let (smaller_alive, alive) = self.alive.split_at_mut(sets.start);
+        let (smaller_slots, slots) = cells.slots.split_at_mut(first);
+        let (smaller_times, times) = cells.times.split_at_mut(first * width);
+        let (smaller_alive, alive) = cells.alive.split_at_mut(sets.start);
         let smaller = Smaller {
             goal,
             sets: &self.sets,
@@ -201,17 +246,17 @@ impl<'a> Table<'a> {
     }
 
     /// The least of a size, told back from the end of the table.
-    fn best(&self, rules: &Rules, size: usize) -> Option<Least> {
+    fn best(&self, cells: &Cells, rules: &Rules, size: usize) -> Option<Least> {
         let (exits, segments) = (self.exits.len(), self.instance.segments);
         let slots = self.sets.by_size.get(size)?.clone().filter(|set| self.has_required(*set));
         let slots = slots.flat_map(|set| set * exits..(set + 1) * exits);
         let (time, mut slot) = slots
-            .map(|slot| (self.time(slot, segments), slot))
+            .map(|slot| (self.time(cells, slot, segments), slot))
             .filter(|(time, _)| time.is_finite())
             .reduce(|best, other| if other.0 < best.0 { other } else { best })?;
         let (mut parts, mut end) = (Vec::new(), segments);
         loop {
-            match self.step_back(rules, slot, end)? {
+            match self.step_back(cells, rules, slot, end)? {
                 (kind, Some((before, first))) => {
                     parts.push((kind, first..end));
                     (slot, end) = (before, first);
@@ -236,7 +281,13 @@ impl<'a> Table<'a> {
     }
 
     /// The kind of the last stage of a cell, with the slot and the end before it if it is not the first.
-    fn step_back(&self, rules: &Rules, slot: usize, end: usize) -> Option<(usize, Option<(usize, usize)>)> {
+    fn step_back(
+        &self,
+        cells: &Cells,
+        rules: &Rules,
+        slot: usize,
+        end: usize,
+    ) -> Option<(usize, Option<(usize, usize)>)> {
         let (exits, kinds) = (self.exits.len(), self.kinds.len());
         let set = slot / exits;
         let mut best = (f64::INFINITY, None);
@@ -251,14 +302,14 @@ impl<'a> Table<'a> {
             };
             for (before, exit) in self.exits.iter().enumerate() {
                 let from = smaller * exits + before;
-                let Slot { alive, loads } = &self.slots[from];
+                let Slot { alive, loads } = &cells.slots[from];
                 let Some(way) = way(rules, exit, kind) else { continue };
                 if alive.is_empty() || rules.ride(exit[0], kind, loads).is_none() {
                     continue;
                 }
                 for first in alive.start.max(to.groups[way.group].from[end])..alive.end.min(end as u32) {
                     let first = first as usize;
-                    let time = self.time(from, first) + way.time + to.finish[end] - to.prefix[first];
+                    let time = self.time(cells, from, first) + way.time + to.finish[end] - to.prefix[first];
                     if time < best.0 {
                         best = (time, Some((kind, Some((from, first)))));
                     }
@@ -269,9 +320,9 @@ impl<'a> Table<'a> {
     }
 
     /// The least time of a cell.
-    fn time(&self, slot: usize, end: usize) -> f64 {
-        let alive = self.slots[slot].alive.contains(&(end as u32));
-        if alive { self.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
+    fn time(&self, cells: &Cells, slot: usize, end: usize) -> f64 {
+        let alive = cells.slots[slot].alive.contains(&(end as u32));
+        if alive { cells.times[slot * (self.instance.segments + 1) + end] } else { f64::INFINITY }
     }
 
     /// Gives the parts of a kind to its members in order.
@@ -289,6 +340,8 @@ impl Smaller<'_> {
     /// Fills the slots of a set.
     fn fill(&self, set: usize, slots: &mut [Slot], times: &mut [f64], scratch: &mut Scratch) {
         let mut most_with_prices = None;
+        let mut own = std::mem::take(&mut scratch.times);
+        own.resize(self.segments + 1, f64::INFINITY);
         for (at, (slot, times)) in slots.iter_mut().zip(times.chunks_mut(self.segments + 1)).enumerate() {
             slot.alive = 0..0;
             let needed = self.goal.needed[set * self.exits.len() + at] as usize;
@@ -305,38 +358,27 @@ impl Smaller<'_> {
                 let most_with_prices = *most_with_prices.get_or_insert_with(|| self.most_with_prices(set));
                 slot.loads.clear();
                 slot.loads.resize(self.buses, 0.0);
-                let mut own = std::mem::take(&mut scratch.times);
-                own.resize(self.segments + 1, f64::INFINITY);
-                own[begin..].fill(f64::INFINITY);
-                let ends = match smaller {
+                let reached = match smaller {
                     None => {
                         own[begin..].copy_from_slice(&self.goal.rules.kinds[kind].opening[begin..]);
                         begin..own.len()
                     }
                     Some(smaller) => {
                         slot.loads.fill(f64::INFINITY);
-                        begin..self.enter((smaller, kind), begin, &mut slot.loads, &mut own, scratch) + 1
+                        self.enter((smaller, kind), begin, &mut slot.loads, &mut own, scratch)
                     }
                 };
-                let kept = self.keep(kind, most_with_prices, ends, &mut own);
+                let kept = self.keep(kind, most_with_prices, reached.clone(), &own);
                 if !kept.is_empty() {
-                    if slot.alive.is_empty() {
-                        times[begin..].fill(f64::INFINITY);
-                        slot.alive = kept.clone();
-                    }
-                    slot.alive = slot.alive.start.min(kept.start)..slot.alive.end.max(kept.end);
-                    let kept = kept.start as usize..kept.end as usize;
-                    times[kept.clone()]
-                        .iter_mut()
-                        .zip(&own[kept])
-                        .for_each(|(time, own)| *time = time.min(*own));
+                    slot.take(times, &own, kept);
                 }
-                scratch.times = own;
+                own[reached].fill(f64::INFINITY);
             }
         }
+        scratch.times = own;
     }
 
-    /// Enters the stages of a kind behind all slots of a set. Returns the last end with something.
+    /// Enters the stages of a kind behind all slots of a set. Returns the ends between which there is something.
     fn enter(
         &self,
         (set, kind): (usize, usize),
@@ -344,14 +386,15 @@ impl Smaller<'_> {
         loads: &mut [f64],
         times: &mut [f64],
         scratch: &mut Scratch,
-    ) -> usize {
+    ) -> Range<usize> {
         let groups = 0..self.goal.rules.kinds[kind].groups.len();
         let reached = groups.map(|group| self.extend((set, kind, group), begin, loads, times, scratch));
-        reached.max().unwrap_or(0)
+        let filled = reached.filter(|reached| !reached.is_empty());
+        filled.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
     /// Enters the stages of a kind, with ends from `begin`, behind all slots of a set from which a crossing leads to this
-    /// group. Returns the last end with something.
+    /// group. Returns the ends between which there is something.
     fn extend(
         &self,
         (set, kind, group): (usize, usize, usize),
@@ -359,7 +402,7 @@ impl Smaller<'_> {
         loads: &mut [f64],
         times: &mut [f64],
         scratch: &mut Scratch,
-    ) -> usize {
+    ) -> Range<usize> {
         let width = self.segments + 1;
         let to = &self.goal.rules.kinds[kind];
         let Scratch { costs, queue, .. } = scratch;
@@ -384,37 +427,38 @@ impl Smaller<'_> {
             }
         }
         if range.is_empty() {
-            return 0;
+            return 0..0;
         }
         let costs = &mut costs[..range.end];
         for (cost, prefix) in costs[range.clone()].iter_mut().zip(&to.prefix[range.clone()]) {
             *cost -= prefix;
         }
-        let mut reached = 0;
+        let mut reached = width..0;
         slide(costs, range.clone(), from, begin, queue, |end, least| {
             times[end] = times[end].min(least + to.finish[end]);
-            reached = end;
+            reached = reached.start.min(end)..end + 1;
         });
         costs[range].fill(f64::INFINITY);
         reached
     }
 
-    /// Drops what cannot be finished in time, of these ends.
-    fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &mut [f64]) -> Range<u32> {
-        let rest = &self.goal.rules.kinds[kind].rest;
+    /// The ends, of these, between the first and the last from which the rest can be finished in time.
+    fn keep(&self, kind: usize, most_with_prices: f64, ends: Range<usize>, times: &[f64]) -> Range<usize> {
+        let rest = &self.goal.rest[kind];
         let (prices, most) = (&self.goal.completion.prices, self.goal.most[0]);
-        let mut alive = times.len() as u32..0;
-        for end in ends {
+        let in_time = |end: usize| {
             let time = times[end];
-            let in_time =
-                time + rest[end] <= most && (time + prices[end] <= most_with_prices || end == self.segments);
-            if in_time && time < f64::INFINITY {
-                alive = alive.start.min(end as u32)..end as u32 + 1;
-            } else {
-                times[end] = f64::INFINITY;
-            }
+            let with_prices = time + prices[end] <= most_with_prices || end == self.segments;
+            time + rest[end] <= most && with_prices && time < f64::INFINITY
+        };
+        let mut ends = ends;
+        while !ends.is_empty() && !in_time(ends.start) {
+            ends.start += 1;
         }
-        alive
+        while !ends.is_empty() && !in_time(ends.end - 1) {
+            ends.end -= 1;
+        }
+        ends
     }
 
     /// The most time with the prices of all that is left, if the devices that are not in the set earn what they can.
@@ -435,7 +479,7 @@ impl Smaller<'_> {
 }
 
 /// The way from an exit, from any of its kinds but `to` itself if there are others.
-fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
+pub(super) fn way(rules: &Rules, exit: &[usize], to: usize) -> Option<Way> {
     let from = exit.iter().find(|from| **from != to).unwrap_or(&exit[0]);
     rules.way(*from, to)
 }

@@ -13,25 +13,30 @@
 //! This module must not know how the least time is found.
 
 use super::dual::{self, Prices, Relaxed};
-use super::exact::Table;
+use super::exact::{Cells, Table};
 use super::rules::{Limits, Rules};
+use super::values::Values;
 use super::{Costs, Instance, SHARE, Solution, Stage, kinds, orders};
+use rayon::prelude::*;
 use std::cmp::Ordering;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Scores that differ by less, relatively, count as equal.
 const MARGIN: f64 = 1e-12;
 
-/// Most regions that are looked at; what is left open then is told in the bound.
+/// Regions that are taken up at once: a fixed number, so that the answer does not depend on the machine.
+const AT_ONCE: usize = 2;
+
+/// Most rounds; what is left open then is told in the bound.
 const MOST_ROUNDS: usize = 1 << 14;
 
 /// A box is wide if a largest term makes more of a difference to the score inside, relatively.
 const WIDE: f64 = 0.05;
 
 /// Steps towards better prices: for the first box, for each part of one, and towards those of time before a look.
-const FIRST_STEPS: usize = 60;
-const STEPS: usize = 4;
-const LOOK_STEPS: usize = 6;
+const FIRST_STEPS: usize = 40;
+const STEPS: usize = 2;
+const LOOK_STEPS: usize = 3;
 
 /// Largest terms for the first placements, as multiples of the least possible ones.
 const FIRST_LIMITS: [f64; 4] = [1.05, 1.15, 1.3, 2.0];
@@ -48,10 +53,14 @@ struct Region {
     /// Pairs of devices that do not follow one another in the region, and pairs that do.
     forbidden: Vec<(usize, usize)>,
     kept: Vec<(usize, usize)>,
+    /// Those of the upper limits, once it is priced.
+    rules: Option<Arc<Rules>>,
     /// They prove what is known without a look at the table.
     prices: Prices,
     /// The same of time alone.
     time_prices: Prices,
+    /// Whether these are for the upper limits, too.
+    timed: bool,
 }
 
 /// What is known of one number of stages in a region.
@@ -62,7 +71,7 @@ struct Open {
     /// No placement takes less time.
     least: f64,
     /// One that takes just this and keeps the upper limits, but for what shared buses add.
-    seen: Option<Rc<Seen>>,
+    seen: Option<Arc<Seen>>,
 }
 
 struct Seen {
@@ -74,22 +83,29 @@ struct Seen {
 /// The best placements of an instance for which there is a table.
 pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>) -> Solution {
     let solution = Solution::empty(instance);
-    let mut search = Search { instance, kinds, table, solution, regions: Vec::new() };
+    let (busy, chunk) = (Values::ANY, Values::ANY);
+    let mut search = Search { instance, kinds, table, busy, chunk, solution, regions: Vec::new() };
     search.start();
+    let mut cells = search.table.cells(AT_ONCE);
     for _ in 0..MOST_ROUNDS {
-        let Some((at, stages)) = search.most_promising() else {
+        let taken = search.take_most_promising(cells.len());
+        if taken.is_empty() {
             search.solution.bound = search.solution.best();
             return search.solution;
-        };
-        let mut region = search.regions.swap_remove(at);
-        if let Some(seen) = region.open[stages].as_ref().and_then(|open| open.seen.clone()) {
-            search.part(&region, &seen);
-        } else if let Some(halves) = search.halves(&region) {
-            halves.into_iter().for_each(|half| search.add(half));
-        } else {
-            search.look(&mut region);
-            search.regions.push(region);
         }
+        let (mut parts, mut looks) = (Vec::new(), Vec::new());
+        for (region, stages) in taken {
+            match search.parts(&region, stages) {
+                Some(more) => parts.extend(more),
+                None => looks.push(region),
+            }
+        }
+        let price = || parts.into_par_iter().filter_map(|part| search.priced(part)).collect::<Vec<_>>();
+        let look = |(region, cells): (&mut Region, &mut Cells)| search.look(region, cells);
+        let look = || looks.par_iter_mut().zip(cells.par_iter_mut()).flat_map_iter(look).collect::<Vec<_>>();
+        let (parts, found) = rayon::join(price, look);
+        found.iter().for_each(|stages| search.solution.offer(instance, stages));
+        search.regions.extend(looks.into_iter().chain(parts));
         search.forget();
     }
     let open = search.regions.iter().flat_map(|r| (0..r.open.len()).filter_map(|k| search.bound(r, k)));
@@ -102,6 +118,9 @@ struct Search<'a> {
     instance: &'a Instance,
     kinds: &'a [Vec<usize>],
     table: Table<'a>,
+    /// Of the largest `busy` and the largest `chunk`.
+    busy: Values,
+    chunk: Values,
     solution: Solution,
     regions: Vec<Region>,
 }
@@ -112,6 +131,7 @@ impl Search<'_> {
         let instance = self.instance;
         let lower = dual::least_terms(instance, self.kinds);
         self.offer_orders(&lower);
+        self.list_values(&lower);
         let limits = Limits { most: Costs::INFINITE, forbidden: &[] };
         let rules = Rules::new(instance, self.kinds, &limits);
         let relaxed = Relaxed::of_sum(instance, self.kinds, &rules, lower);
@@ -125,19 +145,45 @@ impl Search<'_> {
         let open =
             vec![Some(Open { bound: 0.0, least: 0.0, seen: None }); self.solution.best_by_stages.len()];
         let (forbidden, kept) = (Vec::new(), Vec::new());
-        self.add(Region { lower, upper: Costs::INFINITE, open, forbidden, kept, prices, time_prices });
+        let all = Region {
+            lower,
+            upper: Costs::INFINITE,
+            open,
+            forbidden,
+            kept,
+            rules: None,
+            prices,
+            time_prices,
+            timed: false,
+        };
+        self.regions.extend(self.priced(all));
+    }
+
+    /// Lists the values of the largest terms that may matter, given what they are at least.
+    fn list_values(&mut self, least: &Costs) {
+        let instance = self.instance;
+        let most = instance.score.room(self.enough(), least);
+        let (busy_weight, chunk_weight) = instance.score.weights();
+        // Loads of buses are sums of which there are too many.
+        if busy_weight > 0.0 && instance.shared.is_empty() {
+            self.busy = Values::new(instance, self.kinds, |costs| costs.busy, (least.busy, most.busy));
+        }
+        if chunk_weight > 0.0 {
+            self.chunk = Values::new(instance, self.kinds, |costs| costs.chunk, (least.chunk, most.chunk));
+        }
     }
 
     /// Tries good orders under some limits.
     fn offer_orders(&mut self, least: &Costs) {
         let single = kinds::single(self.instance);
+        let exits = kinds::exits(self.instance, &single);
         let orders = orders::starts(self.instance, &single);
         let (busy_weight, chunk_weight) = self.instance.score.weights();
         let limits = |weight: f64| if weight > 0.0 { FIRST_LIMITS.as_slice() } else { &[f64::INFINITY] };
         let offer = |search: &mut Self, most: Costs| {
             let rules = Rules::new(search.instance, &single, &Limits { most, forbidden: &[] });
             for order in &orders {
-                if let Some(stages) = orders::least(search.instance, &single, &rules, order) {
+                if let Some(stages) = orders::least(search.instance, &single, &exits, &rules, order) {
                     search.solution.offer(search.instance, &stages);
                 }
             }
@@ -171,20 +217,32 @@ impl Search<'_> {
         all.map(wanted).collect()
     }
 
-    /// The region and the number of stages (less one) that promise most, of those that may still change the choice.
-    fn most_promising(&self) -> Option<(usize, usize)> {
+    /// Takes out the regions that promise most, so many of them, of those that may still change the choice; each with the number
+    /// of stages (less one) for which it does.
+    fn take_most_promising(&mut self, count: usize) -> Vec<(Region, usize)> {
         let (wanted, enough) = (self.wanted(), self.enough());
         let matters = |bound: f64, k: usize| match wanted[k] {
             wanted if wanted == enough => bound <= wanted,
             wanted => bound < wanted * (1.0 - MARGIN),
         };
-        let bounds = self.regions.iter().enumerate().flat_map(|(at, region)| {
-            let bound = move |k| Some((self.bound(region, k)?, at, k));
-            (0..region.open.len()).filter_map(bound)
-        });
-        let promising = bounds.filter(|(bound, _, k)| matters(*bound, *k));
-        let (_, at, k) = promising.reduce(|best, other| if other.0 < best.0 { other } else { best })?;
-        Some((at, k))
+        let promise = |(at, region): (usize, &Region)| {
+            let bounds = (0..region.open.len()).filter_map(|k| Some((self.bound(region, k)?, at, k)));
+            let promising = bounds.filter(|(bound, _, k)| matters(*bound, *k));
+            promising.reduce(|best, other| if other.0 < best.0 { other } else { best })
+        };
+        let mut promising: Vec<_> = self.regions.iter().enumerate().filter_map(promise).collect();
+        promising.sort_by(|a, b| a.0.total_cmp(&b.0));
+        promising.truncate(count);
+        promising.sort_by_key(|(_, at, _)| std::cmp::Reverse(*at));
+        promising.into_iter().map(|(_, at, k)| (self.regions.swap_remove(at), k)).collect()
+    }
+
+    /// The parts of a region in which a placement was seen, or that is wide; `None` if it is to be looked at.
+    fn parts(&self, region: &Region, stages: usize) -> Option<Vec<Region>> {
+        match region.open[stages].as_ref().and_then(|open| open.seen.as_ref()) {
+            Some(seen) => Some(self.parts_around(region, seen)),
+            None => self.halves(region).map(Vec::from),
+        }
     }
 
     /// The least time of what is open in a region.
@@ -211,52 +269,80 @@ impl Search<'_> {
             let middle = (lower.chunk + upper.chunk) / 2.0;
             (Costs { chunk: middle, ..upper }, Costs { chunk: middle, ..lower })
         };
-        Some([Region { upper: below, ..region.clone() }, Region { lower: above, ..region.clone() }])
+        Some([region.within(lower, below), region.within(above, upper)])
     }
 
-    /// Adds a region, unless prices prove that nothing in it matters.
-    fn add(&mut self, mut region: Region) {
+    /// The region within the limits that matter and with what prices prove; `None` if nothing in it matters.
+    fn priced(&self, mut region: Region) -> Option<Region> {
         let (instance, enough) = (self.instance, self.enough());
         let room = instance.score.room(enough, &Costs { time: Self::least(&region), ..region.lower });
-        region.upper.busy = region.upper.busy.min(room.busy);
-        region.upper.chunk = region.upper.chunk.min(room.chunk);
+        let busy = self.busy.within(region.lower.busy, region.upper.busy.min(room.busy))?;
+        let chunk = self.chunk.within(region.lower.chunk, region.upper.chunk.min(room.chunk))?;
+        region.confine(busy, chunk);
         let limits = Limits { most: region.upper, forbidden: &region.forbidden };
         let rules = Rules::new(instance, self.kinds, &limits);
-        let relaxed = Relaxed::of_sum(instance, self.kinds, &rules, region.lower);
-        region.prices.improve(&relaxed, instance.score.most_sum(enough), STEPS);
-        let bounds = region.prices.bounds(self.kinds, region.open.len());
-        for (open, bound) in region.open.iter_mut().zip(bounds) {
-            if let Some(known) = open {
+        let worth = |region: &Region| Costs { time: region.time_prices.bound, ..region.lower };
+        region.timed = instance.score.of(&worth(&region))
+            > instance.score.of_sum(region.prices.bound, region.lower.busy);
+        if region.timed {
+            self.improve_time(&mut region, &rules);
+        } else {
+            let relaxed = Relaxed::of_sum(instance, self.kinds, &rules, region.lower);
+            region.prices.improve(&relaxed, instance.score.most_sum(enough), STEPS);
+            let bounds = region.prices.bounds(self.kinds, region.open.len());
+            for (open, bound) in region.open.iter_mut().zip(bounds) {
+                let Some(known) = open else { continue };
                 known.bound = known.bound.max(instance.score.of_sum(bound, region.lower.busy));
-                let exact = instance.score.of(&Costs { time: known.least, ..region.lower });
-                if known.bound.max(exact) > enough {
-                    *open = None;
-                }
             }
         }
-        if region.open.iter().any(Option::is_some) {
-            self.regions.push(region);
+        region.rules = Some(Arc::new(rules));
+        self.close(&mut region);
+        region.open.iter().any(Option::is_some).then_some(region)
+    }
+
+    /// Improves the prices of time and what they prove.
+    fn improve_time(&self, region: &mut Region, rules: &Rules) {
+        let relaxed = Relaxed::of_time(self.instance, self.kinds, rules);
+        let most = self.instance.score.room(self.enough(), &region.lower).time;
+        region.time_prices.improve(&relaxed, most, LOOK_STEPS);
+        let bounds = region.time_prices.bounds(self.kinds, region.open.len());
+        for (open, bound) in region.open.iter_mut().zip(bounds) {
+            open.iter_mut().for_each(|known| known.least = known.least.max(bound));
         }
     }
 
-    /// Finds the least times under the upper limits of a region.
-    fn look(&mut self, region: &mut Region) {
+    /// Forgets the numbers of stages for which nothing in a region matters any more.
+    fn close(&self, region: &mut Region) {
+        for k in 0..region.open.len() {
+            if self.bound(region, k).is_some_and(|bound| bound > self.enough()) {
+                region.open[k] = None;
+            }
+        }
+    }
+
+    /// Finds the least times under the upper limits of a region, with the placements that take them.
+    fn look(&self, region: &mut Region, cells: &mut Cells) -> Vec<Vec<Stage>> {
         let instance = self.instance;
+        let limits = Limits { most: region.upper, forbidden: &region.forbidden };
+        let rules = region.rules.take();
+        let rules = rules.unwrap_or_else(|| Arc::new(Rules::new(instance, self.kinds, &limits)));
+        if !region.timed {
+            self.improve_time(region, &rules);
+            self.close(region);
+        }
+        let Some(stages) = region.open.iter().rposition(Option::is_some).map(|k| k + 1) else {
+            return Vec::new();
+        };
         let most = |score: f64| instance.score.room(score, &region.lower).time;
-        let stages = region.open.iter().rposition(Option::is_some).map_or(0, |k| k + 1);
         let enough = most(self.enough());
         let wanted: Vec<f64> = self.wanted().into_iter().take(stages).map(most).collect();
-        let limits = Limits { most: region.upper, forbidden: &region.forbidden };
-        let mut rules = Rules::new(instance, self.kinds, &limits);
-        rules.find_rest(instance.segments);
-        let relaxed = Relaxed::of_time(instance, self.kinds, &rules);
-        region.time_prices.improve(&relaxed, enough, LOOK_STEPS);
-        let found = self.table.least(&rules, &region.time_prices.completion(), &wanted);
+        let found = self.table.least(cells, &rules, &region.time_prices.completion(), &wanted);
+        let mut placements = Vec::new();
         let (busy_weight, chunk_weight) = instance.score.weights();
         for ((open, found), wanted) in region.open.iter_mut().zip(found).zip(wanted) {
             *open = match (open.take(), found) {
                 (Some(open), Some(found)) => {
-                    self.solution.offer(instance, &found.stages);
+                    placements.push(found.stages.clone());
                     let mut totals = instance.totals(&found.stages);
                     if busy_weight == 0.0 {
                         totals.busy = 0.0;
@@ -267,7 +353,7 @@ impl Search<'_> {
                     Some(Open {
                         least: found.time,
                         bound: open.bound,
-                        seen: Some(Rc::new(Seen { totals, stages: found.stages })),
+                        seen: Some(Arc::new(Seen { totals, stages: found.stages })),
                     })
                 }
                 // More than was looked for.
@@ -275,61 +361,54 @@ impl Search<'_> {
                 _ => None,
             };
         }
+        placements
     }
 
-    /// Parts a region that has been looked at, by a placement that was seen in it.
-    fn part(&mut self, region: &Region, seen: &Seen) {
+    /// The parts of a region that has been looked at, by a placement that was seen in it.
+    fn parts_around(&self, region: &Region, seen: &Seen) -> Vec<Region> {
         let Costs { busy, chunk, .. } = seen.totals;
         if busy > region.upper.busy {
-            self.part_by_bus(region, seen);
-            return;
+            return self.parts_by_bus(region, seen);
         }
         let Region { lower, upper, .. } = *region;
         // What is better by less than the margin does not count: it may be rounding.
         let below = |value: f64| value - value * MARGIN;
         // Less busy than the placement, in two halves; else with smaller chunks, in two halves; else the others.
+        let mut parts = Vec::new();
         if below(busy) > lower.busy {
             let middle = (lower.busy + below(busy)) / 2.0;
-            region.within(lower, Costs { busy: middle, ..upper }).into_iter().for_each(|part| self.add(part));
-            region
-                .within(Costs { busy: middle, ..lower }, Costs { busy: below(busy), ..upper })
-                .into_iter()
-                .for_each(|part| self.add(part));
+            parts.push(region.within(lower, Costs { busy: middle, ..upper }));
+            parts.push(region.within(Costs { busy: middle, ..lower }, Costs { busy: below(busy), ..upper }));
         }
         let lower = Costs { busy: lower.busy.max(busy), ..lower };
         if below(chunk) > lower.chunk {
             let middle = (lower.chunk + below(chunk)) / 2.0;
-            region
-                .within(lower, Costs { chunk: middle, ..upper })
-                .into_iter()
-                .for_each(|part| self.add(part));
-            region
-                .within(Costs { chunk: middle, ..lower }, Costs { chunk: below(chunk), ..upper })
-                .into_iter()
-                .for_each(|part| self.add(part));
+            parts.push(region.within(lower, Costs { chunk: middle, ..upper }));
+            parts.push(
+                region.within(Costs { chunk: middle, ..lower }, Costs { chunk: below(chunk), ..upper }),
+            );
         }
-        region
-            .within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper)
-            .into_iter()
-            .for_each(|part| self.add(part));
+        parts.push(region.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper));
+        parts
     }
 
-    /// Parts a region by the crossings of a placement that overloads a bus.
-    fn part_by_bus(&mut self, region: &Region, seen: &Seen) {
+    /// The parts of a region by the crossings of a placement that overloads a bus.
+    fn parts_by_bus(&self, region: &Region, seen: &Seen) -> Vec<Region> {
         let pairs = || seen.stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
         let overloaded =
             |bus: &&super::SharedBus| pairs().map(|pair| bus.load(pair)).sum::<f64>() > region.upper.busy;
-        let Some(bus) = self.instance.shared.iter().find(overloaded) else { return };
-        let mut part = region.clone();
+        let Some(bus) = self.instance.shared.iter().find(overloaded) else { return Vec::new() };
+        let (mut parts, mut part) = (Vec::new(), region.clone());
         for open in part.open.iter_mut().flatten() {
             open.seen = None;
         }
         for pair in pairs().filter(|pair| bus.load(*pair) > 0.0 && !region.kept.contains(pair)) {
             let mut without = part.clone();
             without.forbidden.push(pair);
-            self.add(without);
+            parts.push(without);
             part.kept.push(pair);
         }
+        parts
     }
 
     /// A score above which nothing can matter any more.
@@ -349,22 +428,27 @@ impl Search<'_> {
 }
 
 impl Region {
-    /// The part of a region between limits; `None` if nothing in it matters.
-    fn within(&self, lower: Costs, upper: Costs) -> Option<Self> {
-        if lower.busy > upper.busy || lower.chunk > upper.chunk {
-            return None;
-        }
-        let open = |open: &Open| {
-            let Some(seen) = &open.seen else { return Some(open.clone()) };
+    /// The part of a region between limits.
+    fn within(&self, lower: Costs, upper: Costs) -> Self {
+        Self { lower, upper, ..self.clone() }
+    }
+
+    /// Takes these limits of `busy` and `chunk`, and keeps of what was seen what still says something.
+    fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
+        let (lower, upper) = (
+            Costs { busy: busy.0, chunk: chunk.0, ..self.lower },
+            Costs { busy: busy.1, chunk: chunk.1, ..self.upper },
+        );
+        (self.lower, self.upper) = (lower, upper);
+        for known in &mut self.open {
+            let Some(Open { seen: Some(seen), .. }) = known else { continue };
             let totals = &seen.totals;
-            // Everything inside is no better in any part.
-            let beaten = totals.busy <= lower.busy && totals.chunk <= lower.chunk;
-            let inside = totals.busy <= upper.busy && totals.chunk <= upper.chunk;
-            let seen = inside.then(|| seen.clone());
-            (!beaten).then_some(Open { seen, ..open.clone() })
-        };
-        let open: Vec<_> = self.open.iter().map(|o| o.as_ref().and_then(open)).collect();
-        let matters = open.iter().any(Option::is_some);
-        matters.then(|| Self { lower, upper, open, ..self.clone() })
+            if totals.busy <= lower.busy && totals.chunk <= lower.chunk {
+                // Everything inside is no better in any part.
+                *known = None;
+            } else if totals.busy > upper.busy || totals.chunk > upper.chunk {
+                known.iter_mut().for_each(|open| open.seen = None);
+            }
+        }
     }
 }

@@ -19,6 +19,7 @@ mod rules;
 #[cfg(test)]
 mod tests;
 mod trade;
+mod values;
 
 use std::ops::{Add, Range, Sub};
 

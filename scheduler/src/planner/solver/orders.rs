@@ -2,14 +2,16 @@
 //!
 //! This module must not know scores.
 
+use super::exact::way;
 use super::rules::{Rules, slide};
 use super::{Instance, Stage};
 
-/// The least time of a placement that keeps the order; indices into the order are those of kinds with one member each.
-/// `None` if the rules allow none.
+/// The least time of a placement that keeps the order; indices into the order are those of kinds with one member each, which
+/// have these exits. `None` if the rules allow none.
 pub(super) fn least(
     instance: &Instance,
     kinds: &[Vec<usize>],
+    exits: &[Vec<usize>],
     rules: &Rules,
     order: &[usize],
 ) -> Option<Vec<Stage>> {
@@ -18,24 +20,23 @@ pub(super) fn least(
     let mut times = vec![f64::INFINITY; order.len() * width];
     let mut costs = vec![f64::INFINITY; width];
     let mut queue = Vec::new();
+    // At exit: the least times of its places from which the next may be reached.
+    let mut behind = vec![vec![f64::INFINITY; width]; exits.len()];
     // Behind the last device before this one that must take part.
     let mut earliest = vec![0; order.len()];
     for (at, &kind) in order.iter().enumerate() {
         earliest[at] = (0..at).rev().find(|before| must[*before]).unwrap_or(0);
-        let (before, own) = times.split_at_mut(at * width);
-        let own = &mut own[..width];
+        let own = &mut times[at * width..][..width];
         let to = &rules.kinds[kind];
         if !must[..at].contains(&true) {
             own.copy_from_slice(&to.opening);
         }
         for (group, windows) in to.groups.iter().enumerate() {
             let mut any = false;
-            for place in earliest[at]..at {
-                let Some(way) = rules.way(order[place], kind).filter(|way| way.group == group) else {
-                    continue;
-                };
+            for (exit, behind) in exits.iter().zip(&behind) {
+                let Some(way) = way(rules, exit, kind).filter(|way| way.group == group) else { continue };
                 any = true;
-                for (cost, time) in costs.iter_mut().zip(&before[place * width..][..instance.segments]) {
+                for (cost, time) in costs.iter_mut().zip(&behind[..instance.segments]) {
                     *cost = cost.min(time + way.time);
                 }
             }
@@ -46,6 +47,14 @@ pub(super) fn least(
                     own[end] = own[end].min(least + to.finish[end]);
                 });
                 costs.fill(f64::INFINITY);
+            }
+        }
+        if must[at] {
+            behind.iter_mut().for_each(|times| times.fill(f64::INFINITY));
+        }
+        for (exit, behind) in exits.iter().zip(&mut behind) {
+            if exit.contains(&kind) {
+                behind.iter_mut().zip(&*own).for_each(|(least, time)| *least = least.min(*time));
             }
         }
     }

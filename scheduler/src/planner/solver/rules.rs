@@ -46,9 +46,6 @@ pub(super) struct KindRules {
     pub opening: Vec<f64>,
     /// Without doubles.
     pub groups: Vec<Windows>,
-    /// At i: the least `time` behind a stage that ends at i, if devices could be used again and again. Only after
-    /// [`Rules::find_rest`].
-    pub rest: Vec<f64>,
 }
 
 /// An instance under limits.
@@ -106,14 +103,17 @@ impl Rules {
         sums().all(|load| load <= self.most_busy).then(sums)
     }
 
-    /// Fills `rest`, from the end: at each place a crossing, then the best run from there.
-    pub fn find_rest(&mut self, segments: usize) {
+    /// At kind and i: the least `time` behind a stage that ends at i, if devices could be used again and again. From the end:
+    /// at each place a crossing, then the best run from there.
+    pub fn rest(&self, segments: usize) -> Vec<Vec<f64>> {
+        let mut rest = vec![vec![f64::INFINITY; segments + 1]; self.kinds.len()];
+        rest.iter_mut().for_each(|rest| rest[segments] = 0.0);
         let mut queues: Vec<Vec<VecDeque<u32>>> =
             self.kinds.iter().map(|kind| vec![VecDeque::new(); kind.groups.len()]).collect();
         let mut runs: Vec<Vec<f64>> = self.kinds.iter().map(|kind| vec![0.0; kind.groups.len()]).collect();
         for first in (1..segments).rev() {
             for (to, kind) in self.kinds.iter().enumerate() {
-                let key = |end: u32| kind.finish[end as usize] + kind.rest[end as usize];
+                let key = |end: u32| kind.finish[end as usize] + rest[to][end as usize];
                 for (group, windows) in kind.groups.iter().enumerate() {
                     let queue = &mut queues[to][group];
                     let end = first as u32 + 1;
@@ -127,17 +127,17 @@ impl Rules {
                     runs[to][group] = queue.front().map_or(f64::INFINITY, |e| key(*e) - kind.prefix[first]);
                 }
             }
-            for from in 0..self.kinds.len() {
+            for (from, rest) in rest.iter_mut().enumerate() {
                 let ways = (0..self.kinds.len()).filter_map(|to| Some((to, self.way(from, to)?)));
-                let least =
+                rest[first] =
                     ways.map(|(to, way)| way.time + runs[to][way.group]).fold(f64::INFINITY, f64::min);
-                self.kinds[from].rest[first] = least;
             }
         }
+        rest
     }
 }
 
-/// The rules for a device, without `rest`, and the group of each class.
+/// The rules for a device, and the group of each class.
 fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, Vec<usize>) {
     let costs = &instance.devices[device];
     let segments = instance.segments;
@@ -166,9 +166,7 @@ fn kind_rules(instance: &Instance, device: usize, most: &Costs) -> (KindRules, V
             groups.push(windows);
         }
     }
-    let mut rest = vec![f64::INFINITY; segments + 1];
-    rest[segments] = 0.0;
-    (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups, rest }, group_of)
+    (KindRules { prefix, finish, opening: (0..=segments).map(opening).collect(), groups }, group_of)
 }
 
 /// The windows of the runs, behind a first stage, that are allowed.
