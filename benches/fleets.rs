@@ -7,17 +7,22 @@
 //! ```
 //!
 //! The rule: fleet *n* has 2 to 8 cards, each drawn from all cards of the library that are no processors, with the generator
-//! of seed *n*. It gets the largest of the models below that fits at a context of 2048 for 16 sequences. A rule's placement
-//! counts if it fits; the best of the rules in simulation is what the plan is held against.
+//! of seed *n*. There are two tables, for two questions. In the first, someone has these cards and wants to run *a* model that
+//! takes more than one of them: it is drawn, by the same generator, from those of the models below that the fleet holds at a
+//! context of 2048 for 16 sequences, and none of its cards alone (where there is no such model, it is the largest that the
+//! fleet holds). In the second, someone wants the *largest* that the fleet holds. A rule's placement counts if it fits; the
+//! best of the rules in simulation is what the plan is held against. Micro-batches and credits are chosen for a rule's
+//! placement as they are for the planner's.
 
 #![allow(clippy::print_stdout)] // the table is what it is for
 
 use ragtag::fleet::cards;
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths, Load};
-use ragtag::{AdapterKind, Baseline, Fleet, Model, Plan, Planner, TensorType, Workload};
+use ragtag::{AdapterKind, Baseline, Fleet, Model, Objective, Plan, Planner, TensorType, Workload};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+use std::ops::Range;
 use std::path::Path;
 
 const SEQUENCES: u32 = 16;
@@ -59,25 +64,23 @@ fn main() -> Result<()> {
         seed: 1,
     };
     let load = load.draw()?;
-    println!(
-        "| seed | cards | model | devices used | predicted requests/s | simulated | best rule | its requests/s | ratio |"
-    );
-    println!("| ---: | --- | --- | ---: | ---: | ---: | --- | ---: | ---: |");
-    let mut ratios = Vec::new();
+    let (mut drawn_model, mut largest_model) = (Table::default(), Table::default());
     for seed in first..first + fleets {
-        let names = drawn(seed);
-        let row = Row::new(&models, &names.join("+"), &load)?;
-        println!("| {seed} | {} | {row} |", names.join(", "));
-        ratios.extend(row.ratio());
+        let (names, mut rng) = drawn(seed);
+        let fleet = Fleet::from_line(&names.join("+"))?;
+        let fitting = Fitting::new(&models, &fleet)?;
+        let largest = fitting.models.start;
+        let at = fitting.for_several_cards().choose(&mut rng).copied().unwrap_or(largest);
+        let row = Row::new(&models[at], &fleet, &load)?;
+        let largest_row =
+            if at == largest { row.clone() } else { Row::new(&models[largest], &fleet, &load)? };
+        eprintln!("{seed}: {row} / {largest_row}");
+        let cards = format!("{seed} | {}", names.join(", "));
+        drawn_model.rows.push((cards.clone(), row));
+        largest_model.rows.push((cards, largest_row));
     }
-    ratios.sort_by(f64::total_cmp);
-    let (Some(least), Some(median)) = (ratios.first(), ratios.get(ratios.len() / 2)) else {
-        return Err("no rule fits any of these fleets".into());
-    };
-    println!(
-        "\n{} fleets with a rule that fits: ratio at least {least:.2}, median {median:.2}",
-        ratios.len()
-    );
+    println!("A model that takes several cards:\n\n{drawn_model}");
+    println!("The largest model that fits:\n\n{largest_model}");
     Ok(())
 }
 
@@ -95,14 +98,15 @@ fn arguments() -> Result<(u64, u64)> {
     Ok((fleets, first))
 }
 
-/// The cards of a fleet.
-fn drawn(seed: u64) -> Vec<&'static str> {
+/// The cards of a fleet, and the generator as they leave it.
+fn drawn(seed: u64) -> (Vec<&'static str>, SmallRng) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let drawn_from: Vec<_> = cards().iter().filter(|card| card.kind != AdapterKind::Cpu).collect();
-    (0..rng.random_range(2..=8))
+    let names = (0..rng.random_range(2..=8))
         .filter_map(|_| drawn_from.choose(&mut rng))
         .map(|card| card.name.as_str())
-        .collect()
+        .collect();
+    (names, rng)
 }
 
 /// A model of this shape, of which there is no weight.
@@ -130,7 +134,45 @@ fn model(folder: &Path, name: &str, shape: [u32; 6]) -> Result<Model> {
     Ok(Model::open_metadata(folder, Some(TensorType::Q4_K))?)
 }
 
+fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
+    Ok(Planner::new(model).fleet(fleet)?.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
+}
+
+/// Which of the models a fleet holds.
+struct Fitting {
+    /// Numbers of those that the fleet holds, the largest first.
+    models: Range<usize>,
+    /// The number of the largest that one of its cards holds alone.
+    on_one_card: usize,
+}
+
+impl Fitting {
+    fn new(models: &[(&str, Model)], fleet: &Fleet) -> Result<Self> {
+        // Whether it fits depends on no objective; that of one sequence is found soonest.
+        let planner =
+            |model: &Model| -> Result<Planner> { Ok(planner(model, fleet)?.objective(Objective::Latency)) };
+        let (mut first, mut on_one_card) = (None, models.len());
+        for (at, (_, model)) in models.iter().enumerate() {
+            let planner = planner(model)?;
+            if first.is_none() && planner.plan().is_ok() {
+                first = Some(at);
+            }
+            if planner.baseline(Baseline::BestSingle)?.is_some() {
+                on_one_card = at;
+                break;
+            }
+        }
+        Ok(Self { models: first.ok_or("no model fits the fleet")?..models.len(), on_one_card })
+    }
+
+    /// Those that the fleet holds and none of its cards alone.
+    fn for_several_cards(&self) -> Vec<usize> {
+        (self.models.start..self.on_one_card).collect()
+    }
+}
+
 /// What a fleet comes to.
+#[derive(Clone)]
 struct Row {
     model: String,
     devices: usize,
@@ -140,31 +182,24 @@ struct Row {
 }
 
 impl Row {
-    fn new(models: &[(&str, Model)], fleet: &str, load: &Load) -> Result<Self> {
-        let fleet = Fleet::from_line(fleet)?;
-        for (name, model) in models {
-            let planner =
-                Planner::new(model).fleet(&fleet)?.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST);
-            let Ok(plan) = planner.plan() else { continue };
-            let mut best_rule: Option<(Baseline, f64)> = None;
-            for rule in Baseline::ALL {
-                let Some(plan) = planner.baseline(rule)? else { continue };
-                let rate = simulated(model, &fleet, &plan, load)?;
-                if best_rule.is_none_or(|(_, best)| rate > best) {
-                    best_rule = Some((rule, rate));
-                }
+    fn new((name, model): &(&str, Model), fleet: &Fleet, load: &Load) -> Result<Self> {
+        let planner = planner(model, fleet)?;
+        let mut best_rule: Option<(Baseline, f64)> = None;
+        for rule in Baseline::ALL {
+            let Some(plan) = planner.baseline(rule)? else { continue };
+            let rate = simulated(model, fleet, &plan, load)?;
+            if best_rule.is_none_or(|(_, best)| rate > best) {
+                best_rule = Some((rule, rate));
             }
-            let rate = simulated(model, &fleet, &plan, load)?;
-            let predicted = 1e6 / plan.explanation.score_us;
-            return Ok(Self {
-                model: (*name).into(),
-                devices: plan.stages.len(),
-                predicted,
-                rate,
-                best_rule,
-            });
         }
-        Err("no model fits the fleet".into())
+        let plan = planner.plan()?;
+        Ok(Self {
+            model: (*name).into(),
+            devices: plan.stages.len(),
+            predicted: 1e6 / plan.explanation.score_us,
+            rate: simulated(model, fleet, &plan, load)?,
+            best_rule,
+        })
     }
 
     fn ratio(&self) -> Option<f64> {
@@ -179,6 +214,39 @@ impl std::fmt::Display for Row {
             Some((rule, rate)) => write!(f, "{rule} | {rate:.3} | {:.2}", self.rate / rate),
             None => write!(f, "none fits | | "),
         }
+    }
+}
+
+/// Rows with what stands before each, in Markdown.
+#[derive(Default)]
+struct Table {
+    rows: Vec<(String, Row)>,
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        writeln!(
+            f,
+            "| seed | cards | model | devices used | predicted requests/s | simulated | best rule | its requests/s | ratio |"
+        )?;
+        writeln!(f, "| ---: | --- | --- | ---: | ---: | ---: | --- | ---: | ---: |")?;
+        for (cards, row) in &self.rows {
+            writeln!(f, "| {cards} | {row} |")?;
+        }
+        let mut ratios: Vec<f64> = self.rows.iter().filter_map(|(_, row)| row.ratio()).collect();
+        ratios.sort_by(f64::total_cmp);
+        let middle = ratios.len() / 2;
+        let median = match ratios.as_slice() {
+            [] => return writeln!(f, "\nno rule fits any of these fleets"),
+            ratios if ratios.len() % 2 == 1 => ratios[middle],
+            ratios => (ratios[middle - 1] + ratios[middle]) / 2.0,
+        };
+        writeln!(
+            f,
+            "\n{} fleets with a rule that fits: ratio at least {:.2}, median {median:.2}",
+            ratios.len(),
+            ratios[0]
+        )
     }
 }
 

@@ -212,8 +212,10 @@ impl<'a> Bench<'a> {
         }
         let mut candidates: Vec<Candidate> = Vec::new();
         for (name, plan) in named {
-            let planner = self.planner.clone().split(plan.split());
-            let plan = planner.chunk(plan.chunk).decode_groups(plan.decode_groups).plan()?;
+            let planner = self.planner.clone().split(plan.split()).boundary(plan.boundary);
+            let credits = plan.credits;
+            let mut plan = planner.chunk(plan.chunk).decode_groups(plan.decode_groups).plan()?;
+            plan.credits = credits;
             let candidate = self.candidate(name, plan)?;
             match candidates.iter_mut().find(|other| other.is_the_same(&candidate)) {
                 Some(other) => other.name = format!("{}, {}", other.name, candidate.name),

@@ -219,8 +219,9 @@ impl Planner {
     }
 
     /// Makes the plan: memory is proved, then the objective is made as small as the segments allow, over all subsets and
-    /// orders of the devices. For many sequences the best few placements are tried in simulation, some tens of milliseconds
-    /// each, and the best of them there is chosen.
+    /// orders of the devices. For many sequences the best few placements and those of the rules are tried in simulation,
+    /// some tens of milliseconds each, with neighbouring chunks and numbers of decode groups and with fewer credits; what is
+    /// best there is chosen.
     ///
     /// # Errors
     /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
@@ -228,7 +229,8 @@ impl Planner {
         self.with_input(|input| Ok(planner::plan(input)?))
     }
 
-    /// The plan that a rule without a search makes, for comparison; none if it does not fit.
+    /// The plan that a rule without a search makes, for comparison, with the micro-batches and credits that suit it best; none
+    /// if it does not fit.
     ///
     /// # Errors
     /// As [`Planner::plan`], except that what does not fit is no error.

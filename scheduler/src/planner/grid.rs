@@ -6,10 +6,10 @@
 //! a point of each form; the best placements of a point are priced at all others, and the point that is cheapest for one of
 //! them is solved next, until none is cheaper.
 //!
-//! Credits are not in the grid: a plan has one for each group or each stage, whichever are more, and one on its way. The cost
-//! model sees no difference in more, and over up to four stages the simulator finds 3 % at most
-//! (`more_credits_than_a_plan_has_serve_no_more_requests` in its tests). Over six stages, with prompts of many chunks and few
-//! groups, it finds 6 %, which is left. Fewer leave stages without work.
+//! Credits are not in the grid, for the cost model sees no difference: a placement has one for each group or each stage,
+//! whichever are more, and one on its way. More serve no more requests (`more_credits_than_a_plan_has_serve_no_more_requests`
+//! in the simulator's tests); with fewer, decode steps wait for fewer chunks of prompts, and some stages may be without work:
+//! which counts for more only simulation says (`trial`).
 //!
 //! This module must not know how plans are told.
 
@@ -38,6 +38,8 @@ const SAME: f64 = 5e-3;
 pub(super) struct Choice {
     pub runs: Vec<Run>,
     pub point: Point,
+    /// Micro-batches in flight at most.
+    pub credits: u32,
     pub pace: Pace,
     pub evaluation: Evaluation,
 }
@@ -45,7 +47,9 @@ pub(super) struct Choice {
 impl Choice {
     fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
         let evaluation = problem.evaluate(&runs);
-        Self { runs, point: problem.point, pace: problem.pace.clone(), evaluation }
+        let stages = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+        let credits = problem.point.groups.max(stages).saturating_add(1);
+        Self { runs, point: problem.point, credits, pace: problem.pace.clone(), evaluation }
     }
 
     pub fn score_us(&self) -> f64 {
@@ -55,7 +59,7 @@ impl Choice {
     /// Whether this is to be preferred to another choice, of another point.
     fn is_better_than(&self, other: &Self) -> bool {
         let decode = |choice: &Self| choice.evaluation.decode_tokens_per_s;
-        match self.score_us() / other.score_us() {
+        match self.evaluation.expected_us / other.evaluation.expected_us {
             ratio if ratio < 1.0 - SAME => true,
             ratio if ratio <= 1.0 + SAME => decode(self) > decode(other) * (1.0 + SAME),
             _ => false,
@@ -70,6 +74,15 @@ pub(super) struct Found {
     pub others: Vec<Choice>,
     /// No placement at this point scores below this.
     pub bound_us: f64,
+    /// Those that were found at other points.
+    pub elsewhere: Vec<Choice>,
+}
+
+impl Found {
+    /// All that was found.
+    pub fn all(&self) -> impl Iterator<Item = &Choice> {
+        std::iter::once(&self.best).chain(&self.others).chain(&self.elsewhere)
+    }
 }
 
 /// The problem at every point of the grid, made when it is wanted.
@@ -101,7 +114,6 @@ impl<'a> Grid<'a> {
     }
 
     /// Its points.
-    #[cfg(test)]
     pub fn points(&self) -> impl Iterator<Item = Point> {
         self.points.iter().map(|(point, _)| *point)
     }
@@ -147,26 +159,30 @@ impl<'a> Grid<'a> {
         // Where links are slow, placements differ with the boundary more than with anything else: each is started from.
         let start =
             |&boundary: &Boundary| self.starts(boundary).find_map(|point| self.solve(point, required));
-        let starts: Vec<Found> = self.boundaries.iter().filter_map(start).collect();
-        let mut solved: Vec<Point> = starts.iter().map(|found| found.best.point).collect();
-        let better = |a: Found, b: Found| if b.best.is_better_than(&a.best) { b } else { a };
-        let mut found = starts.into_iter().reduce(better)?;
-        while solved.len() < SOLVED {
-            let candidates: Vec<_> = std::iter::once(&found.best)
-                .chain(&found.others)
-                .map(|choice| choice.runs.as_slice())
-                .collect();
-            let Some(cheapest) = self.cheapest(&candidates) else { break };
-            if !cheapest.is_better_than(&found.best) || solved.contains(&cheapest.point) {
+        let mut all: Vec<Found> = self.boundaries.iter().filter_map(start).collect();
+        let better = |a: usize, b: usize| if all[b].best.is_better_than(&all[a].best) { b } else { a };
+        let mut best = (0..all.len()).reduce(better)?;
+        while all.len() < SOLVED {
+            let own = std::iter::once(&all[best].best).chain(&all[best].others);
+            let Some(cheapest) = self.cheapest(&own.map(|choice| choice.runs.as_slice()).collect::<Vec<_>>())
+            else {
+                break;
+            };
+            let is_solved = all.iter().any(|found| found.best.point == cheapest.point);
+            if is_solved || !cheapest.is_better_than(&all[best].best) {
                 break;
             }
-            solved.push(cheapest.point);
-            match self.solve(cheapest.point, required) {
-                Some(next) if next.best.is_better_than(&found.best) => found = next,
-                _ => break,
+            let Some(next) = self.solve(cheapest.point, required) else { break };
+            let is_better = next.best.is_better_than(&all[best].best);
+            all.push(next);
+            if !is_better {
+                break;
             }
+            best = all.len() - 1;
         }
-        Some(found)
+        let found = all.swap_remove(best);
+        let elsewhere = all.iter().flat_map(Found::all).cloned().collect();
+        Some(Found { elsewhere, ..found })
     }
 
     /// A placement at a point; none if it does not fit.
@@ -211,7 +227,12 @@ impl<'a> Grid<'a> {
         let chosen = solution.choose(FEWER_DEVICES)?;
         let choice = |placement: &Placement| Choice::of(problem, runs(placement));
         let others = solution.best_by_stages.iter().flatten().filter(|other| other.stages != chosen.stages);
-        Some(Found { best: choice(chosen), others: others.map(choice).collect(), bound_us: solution.bound })
+        Some(Found {
+            best: choice(chosen),
+            others: others.map(choice).collect(),
+            bound_us: solution.bound,
+            elsewhere: Vec::new(),
+        })
     }
 }
 

@@ -127,6 +127,30 @@ pub struct PlannerInput<'a> {
     pub split: Option<&'a Split>,
 }
 
+impl PlannerInput<'_> {
+    /// Whether placements are tried in simulation: one is to be chosen, among several, for many sequences.
+    fn is_tried(&self) -> bool {
+        self.trials
+            && self.split.is_none()
+            && self.devices.len() > 1
+            && self.objective == Objective::Throughput
+            && self.limits.sequences > 1
+    }
+
+    /// Whether a placement keeps to the constraints; memory is another matter.
+    fn allows(&self, runs: &[Run]) -> bool {
+        let Constraints { pins, excluded, max_stages } = self.constraints;
+        let label = |run: &Run| &self.devices[run.device].label;
+        let holds = |pin: &Pin| {
+            let on = runs.iter().find(|run| run.segments.contains(&(pin.segment as usize)));
+            on.is_some_and(|run| *label(run) == pin.device)
+        };
+        max_stages.is_none_or(|most| runs.len() <= most as usize)
+            && pins.iter().all(holds)
+            && !runs.iter().any(|run| excluded.contains(label(run)))
+    }
+}
+
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum PlanError {
@@ -218,27 +242,23 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let proved = grid.start().prove(&runs);
             proved.map_err(|shortages| no_fit(input, context, shortages))?;
             let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
-            Found { bound_us: best.score_us(), best, others: Vec::new() }
+            Found { bound_us: best.score_us(), best, others: Vec::new(), elsewhere: Vec::new() }
         }
         None => grid.search(&[]).ok_or_else(|| nothing_fits(&grid))?,
     };
-    let is_tried = input.trials
-        && input.split.is_none()
-        && input.devices.len() > 1
-        && input.objective == Objective::Throughput
-        && input.limits.sequences > 1;
-    let Some((best, trial)) = is_tried.then(|| trial::best(&grid, &found)).flatten() else {
+    let Some((best, trial)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
     };
-    let Found { best: predicted, mut others, bound_us } = found;
-    if best.runs != predicted.runs {
-        others.push(predicted);
+    let mut found = found;
+    let predicted = std::mem::replace(&mut found.best, best);
+    if found.best.runs != predicted.runs {
+        found.others.push(predicted);
     }
-    Ok(assemble(&grid, &Found { best, others, bound_us }, Some(trial)))
+    Ok(assemble(&grid, &found, Some(trial)))
 }
 
-/// The plan that a rule without a search makes, for comparison: with the micro-batches that suit it best, and without an
-/// explanation. None if it does not fit.
+/// The plan that a rule without a search makes, for comparison: with the micro-batches and credits that suit it best, chosen
+/// as a plan's are, and without an explanation. None if it does not fit.
 ///
 /// # Errors
 /// As [`plan`], except that what does not fit is no error.
@@ -249,7 +269,9 @@ pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>
         None => fitting_context(input)?,
     };
     let grid = Grid::new(input, context);
-    Ok(grid.baseline(rule).map(|choice| assemble_choice(&grid, &choice, Explanation::default(), Vec::new())))
+    let tuned = |choice| if input.is_tried() { trial::tuned(&grid, choice) } else { choice };
+    let choice = grid.baseline(rule).map(tuned);
+    Ok(choice.map(|choice| assemble_choice(&grid, &choice, Explanation::default(), Vec::new())))
 }
 
 /// The longest context that fits, up to the model's own: a multiple of the cache's block, or the model's context itself.
@@ -471,7 +493,6 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         route: problem.link(pair[0].device, pair[1].device).route,
         predicted: predicted(times),
     };
-    let stages = u32::try_from(chosen.runs.len()).unwrap_or(u32::MAX);
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
@@ -487,8 +508,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         chunk: chosen.point.chunk,
         decode_rows: chosen.pace.decode_rows,
         decode_groups: chosen.point.groups,
-        // As many as keep every stage at work, with one more on its way: see `grid` for why it is never another number.
-        credits: chosen.point.groups.max(stages).saturating_add(1),
+        credits: chosen.credits,
         slots: input.limits.slots,
         kv: input.limits.kv,
         activations: input.limits.activations,

@@ -61,6 +61,10 @@ pub(super) struct Evaluation {
     pub score_us: f64,
     /// Time per request if prompts and decode steps never overlap.
     pub apart_us: f64,
+    /// By what points of the grid are compared: the score. Where plans are tried in simulation it is no less than
+    /// `apart_us`, which is near to what the simulator finds: the score has what is busy overlap perfectly, and so takes many
+    /// small decode micro-batches for cheap.
+    pub expected_us: f64,
     /// Tokens per second in decode.
     pub decode_tokens_per_s: f64,
     /// Tokens per second in prefill, pipeline full.
@@ -270,13 +274,13 @@ impl<'a> Problem<'a> {
         let busy = stages.iter().chain(&crossings).chain(&shared).map(|times| pace.busy_us(times));
         let costs = pace.costs(&sum);
         let slowest_chunk_us = slowest(|t| t.chunk_us);
+        let busy = busy.fold(0.0, f64::max);
+        let score_us = pace.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
+        let apart_us = pace.apart_us(&sum, stages.iter().chain(&crossings).copied());
         Evaluation {
-            score_us: pace.score().of(&Costs {
-                busy: busy.fold(0.0, f64::max),
-                chunk: slowest_chunk_us,
-                ..costs
-            }),
-            apart_us: pace.apart_us(&sum, stages.iter().chain(&crossings).copied()),
+            score_us,
+            apart_us,
+            expected_us: if self.input.is_tried() { score_us.max(apart_us) } else { score_us },
             decode_tokens_per_s: f64::from(pace.sequences) / round_us * 1e6,
             prefill_tokens_per_s: f64::from(pace.full_chunk_rows()) / slowest(|t| t.full_chunk_us) * 1e6,
             first_token_us: pace.first_token_us(&sum, slowest_chunk_us),

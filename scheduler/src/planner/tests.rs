@@ -1,6 +1,7 @@
 //! Tests of the planner: against exhaustive search on small random instances, on memory, and on what it says.
 
 mod grid;
+mod trial;
 
 use super::*;
 use crate::cost::{Figure, FigureSource, LinkFacts, MicroBatch, segment_time_us};

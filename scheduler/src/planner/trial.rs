@@ -2,22 +2,38 @@
 //! planned for. The cost model knows stages and crossings; how micro-batches of prompts and of decode steps get in each other's
 //! way, only the scheduler's own code knows.
 //!
+//! Each placement is tried at the point of the grid that the cost model expects to suit it best. Those that come near the best
+//! are tuned: neighbouring points are tried, then fewer credits, as long as that serves more.
+//!
 //! This module must not know how placements are found.
 
 use super::baselines::Baseline;
 use super::grid::{Choice, Found, Grid};
+use super::pace::Point;
 use super::problem::Run;
 use super::{PlannerInput, assemble_choice};
 use crate::plan::Explanation;
 use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
 use rayon::prelude::*;
 
-/// Most placements that are tried.
-const TRIALS: usize = 16;
-/// Rounds of all sequences that a trial takes at most; of long pipelines fewer, so that requests times stages stay below
-/// [`WORK`].
-const ROUNDS: u32 = 4;
-const WORK: u32 = 512;
+/// Most placements that are tried at a time.
+const TRIALS: usize = 12;
+/// Most of them that are tuned: the best, as long as they come this near to the very best.
+const TUNED: usize = 2;
+const NEAR: f64 = 0.15;
+/// Of what was tuned, all that comes this near to the best is tried again for longer.
+const FINAL: f64 = 0.05;
+/// A point at which the cost model expects a placement to take longer by more than this is not tried.
+const HOPELESS: f64 = 0.05;
+/// Points that are solved because what is best in simulation is there and the search was not; none with more devices than the
+/// solver is quick for.
+const MORE_SOLVED: usize = 2;
+const MOST_DEVICES: usize = 12;
+/// Rounds of all sequences that a trial takes at most, and the last one of a placement; of long pipelines fewer, so that
+/// requests times stages stay below [`WORK`] for each round.
+const ROUNDS: u32 = 2;
+const FINAL_ROUNDS: u32 = 4;
+const WORK: u32 = 128;
 
 /// Rates within this share of each other are the same.
 const SAME: f64 = 1e-3;
@@ -33,28 +49,87 @@ pub(super) struct Trial {
     pub requests_per_s: f64,
 }
 
-/// The placement that serves most requests a second in simulation; of equal ones the one with the fewest devices, then the one
-/// that the cost model likes best. Nothing if none can be simulated.
+/// A choice and the requests a second that it serves in simulation.
+type Tried = (f64, Choice);
+
+/// The placement that serves most requests a second in simulation; of equal ones one with the fewest devices. Nothing if none
+/// can be simulated.
 pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
-    let mut choices: Vec<Choice> = std::iter::once(&found.best).chain(&found.others).cloned().collect();
-    choices.extend(Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)));
+    let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
+    let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
+    let mut placements: Vec<Vec<Run>> = Vec::new();
+    let mut tried = tried(grid, rules.iter(), &mut placements);
+    tried.extend(self::tried(grid, found.all(), &mut placements));
+    for _ in 0..MORE_SOLVED {
+        let point = best_of(&tried)?.1.point;
+        if solved.contains(&point) || grid.input.devices.len() > MOST_DEVICES {
+            break;
+        }
+        solved.push(point);
+        let Some(found) = grid.solve(point, &[]) else { break };
+        tried.extend(self::tried(grid, found.all(), &mut placements));
+    }
+    let near = best_of(&tried)?.0 * (1.0 - FINAL);
+    let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
+    let last = last.filter_map(|(_, choice)| Some((requests_per_s(grid, &choice, FINAL_ROUNDS)?, choice)));
+    let (requests_per_s, choice) = best_of(&last.collect::<Vec<_>>())?.clone();
+    Some((choice, Trial { placements: placements.len(), requests_per_s }))
+}
+
+fn best_of(tried: &[Tried]) -> Option<&Tried> {
+    let most = tried.iter().map(|(rate, _)| *rate).reduce(f64::max)?;
+    let near = tried.iter().filter(|(rate, _)| *rate >= most * (1.0 - SAME));
+    near.min_by_key(|(_, choice)| choice.runs.len())
+}
+
+/// Tries those of the placements that are new, and their likes with evened cuts, and tunes the best of them. They are added to
+/// `placements`.
+fn tried<'a>(
+    grid: &Grid<'_>,
+    choices: impl Iterator<Item = &'a Choice>,
+    placements: &mut Vec<Vec<Run>>,
+) -> Vec<Tried> {
+    let different = different(grid, choices, placements);
+    placements.extend(different.iter().map(|choice| choice.runs.clone()));
+    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
+    let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
+    // Stable: of equal ones the one that was expected to be better comes first.
+    tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+    let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
+    tried.retain(|(rate, _)| *rate >= near);
+    tried.truncate(TUNED);
+    tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
+}
+
+/// The point and the credits that let a placement serve most, as far as is tried.
+pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
+    match requests_per_s(grid, &choice, ROUNDS) {
+        Some(rate) => tuned_further(grid, (rate, choice)).1,
+        None => choice,
+    }
+}
+
+/// Placements that differ from each other and from those before, each where it is expected to be best, the best first.
+fn different<'a>(
+    grid: &Grid<'_>,
+    choices: impl Iterator<Item = &'a Choice>,
+    before: &[Vec<Run>],
+) -> Vec<Choice> {
+    // Rules know no constraints.
+    let allowed = choices.filter(|choice| grid.input.allows(&choice.runs));
+    let mut choices: Vec<Choice> = allowed.filter_map(|choice| grid.cheapest(&[&choice.runs])).collect();
     let evened: Vec<Choice> = choices.iter().map(|choice| evened(grid, choice)).collect();
     choices.extend(evened);
-    choices.sort_by(|a, b| a.score_us().total_cmp(&b.score_us()));
+    choices.sort_by(|a, b| a.evaluation.expected_us.total_cmp(&b.evaluation.expected_us));
     let mut different: Vec<Choice> = Vec::new();
     for choice in choices {
-        if different.iter().all(|other| other.runs != choice.runs) {
+        let is_new = |runs: &Vec<Run>| *runs != choice.runs;
+        if before.iter().chain(different.iter().map(|other| &other.runs)).all(is_new) {
             different.push(choice);
         }
     }
     different.truncate(TRIALS);
-    let tried = |choice: Choice| Some((requests_per_s(grid, &choice)?, choice));
-    let tried: Vec<(f64, Choice)> = different.into_par_iter().filter_map(tried).collect();
-    let most = tried.iter().map(|(rate, _)| *rate).reduce(f64::max)?;
-    let trial = Trial { placements: tried.len(), requests_per_s: most };
-    let near = tried.into_iter().filter(|(rate, _)| *rate >= most * (1.0 - SAME));
-    let (_, choice) = near.min_by_key(|(_, choice)| choice.runs.len())?;
-    Some((choice, trial))
+    different
 }
 
 /// The placement with its cuts moved as long as that makes a request shorter if prompts and decode steps never overlap. Where
@@ -64,6 +139,7 @@ fn evened(grid: &Grid<'_>, choice: &Choice) -> Choice {
     for by in MOVES {
         while let Some(better) = moved(&best, by)
             .into_iter()
+            .filter(|runs| grid.input.allows(runs))
             .filter_map(|runs| grid.priced(best.point, runs))
             .find(|moved| moved.evaluation.apart_us < best.evaluation.apart_us * (1.0 - SAME))
         {
@@ -90,11 +166,60 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     all
 }
 
-fn requests_per_s(grid: &Grid<'_>, choice: &Choice) -> Option<f64> {
+/// Neighbouring points, then fewer credits, as long as more requests are served.
+fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
+    let (mut best, mut seen) = (tried, Vec::new());
+    loop {
+        seen.push(best.1.point);
+        let points: Vec<Point> =
+            neighbours(grid, best.1.point).filter(|point| !seen.contains(point)).collect();
+        seen.extend(&points);
+        let hopeless_us = best.1.evaluation.expected_us * (1.0 + HOPELESS);
+        let around = points.into_iter().filter_map(|point| grid.priced(point, best.1.runs.clone()));
+        match most_of(grid, &best, around.filter(|choice| choice.evaluation.expected_us < hopeless_us)) {
+            Some(better) => best = better,
+            None => break,
+        }
+    }
+    loop {
+        let fewest = best.1.point.groups + 1;
+        let credits = fewest + best.1.credits.saturating_sub(fewest) / 2;
+        let fewer = (credits < best.1.credits).then(|| Choice { credits, ..best.1.clone() });
+        match most_of(grid, &best, fewer) {
+            Some(better) => best = better,
+            None => return best,
+        }
+    }
+}
+
+/// The one that serves most, if it serves more than what is best so far.
+fn most_of(grid: &Grid<'_>, best: &Tried, choices: impl IntoIterator<Item = Choice>) -> Option<Tried> {
+    let choices: Vec<Choice> = choices.into_iter().collect();
+    let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
+    let tried: Vec<Tried> = choices.into_par_iter().filter_map(tried).collect();
+    let better = tried.into_iter().filter(|(rate, _)| *rate > best.0 * (1.0 + SAME));
+    better.max_by(|(a, _), (b, _)| a.total_cmp(b))
+}
+
+/// The points that differ from one in the number of groups or in the chunk, by one step.
+fn neighbours(grid: &Grid<'_>, of: Point) -> impl Iterator<Item = Point> {
+    let next_to = |of_point: fn(&Point) -> u32| {
+        let here = of_point(&of);
+        let others = || grid.points().map(|point| of_point(&point));
+        (others().filter(|&other| other < here).max(), others().filter(|&other| other > here).min())
+    };
+    let groups = next_to(|point| point.groups);
+    let chunks = next_to(|point| point.chunk);
+    let of_groups = [groups.0, groups.1].into_iter().flatten().map(move |groups| Point { groups, ..of });
+    let of_chunks = [chunks.0, chunks.1].into_iter().flatten().map(move |chunk| Point { chunk, ..of });
+    of_groups.chain(of_chunks)
+}
+
+fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> {
     let input: &PlannerInput<'_> = grid.input;
     let sequences = input.limits.sequences;
     let stages = u32::try_from(choice.runs.len()).unwrap_or(u32::MAX);
-    let rounds = (WORK / sequences.saturating_mul(stages).max(1)).clamp(1, ROUNDS);
+    let rounds = (WORK * rounds / sequences.saturating_mul(stages).max(1)).clamp(1, rounds);
     let tokens = |count: f64| Lengths::Fixed((count.round() as u32).max(1));
     let load = DrawnLoad {
         requests: sequences.checked_mul(rounds)?,

@@ -1,0 +1,102 @@
+//! What comes of trying placements in simulation.
+
+use super::*;
+use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+
+fn tried(world: &World) -> PlannerInput<'_> {
+    PlannerInput { trials: true, ..world.input() }
+}
+
+/// Requests a second of a plan under the load that it is made for, two rounds of all sequences.
+fn served(world: &World, plan: &Plan) -> f64 {
+    let (prompt, generated) = (world.workload.prompt_tokens, world.workload.generated_tokens);
+    let scale = (512.0 / f64::from(prompt + generated)).min(1.0);
+    let tokens = |count: u32| Lengths::Fixed(((f64::from(count) * scale).round() as u32).max(1));
+    let load = DrawnLoad {
+        requests: 2 * world.limits.sequences,
+        arrivals: Arrivals::Closed { at_once: world.limits.sequences },
+        prompt_tokens: tokens(prompt),
+        new_tokens: tokens(generated),
+        seed: 1,
+    };
+    let load = load.draw().expect("a load");
+    let (facts, links) = (&world.devices, &world.links);
+    let spec = SimSpec::of_plan(plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
+    let report = simulate(&spec).expect("simulated");
+    SimSummary::new(&spec, report).requests_per_s
+}
+
+#[test]
+fn what_is_tried_serves_no_less_than_what_is_predicted_best_and_than_rules() {
+    let (mut worlds, mut better) = (0, 0);
+    for seed in 0..60 {
+        let mut world = random_world(seed);
+        world.limits.sequences = world.limits.sequences.max(2);
+        let Ok(predicted) = world.plan() else { continue };
+        let chosen = plan(&tried(&world)).expect("it fits");
+        worlds += 1;
+        let rate = served(&world, &chosen);
+        let untried = served(&world, &predicted);
+        assert!(rate >= untried * 0.99, "seed {seed}: {rate} after trials, {untried} before");
+        better += usize::from(rate > untried * 1.02);
+        for rule in Baseline::ALL {
+            let Some(plan) = baseline(&tried(&world), rule).expect("no error") else { continue };
+            let of_rule = served(&world, &plan);
+            assert!(rate >= of_rule * 0.99, "seed {seed}: {rate} for {of_rule} of {rule}");
+            let untuned = baseline(&world.input(), rule).expect("no error").expect("it fits");
+            let untuned = served(&world, &untuned);
+            assert!(of_rule >= untuned * 0.99, "seed {seed}: {rule} with {of_rule}, untuned {untuned}");
+        }
+    }
+    assert!(worlds > 30 && better > 5, "{better} of {worlds} are better for having been tried");
+}
+
+/// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score has the two overlap, and
+/// so takes three small micro-batches for better than two.
+#[test]
+fn fewer_decode_groups_are_found_where_prompts_and_decode_wait_for_different_devices() {
+    let with = |label: &str, bandwidth: f64, flops: f64| {
+        let mut device = device(label, 1 << 40, 1.0);
+        (device.bandwidth_bytes_per_s.value, device.fast_flops_per_s.value) = (bandwidth, flops);
+        device
+    };
+    let devices = vec![with("a:0", 10e9, 1e13), with("b:0", 1e11, 86e9), with("c:0", 1e10, 1e13)];
+    let mut world = World::new(model(24, 16 * MIB, 16 * MIB), devices);
+    world.limits.sequences = 8;
+    for (segment, device) in [(0, "a:0"), (16, "a:0"), (17, "b:0"), (20, "b:0"), (21, "c:0"), (25, "c:0")] {
+        world.constraints.pins.push(Pin { segment, device: device.into() });
+    }
+    let predicted = world.plan().expect("it fits");
+    let chosen = plan(&tried(&world)).expect("it fits");
+    assert_eq!(chosen.split(), predicted.split());
+    assert_eq!((predicted.decode_groups, chosen.decode_groups), (3, 2));
+    assert!(chosen.credits <= predicted.credits, "{} credits", chosen.credits);
+    let rates = [&predicted, &chosen].map(|plan| served(&world, plan));
+    assert!(rates[1] > rates[0] * 1.08, "{rates:?}");
+}
+
+#[test]
+fn what_is_tried_keeps_to_the_constraints() {
+    let devices = [1.0, 3.0, 0.5].into_iter().enumerate();
+    let devices: Vec<_> = devices.map(|(at, speed)| device(&format!("cpu:{at}"), 150 * MIB, speed)).collect();
+    let free = World::new(model(12, 8 * MIB, 8 * MIB), devices);
+    let label_of = |plan: &Plan, segment: usize| {
+        let stage = plan.stages.iter().find(|stage| stage.segments.range().contains(&segment));
+        stage.map(|stage| stage.device.clone())
+    };
+    for segment in [0, 3, 7, 13] {
+        for device in ["cpu:0", "cpu:1", "cpu:2"] {
+            let mut world = free.clone();
+            world.constraints.pins = vec![Pin { segment, device: device.into() }];
+            let plan = plan(&tried(&world)).expect("it fits");
+            assert_eq!(label_of(&plan, segment as usize).as_deref(), Some(device), "{:?}", plan.split());
+        }
+    }
+    let mut world = free.clone();
+    world.constraints.excluded = vec!["cpu:1".into()];
+    let without = plan(&tried(&world)).expect("it fits");
+    assert!(without.stages.iter().all(|stage| stage.device != "cpu:1"), "{:?}", without.split());
+    let mut world = free;
+    world.constraints.max_stages = Some(1);
+    assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
+}
