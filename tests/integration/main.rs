@@ -15,6 +15,7 @@ mod fleets;
 mod golden;
 mod gpus;
 mod hip;
+mod losses;
 mod measured;
 mod memory;
 mod pictures;

@@ -154,7 +154,7 @@ impl OpenClDevice {
 
     #[cfg(test)]
     pub(crate) fn lose(&self, error: Error) {
-        self.common.note(&error);
+        self.common.told(error);
     }
 
     /// Forgets programs, after the driver has.
@@ -169,11 +169,6 @@ impl OpenClDevice {
             tracing::debug!(%error, "the queue was not finished");
         }
         programs.for_each(drop);
-    }
-
-    /// Passes an error on, and ends all queues if it is a loss.
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.common.note(error))
     }
 }
 
@@ -220,7 +215,7 @@ impl Device for OpenClDevice {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.noted(buffer)?);
+        self.buffers.insert(id, self.common.noted(buffer)?);
         Ok(())
     }
 
@@ -235,7 +230,7 @@ impl Device for OpenClDevice {
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.common.check()?;
         let entries = self.context.programs().entries(&self.context, &self.found, module);
-        self.modules.insert(id, self.noted(entries)?);
+        self.modules.insert(id, self.common.noted(entries)?);
         Ok(())
     }
 
@@ -263,7 +258,7 @@ impl Device for OpenClDevice {
         self.common.check()?;
         self.forget_programs(|known, _| *known == id);
         let steps = self.steps(commands);
-        let mut steps = self.noted(steps)?;
+        let mut steps = self.common.noted(steps)?;
         if let Some(functions) = self.found.command_buffers {
             steps = recorded(functions, self.feeder.lane(QueueKind::Compute).queue().api(), steps);
         }
@@ -279,7 +274,7 @@ impl Device for OpenClDevice {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
+        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
     }
 
     fn pool_stats(&self) -> PoolStats {

@@ -5,81 +5,24 @@
 
 mod support;
 
-use ragtag_hal::{
-    Access, AdapterKind, Backend, Binding, BufferId, Checked, Command, Device, DeviceId, Dispatch, EntryAbi,
-    Error, Limits, Module, ModuleId, QueueKind, TextEntry, Work,
-};
+use ragtag_hal::{AdapterKind, KernelLanguage};
 use support::*;
 
-/// Writes a word far outside its binding, whatever the ABI says.
-static STRAY: EntryAbi = EntryAbi {
-    name: "stray",
-    bindings: &[Access::Write],
-    constants: 1,
-    extents: |_, extents| extents[0] = 4,
-};
+const TEXT: &str = "__kernel void stray(__global uint *out, uint far) {
+    *(__global uint *)((size_t)out + ((size_t)far << 20)) = 1u;
+}";
 
 #[test]
 fn a_kernel_that_goes_astray_loses_the_device() {
     let backend = backend();
-    let own_memory = |kind| kind == AdapterKind::Discrete;
-    let adapters: Vec<_> =
-        adapters(&backend).into_iter().filter(|adapter| own_memory(adapter.kind)).collect();
+    let mut adapters = adapters(&backend);
+    adapters.retain(|adapter| adapter.kind == AdapterKind::Discrete);
     if adapters.is_empty() {
         println!("skipped: a device with memory of its own");
     }
     for adapter in adapters {
-        let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
-        let text = "__kernel void stray(__global uint *out, uint far) {
-            *(__global uint *)((size_t)out + ((size_t)far << 20)) = 1u;
-        }";
-        let source = support::text(vec![TextEntry { text: text.into(), function: function("stray") }]);
-        let module = Module { name: "stray".into(), entries: vec![&STRAY], source };
-        bench.device.create_module(ModuleId(1), &module).unwrap();
-        let bindings = vec![Binding { range: buffer_range(0, 0, WORDS), access: Access::Write }];
-        let stray = Dispatch {
-            module: ModuleId(1),
-            entry: 0,
-            bindings,
-            constants: vec![0x7000_0000],
-            grid: [1, 1, 1],
-        };
-        let point = bench.commands(QueueKind::Compute, vec![Command::Dispatch(stray)], &[]);
-        let first = bench.outcome(point);
-        println!("{}: {first:?}", adapter.label());
-        assert!(first.is_some(), "{}", adapter.label());
-        // The next calls find out that it is for good, if the first did not say so.
-        let mut said = None;
-        for _ in 0..10 {
-            said = match bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]) {
-                Ok(point) => bench.outcome(point),
-                Err(error) => Some(error),
-            };
-            if matches!(said, Some(Error::Lost { .. })) {
-                break;
-            }
-        }
-        println!("{}: {said:?}", adapter.label());
-        let lost = matches!(said.as_ref().map(Error::root), Some(Error::Lost { .. }));
-        assert!(lost, "{}: {said:?}", adapter.label());
-        let refused = bench.device.create_buffer(BufferId(50), 4096);
-        assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
-        in_time("closing a lost device", move || drop(bench));
-
-        // Some drivers are good for nothing in this process from now on, and say so.
-        let anew = support::backend().open(&[(adapter.clone(), DeviceId(0))], &Limits::default());
-        match anew {
-            Ok(mut devices) => {
-                let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));
-                let fill = Command::Fill { to: buffer_range(0, 0, WORDS), word: 4 };
-                let filled = bench.commands(QueueKind::Compute, vec![fill], &[]);
-                bench.wait(filled);
-                same(&bench.words(0), &vec![4; WORDS], "a device opened anew");
-            }
-            Err(error) => {
-                println!("{}: not opened anew: {error}", adapter.label());
-                assert!(matches!(error, Error::Lost { .. }), "{error:?}");
-            }
-        }
+        let anew = support::backend();
+        let lost = goes_astray([&backend, &anew], &adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
+        assert!(lost, "{}", adapter.label());
     }
 }

@@ -164,11 +164,6 @@ impl<D: Driver> StreamDevice<D> {
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
-
-    /// Passes an error on, and ends all queues if it is a loss.
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.common.note(error))
-    }
 }
 
 fn unknown(what: impl std::fmt::Display) -> Error {
@@ -186,7 +181,7 @@ impl<D: Driver> Device for StreamDevice<D> {
 
     fn memory(&self) -> Result<Vec<Memory>> {
         self.common.check()?;
-        self.noted(self.memory.heap()).map(|heap| vec![heap])
+        self.common.noted(self.memory.heap()).map(|heap| vec![heap])
     }
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
@@ -209,7 +204,7 @@ impl<D: Driver> Device for StreamDevice<D> {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.noted(buffer)?);
+        self.buffers.insert(id, self.common.noted(buffer)?);
         Ok(())
     }
 
@@ -224,7 +219,7 @@ impl<D: Driver> Device for StreamDevice<D> {
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.common.check()?;
         let entries = entries(self.driver.as_ref(), &self.adapter, module);
-        self.modules.insert(id, self.noted(entries)?);
+        self.modules.insert(id, self.common.noted(entries)?);
         Ok(())
     }
 
@@ -250,7 +245,7 @@ impl<D: Driver> Device for StreamDevice<D> {
         self.common.check()?;
         self.programs.remove(&id);
         let steps = self.steps(commands)?;
-        let steps = self.noted(recorded(self.driver.as_ref(), &self.capture, steps))?;
+        let steps = self.common.noted(recorded(self.driver.as_ref(), &self.capture, steps))?;
         self.programs.insert(id, Arc::new(Script::new(steps)));
         Ok(())
     }
@@ -263,7 +258,7 @@ impl<D: Driver> Device for StreamDevice<D> {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
+        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
     }
 
     fn pool_stats(&self) -> PoolStats {

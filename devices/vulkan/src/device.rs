@@ -165,12 +165,7 @@ impl VulkanDevice {
 
     #[cfg(test)]
     pub(crate) fn lose(&self, error: Error) {
-        self.common.note(&error);
-    }
-
-    /// Passes an error on, and ends all queues if it is a loss.
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.common.note(error))
+        self.common.told(error);
     }
 }
 
@@ -246,7 +241,7 @@ impl Device for VulkanDevice {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.noted(buffer)?);
+        self.buffers.insert(id, self.common.noted(buffer)?);
         Ok(())
     }
 
@@ -261,7 +256,7 @@ impl Device for VulkanDevice {
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.check()?;
         let entries = self.compiled.entries(module);
-        self.modules.insert(id, self.noted(entries)?);
+        self.modules.insert(id, self.common.noted(entries)?);
         Ok(())
     }
 
@@ -273,7 +268,7 @@ impl Device for VulkanDevice {
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         self.check()?;
         let registered = Registered::new(&self.logical, &self.found.types, region, self.import_regions);
-        self.regions.insert(id, Arc::new(self.noted(registered)?));
+        self.regions.insert(id, Arc::new(self.common.noted(registered)?));
         Ok(())
     }
 
@@ -288,7 +283,7 @@ impl Device for VulkanDevice {
         self.programs.remove(&id);
         let script = Script::new(self.steps(commands)?);
         let recording = script.recording(self.feeder.lane(QueueKind::Compute).queue().recorders());
-        self.noted(recording)?;
+        self.common.noted(recording)?;
         self.programs.insert(id, Arc::new(script));
         Ok(())
     }
@@ -301,7 +296,7 @@ impl Device for VulkanDevice {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
+        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
     }
 
     fn pool_stats(&self) -> PoolStats {

@@ -6,6 +6,7 @@
 //! This module must not know commands.
 
 use crate::api::{Logical, Memory, Part};
+use crate::error::allocation_failure;
 use crate::memory::MemoryTypes;
 use ragtag_hal::{Error, HostRegion, Result};
 use std::ops::Range;
@@ -27,7 +28,7 @@ impl Registered {
     /// Imports a region, or makes a shadow of it.
     ///
     /// # Errors
-    /// If the driver refuses both.
+    /// [`Error::OutOfMemory`] with sizes; whatever else has the driver refuse both.
     pub(crate) fn new(
         logical: &Arc<Logical>,
         types: &MemoryTypes,
@@ -45,7 +46,8 @@ impl Registered {
                 Err(error) => tracing::debug!(%error, bytes, "a region is not imported"),
             }
         }
-        let memory = Memory::new(logical, bytes, &types.host)?;
+        let memory = Memory::new(logical, bytes, &types.host);
+        let memory = memory.map_err(|error| allocation_failure(error, bytes, None))?;
         match memory.mapped() {
             Some(_) => Ok(Self { memory, region, shadow: true }),
             None => Err(Error::Unsupported { what: "memory that host and device see".into() }),

@@ -4,7 +4,7 @@
 //! [`MAX_BYTES`] together: whoever wants more waits until some come back. This module must not know commands or regions.
 
 use crate::gpu::{Failure, Gpu};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use wgpu::{Buffer, BufferDescriptor, BufferUsages, MapMode};
 
 /// Largest chunk. More is transferred in parts.
@@ -30,6 +30,15 @@ struct State {
     free: Vec<Buffer>,
 }
 
+impl State {
+    /// Whether there was a chunk that nobody uses; it is gone now.
+    fn give_one_up(&mut self) -> bool {
+        let one = self.free.pop();
+        self.bytes -= one.as_ref().map_or(0, Buffer::size);
+        one.is_some()
+    }
+}
+
 /// The chunks of one direction.
 pub(crate) struct Belt {
     gpu: Arc<Gpu>,
@@ -48,28 +57,41 @@ impl Belt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A chunk of at least so many bytes, at most [`CHUNK_BYTES`]; `None` if all are in use.
+    /// A chunk of at least so many bytes, at most [`CHUNK_BYTES`]; `None` if all are in use, or those that are take what memory
+    /// there is.
     ///
     /// # Errors
-    /// If there is no memory for another, or the device is lost.
+    /// If there is no memory for a single one, or the device is lost.
     pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Option<Chunk>, Failure> {
         let size = bytes.next_power_of_two().max(SMALLEST_BYTES);
-        let mut state = self.lock();
-        let fitting = (0..state.free.len()).filter(|&at| state.free[at].size() >= size);
-        if let Some(at) = fitting.min_by_key(|&at| state.free[at].size()) {
-            let buffer = state.free.swap_remove(at);
-            return Ok(Some(Chunk { buffer, belt: Arc::clone(self), kept: false }));
+        let chunk = |buffer| Some(Chunk { buffer, belt: Arc::downgrade(self), kept: false });
+        loop {
+            let mut state = self.lock();
+            let fitting = (0..state.free.len()).filter(|&at| state.free[at].size() >= size);
+            if let Some(at) = fitting.min_by_key(|&at| state.free[at].size()) {
+                return Ok(chunk(state.free.swap_remove(at)));
+            }
+            while state.bytes + size > MAX_BYTES {
+                if !state.give_one_up() {
+                    return Ok(None);
+                }
+            }
+            state.bytes += size;
+            drop(state);
+            let failure = match self.gpu.guarded(|| self.make(size)) {
+                Ok(buffer) => return Ok(chunk(buffer)),
+                Err(failure) => failure,
+            };
+            let mut state = self.lock();
+            state.bytes -= size;
+            match failure {
+                // That makes room, perhaps.
+                Failure::OutOfMemory { .. } if state.give_one_up() => {}
+                // They come back.
+                Failure::OutOfMemory { .. } if state.bytes > 0 => return Ok(None),
+                failure => return Err(failure.wanting(size)),
+            }
         }
-        while state.bytes + size > MAX_BYTES {
-            let Some(small) = state.free.pop() else { return Ok(None) };
-            state.bytes -= small.size();
-        }
-        state.bytes += size;
-        drop(state);
-        let made = self.gpu.guarded(|| self.make(size));
-        made.map(|buffer| Some(Chunk { buffer, belt: Arc::clone(self), kept: false })).inspect_err(|_| {
-            self.lock().bytes -= size;
-        })
     }
 
     fn make(&self, size: u64) -> Buffer {
@@ -99,7 +121,8 @@ impl Belt {
 /// A chunk in use. Dropped, it is given up; [`Chunk::put_back`] keeps it.
 pub(crate) struct Chunk {
     buffer: Buffer,
-    belt: Arc<Belt>,
+    /// wgpu may have the chunk until its device goes, which the belt keeps.
+    belt: Weak<Belt>,
     kept: bool,
 }
 
@@ -159,13 +182,14 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        let mut state = self.belt.lock();
+        let Some(belt) = self.belt.upgrade() else { return };
+        let mut state = belt.lock();
         if self.kept {
             state.free.push(self.buffer.clone());
         } else {
             state.bytes -= self.buffer.size();
         }
         drop(state);
-        self.belt.returned.notify_all();
+        belt.returned.notify_all();
     }
 }

@@ -6,7 +6,7 @@
 //! This module must not know how a queue or wgpu works.
 
 use crate::encoder::Encoder;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, heard};
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
 use crate::program::{Entry, Programs};
@@ -190,11 +190,6 @@ impl WgpuDevice {
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
-
-    /// Passes an error on, and ends all queues if it is a loss.
-    fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.inspect_err(|error| self.common.note(error))
-    }
 }
 
 /// Ends all timelines when wgpu says that the device is lost.
@@ -205,11 +200,11 @@ fn tell_loss(gpu: &Arc<Gpu>, common: &Arc<Common>) {
         let Some(gpu) = theirs.upgrade() else { return };
         let cause = match reason {
             DeviceLostReason::Destroyed => "it was destroyed".into(),
-            DeviceLostReason::Unknown => message,
+            DeviceLostReason::Unknown => heard(&message),
         };
         gpu.lose(cause.clone());
         if let Some(common) = common.upgrade() {
-            common.note(&Error::Lost { cause });
+            common.told(Error::Lost { cause });
         }
     });
 }
@@ -228,6 +223,7 @@ impl Device for WgpuDevice {
     }
 
     fn memory(&self) -> Result<Vec<Memory>> {
+        self.common.check()?;
         Ok(vec![self.memory.heap()])
     }
 
@@ -251,7 +247,7 @@ impl Device for WgpuDevice {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.noted(buffer)?);
+        self.buffers.insert(id, self.common.noted(buffer)?);
         Ok(())
     }
 
@@ -266,7 +262,7 @@ impl Device for WgpuDevice {
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.common.check()?;
         let entries = self.compiled.entries(&self.gpu, &self.found, module);
-        self.modules.insert(id, self.noted(entries)?);
+        self.modules.insert(id, self.common.noted(entries)?);
         Ok(())
     }
 
@@ -291,7 +287,7 @@ impl Device for WgpuDevice {
         self.common.check()?;
         self.programs.remove(&id);
         let steps = self.steps(commands);
-        let steps = self.noted(steps)?;
+        let steps = self.common.noted(steps)?;
         self.programs.insert(id, Arc::new(Script::new(steps)));
         Ok(())
     }
@@ -304,7 +300,7 @@ impl Device for WgpuDevice {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).inspect_err(|error| self.feeder.lane(queue).fail(error.clone()))
+        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
     }
 
     fn pool_stats(&self) -> PoolStats {

@@ -181,9 +181,7 @@ impl Encoder {
         let mut stamps = None;
         if let Some(mut encoder) = encoder {
             stamps = begun.map(|begun| begun.end(&mut encoder));
-            let gpu = &self.gpu;
-            let index = gpu.guarded(|| gpu.queue.submit([encoder.finish()]))?;
-            self.last = Some(index);
+            self.last = Some(self.gpu.submit(encoder)?);
         }
         up.into_iter().for_each(Chunk::put_back_later);
         let readbacks = down.into_iter().map(Descent::start).collect();

@@ -6,12 +6,13 @@
 
 use ragtag_hal::Error;
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::OnceLock;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use wgpu::{ErrorFilter, PollError, PollType, SubmissionIndex};
+use wgpu::{CommandEncoder, ErrorFilter, PollError, PollType, SubmissionIndex};
 
 /// How long one wait lasts before the loss of the device is looked for: some drivers never end the wait. Longer than any
 /// submission takes: where a wait runs out while another thread sees the end of the same submission, wgpu 30 panics.
@@ -20,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What went wrong in wgpu.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Too little memory.
-    OutOfMemory,
+    /// Too little memory, for so many bytes where whoever asked says so.
+    OutOfMemory { wanted: u64 },
     /// wgpu refuses, or a limit of it was reached: its words.
     Refused(String),
     /// The device is gone: why.
@@ -29,10 +30,18 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// With the bytes that were wanted, if it was memory that there was too little of.
+    pub(crate) fn wanting(self, wanted: u64) -> Self {
+        match self {
+            Failure::OutOfMemory { .. } => Failure::OutOfMemory { wanted },
+            other => other,
+        }
+    }
+
     /// As an error of this call.
     pub(crate) fn of(self, call: &str) -> Error {
         match self {
-            Failure::OutOfMemory => Error::OutOfMemory { wanted: 0, free: None },
+            Failure::OutOfMemory { wanted } => Error::OutOfMemory { wanted, free: None },
             Failure::Refused(why) => Error::invalid(format!("{call}: {why}")),
             Failure::Lost(cause) => Error::Lost { cause },
         }
@@ -42,12 +51,31 @@ impl Failure {
 impl From<wgpu::Error> for Failure {
     fn from(error: wgpu::Error) -> Self {
         match error {
-            wgpu::Error::OutOfMemory { .. } => Failure::OutOfMemory,
+            wgpu::Error::OutOfMemory { .. } => Failure::OutOfMemory { wanted: 0 },
             wgpu::Error::Validation { description, .. } | wgpu::Error::Internal { description, .. } => {
                 Failure::Refused(description)
             }
         }
     }
+}
+
+thread_local! {
+    /// The call of wgpu's that this thread is in. Whoever listens for a loss hears of it within the call that found it out, and
+    /// is not told which that was.
+    static CALL: Cell<&'static str> = const { Cell::new("wgpu") };
+}
+
+/// Makes a call of this name, which must not panic.
+fn named<T>(call: &'static str, make: impl FnOnce() -> T) -> T {
+    let before = CALL.replace(call);
+    let value = make();
+    CALL.set(before);
+    value
+}
+
+/// What is said with the name of the call in which it was heard.
+pub(crate) fn heard(words: &str) -> String {
+    format!("{}: {words}", CALL.get())
 }
 
 /// wgpu's device and its queue.
@@ -81,6 +109,14 @@ impl Gpu {
         }
     }
 
+    /// Submits commands.
+    ///
+    /// # Errors
+    /// If wgpu refuses them, or the device is lost.
+    pub(crate) fn submit(&self, encoder: CommandEncoder) -> Result<SubmissionIndex, Failure> {
+        named("Queue::submit", || self.guarded(|| self.queue.submit([encoder.finish()])))
+    }
+
     /// Notes that the device is gone.
     pub(crate) fn lose(&self, cause: String) -> Failure {
         Failure::Lost(self.lost.get_or_init(|| cause).clone())
@@ -101,7 +137,7 @@ impl Gpu {
             self.check()?;
             let poll = PollType::Wait { submission_index: Some(submission.clone()), timeout: Some(PATIENCE) };
             // wgpu panics where the driver says that the device is lost.
-            match catch_unwind(AssertUnwindSafe(|| self.device.poll(poll))) {
+            match named("Device::poll", || catch_unwind(AssertUnwindSafe(|| self.device.poll(poll)))) {
                 Ok(Ok(_)) => return Ok(()),
                 Ok(Err(PollError::Timeout)) => {}
                 Ok(Err(error)) => return Err(self.lose(error.to_string())),

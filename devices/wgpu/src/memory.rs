@@ -91,7 +91,7 @@ impl DeviceMemory {
             let made = gpu.guarded(|| gpu.device.create_buffer(&descriptor));
             made.map(|wgpu| Buffer { wgpu }).map_err(|failure| match failure {
                 // Whatever was said to be free was not enough.
-                Failure::OutOfMemory => {
+                Failure::OutOfMemory { .. } => {
                     Error::OutOfMemory { wanted: bytes, free: free.filter(|&free| free < bytes) }
                 }
                 other => other.of("a buffer"),

@@ -4,7 +4,7 @@
 
 mod support;
 
-use ragtag_hal::{Device, DeviceId, Limits, Module, ModuleId, ModuleSource, QueueKind};
+use ragtag_hal::{Device, DeviceId, Limits, Module, ModuleId, ModuleSource};
 use ragtag_wgpu::{CacheCounters, WgpuBackend, WgpuConfig};
 use std::fs;
 use std::path::Path;
@@ -28,16 +28,6 @@ fn two_programs() -> Module {
 
 fn counters(compiled: u64, loaded: u64, reused: u64) -> CacheCounters {
     CacheCounters { compiled, loaded, reused }
-}
-
-/// Runs the kernel of module 0, which a cache may have spoilt.
-fn works(bench: &mut Bench) {
-    bench.fill_region(|at| at);
-    let (from, to) = (buffer_range(0, 0, WORDS), buffer_range(1, 0, WORDS));
-    let ran = bench.commands(QueueKind::Compute, vec![upload(0), scale(from, to, 3)], &[]);
-    bench.wait(ran);
-    let wanted: Vec<u32> = (0..WORDS as u32).map(|at| 3 * at + 1).collect();
-    same(&bench.words(1), &wanted, bench.device.adapter().label());
 }
 
 fn files(folder: &Path) -> Vec<std::path::PathBuf> {
@@ -66,7 +56,7 @@ fn what_was_compiled_once_is_not_compiled_again() {
         } else {
             assert_eq!(second.counters(), counters(0, 2, 2), "{}", adapter.label());
         }
-        works(&mut bench);
+        bench.works();
     }
 }
 
@@ -91,7 +81,7 @@ fn damaged_and_foreign_files_are_replaced() {
                 let backend = backend_with(folder.path());
                 let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
                 assert_eq!(backend.counters(), wanted, "{}", adapter.label());
-                works(&mut bench);
+                bench.works();
             }
         }
     }
@@ -111,5 +101,5 @@ fn twins_are_two_devices() {
     let mut benches: Vec<Bench> =
         devices.into_iter().map(|device| Bench::new(ragtag_hal::Checked::new(device))).collect();
     assert_eq!(backend.counters(), counters(2, 0, 0), "each compiles for itself");
-    benches.iter_mut().for_each(works);
+    benches.iter_mut().for_each(Bench::works);
 }

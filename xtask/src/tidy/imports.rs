@@ -64,6 +64,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hip-shim", &["ragtag-hip"]),
     ("hip-on-opencl", &["ragtag-hip", "hip-shim"]),
     ("hip-on-cuda", &["ragtag-hip", "hip-shim"]),
+    // What tests of backends have in common: a device, with the stand-ins that make it fail.
+    ("device-bench", &["ragtag-hal", "test-drivers"]),
+    // A layer over Vulkan's drivers, for tests.
+    ("vulkan-faults", &[]),
     // Writes made-up models, kernels for devices by their features, translated as a backend does, and schemas.
     ("xtask", &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-scheduler", "ragtag-synth"]),
 ];
@@ -77,9 +81,10 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["test-drivers"]),
     // Points between two APIs need a second API.
-    ("ragtag-opencl", &["ragtag-cpu"]),
+    ("ragtag-opencl", &["ragtag-cpu", "device-bench"]),
     ("ragtag-cuda", &["ragtag-cpu"]),
-    ("ragtag-vulkan", &["ragtag-cpu"]),
+    ("ragtag-vulkan", &["ragtag-cpu", "device-bench", "test-drivers"]),
+    ("ragtag-wgpu", &["device-bench", "test-drivers"]),
     // The suite is tested on the one device that is everywhere.
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.

@@ -148,7 +148,7 @@ impl<Q: DriverQueue> Shared<Q> {
             self.alarm.release();
             moved = true;
             if let Err(error) = feed_one(lane, &mut order, task, readiness) {
-                lane.note(&error);
+                let error = lane.told(error);
                 lane.doom(&mut order, error);
             }
         }

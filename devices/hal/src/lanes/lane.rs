@@ -110,12 +110,29 @@ impl Common {
         &self.timelines
     }
 
-    /// Looks at an error: a loss is the end of all lanes.
-    pub fn note(&self, error: &Error) {
-        if matches!(error, Error::Lost { .. }) && self.lost.set(error.clone()).is_ok() {
-            tracing::warn!(%error, "{} is lost", self.timelines[0].id().device);
-            self.timelines.iter().for_each(|timeline| timeline.fail(error.clone()));
+    /// What is to be said of an error: a loss is the end of all lanes, and is told as the first was.
+    pub fn told(&self, error: Error) -> Error {
+        if !matches!(error, Error::Lost { .. }) {
+            return error;
         }
+        let mut first = false;
+        let lost = self.lost.get_or_init(|| {
+            first = true;
+            error
+        });
+        if first {
+            tracing::warn!(error = %lost, "{} is lost", self.timelines[0].id().device);
+            self.timelines.iter().for_each(|timeline| timeline.fail(lost.clone()));
+        }
+        lost.clone()
+    }
+
+    /// What is to be said of what a call came to.
+    ///
+    /// # Errors
+    /// The call's, as [`told`](Self::told).
+    pub fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.told(error))
     }
 
     /// # Errors
@@ -295,15 +312,16 @@ impl<Q: DriverQueue> Lane<Q> {
         send(order, Flight::Doomed(error));
     }
 
-    /// Ends the timeline, and all of them if the device is lost.
-    pub fn fail(&self, error: Error) {
-        self.note(&error);
-        self.timeline.fail(error);
+    /// Ends the timeline, and all of them if the device is lost. Returns what is to be said of that.
+    pub fn fail(&self, error: Error) -> Error {
+        let error = self.told(error);
+        self.timeline.fail(error.clone());
+        error
     }
 
-    /// Looks at an error: a loss is the end of all lanes.
-    pub fn note(&self, error: &Error) {
-        self.common.note(error);
+    /// What is to be said of an error: a loss is the end of all lanes, and is told as the first was.
+    pub fn told(&self, error: Error) -> Error {
+        self.common.told(error)
     }
 
     /// Makes the host's copies, for which nothing has to be waited.
@@ -398,7 +416,7 @@ impl<Q: DriverQueue> Watched<Q> {
             None => script.reserve(),
         });
         // Whatever came of that: the driver has it until its event says otherwise.
-        let ended = self.queue.wait(&ends.last).inspect_err(|error| self.common.note(error));
+        let ended = self.common.noted(self.queue.wait(&ends.last));
         reserved?;
         ended?;
         let mut times_ns = self.queue.times_ns(&ends);

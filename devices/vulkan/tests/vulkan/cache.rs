@@ -26,16 +26,6 @@ fn counters(compiled: u64, loaded: u64, reused: u64) -> CacheCounters {
     CacheCounters { compiled, loaded, reused }
 }
 
-/// Runs the kernel of module 0, which a cache may have spoilt.
-fn works(bench: &mut Bench) {
-    bench.fill_region(|at| at);
-    let (from, to) = (buffer_range(0, 0, WORDS), buffer_range(1, 0, WORDS));
-    let ran = bench.commands(ragtag_hal::QueueKind::Compute, vec![upload(0), scale(from, to, 3)], &[]);
-    bench.wait(ran);
-    let wanted: Vec<u32> = (0..WORDS as u32).map(|at| 3 * at + 1).collect();
-    same(&bench.words(1), &wanted, bench.device.adapter().label());
-}
-
 #[test]
 fn what_was_compiled_once_is_not_compiled_again() {
     for adapter in adapters(&backend()) {
@@ -57,7 +47,7 @@ fn what_was_compiled_once_is_not_compiled_again() {
         let mut bench = Bench::new(open(&second, &adapter, 0, &Limits::default()));
         bench.device.create_module(ModuleId(1), &two_programs()).unwrap();
         assert_eq!(second.counters(), counters(0, 2, 2), "{}", adapter.label());
-        works(&mut bench);
+        bench.works();
         drop(bench);
         no_objections(&first);
         no_objections(&second);
@@ -80,11 +70,11 @@ fn damaged_and_foreign_files_are_replaced() {
             let backend = backend_with(folder.path());
             let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
             assert_eq!(backend.counters(), counters(1, 0, 0), "{}", adapter.label());
-            works(&mut bench);
+            bench.works();
             let backend = backend_with(folder.path());
             let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
             assert_eq!(backend.counters(), counters(0, 1, 0), "{}: it was replaced", adapter.label());
-            works(&mut bench);
+            bench.works();
         }
     }
 }
@@ -109,7 +99,7 @@ fn twins_take_programs_from_each_other() {
     let mut benches: Vec<_> =
         devices.into_iter().map(|one| Bench::new(ragtag_hal::Checked::new(one))).collect();
     assert_eq!(backend.counters(), counters(1, 0, 1), "what the first compiled the second takes");
-    benches.iter_mut().for_each(works);
+    benches.iter_mut().for_each(Bench::works);
 }
 
 #[test]
@@ -119,7 +109,7 @@ fn without_a_folder_everything_works() {
             let backend = backend();
             let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
             assert_eq!(backend.counters(), counters(1, 0, 0), "{}", adapter.label());
-            works(&mut bench);
+            bench.works();
         }
     }
 }

@@ -8,5 +8,6 @@
 mod cache;
 mod devices;
 mod drivers;
+mod faults;
 mod points;
 mod support;

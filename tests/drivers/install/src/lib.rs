@@ -1,12 +1,17 @@
-//! Tests in processes of their own that find a stand-in where they would find AMD's driver.
+//! Tests in processes of their own that find a stand-in where they would find AMD's driver, or a layer over Vulkan's.
 //!
 //! The loader reads where to look when a process starts, and a library is loaded once in a process: so a test starts its
-//! binary again for itself alone, with a folder in front of the loader's path in which the stand-in has the driver's name.
-//! The stand-in is built by cargo when the first test wants it.
+//! binary again for itself alone. Before a stand-in for a driver it puts a folder in front of the loader's path in which the
+//! stand-in has the driver's name; Vulkan's loader is told of the layer by variables ([`with_vulkan_faults`]). Both are built by
+//! cargo when the first test wants them.
 //!
 //! This crate is for tests alone and must not know what they test.
 
 #![allow(clippy::print_stdout)] // a skip is visible
+
+mod vulkan;
+
+pub use vulkan::{LostAt, VulkanFaults, with_vulkan_faults};
 
 use std::env;
 use std::ffi::OsString;
@@ -29,6 +34,22 @@ const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 /// If the stand-in cannot be built, or the test fails there.
 #[track_caller]
 pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
+    let prepare = || {
+        let path = library_path(hip_on_opencl()).into_string().expect("a path in UTF-8");
+        vec![("LD_LIBRARY_PATH".into(), path)]
+    };
+    in_own_process(test, variables, prepare, body);
+}
+
+/// Runs the body of a test in a process of its own: this one, if it was started for that. That has these variables, and those
+/// that come of what has to be prepared.
+#[track_caller]
+fn in_own_process(
+    test: &str,
+    variables: &[(&str, &str)],
+    prepare: impl FnOnce() -> Vec<(String, String)>,
+    body: impl FnOnce(),
+) {
     if env::var(INSIDE).is_ok_and(|inside| inside == test) {
         return body();
     }
@@ -36,13 +57,13 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
         println!("skipped: the loader is told where to look on Linux alone");
         return;
     }
-    let folder = hip_on_opencl();
+    let prepared = prepare();
     let cache = tempfile::tempdir().expect("a folder for compiled programs");
     let output = Command::new(env::current_exe().expect("a program knows its file"))
         .args(["--exact", test, "--nocapture"])
         .env(INSIDE, test)
-        .env("LD_LIBRARY_PATH", library_path(folder))
         .env("RAGTAG_CACHE_DIR", cache.path())
+        .envs(prepared)
         .envs(variables.iter().copied())
         .output()
         .expect("a test starts its own binary");
@@ -80,12 +101,20 @@ pub fn library_path(folder: &Path) -> OsString {
     env::join_paths(all).expect("folders without a colon")
 }
 
+/// Where cargo puts what it builds as this binary was built.
+fn output() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let exe = env::current_exe().expect("a program knows its file");
+        // target/<profile>/deps/<test>
+        let deps = exe.parent().expect("a file is in a folder");
+        if deps.ends_with("deps") { deps.parent().unwrap_or(deps).into() } else { deps.into() }
+    })
+}
+
 /// Builds a stand-in as the tests are built, and gives it the driver's names.
 fn installed(package: &str) -> PathBuf {
-    let exe = env::current_exe().expect("a program knows its file");
-    // target/<profile>/deps/<test>
-    let deps = exe.parent().expect("a file is in a folder");
-    let output = if deps.ends_with("deps") { deps.parent().unwrap_or(deps) } else { deps };
+    let output = output();
     build(package, output);
     let library = output.join(format!("lib{}.so", package.replace('-', "_")));
     assert!(library.is_file(), "cargo built no {}", library.display());

@@ -1,0 +1,227 @@
+//! An opened device with what tests of backends need around it: a kernel in its language, buffers, a region of the host, ids and
+//! points allotted in turn, a limit on waiting.
+//!
+//! | file | subject |
+//! | --- | --- |
+//! | `text.rs` | the kernel, in the languages of GPUs |
+//! | `stray.rs` | a kernel that writes where nothing is |
+//! | `faults.rs` | what becomes of a device that is lost, or has no memory left |
+//!
+//! This crate is for tests alone and must not know any backend. What breaks its promises fails the test that asks.
+
+#![allow(clippy::print_stdout)] // what tests say is for their readers
+
+pub mod faults;
+mod stray;
+mod text;
+
+pub use stray::goes_astray;
+pub use text::{SCALE, function, module_of, scale_text};
+
+use ragtag_hal::{
+    Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
+    Error, HostRegion, Limits, ModuleId, Point, ProgramId, QueueKind, RegionId, Submission, Timeline, Work,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long any one point may take.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Words of the buffers that [`Bench`] has.
+pub const WORDS: usize = 4096;
+/// Work items in a group of the tests' kernels.
+pub(crate) const GROUP: u32 = 64;
+
+/// Opens a device.
+#[track_caller]
+pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) -> Checked {
+    let mut devices = backend.open(&[(adapter.clone(), DeviceId(id))], limits).unwrap();
+    Checked::new(devices.swap_remove(0))
+}
+
+/// Some words of a buffer.
+pub fn buffer_range(buffer: u32, first: usize, words: usize) -> BufferRange {
+    BufferRange { buffer: BufferId(buffer), offset: first as u64 * 4, bytes: words as u64 * 4 }
+}
+
+/// All words of a buffer of [`Bench`].
+pub fn all(buffer: u32) -> BufferRange {
+    buffer_range(buffer, 0, WORDS)
+}
+
+/// A launch of [`SCALE`] of a module.
+pub fn scale_of(module: u32, from: BufferRange, to: BufferRange, factor: u32) -> Command {
+    let words = (to.bytes / 4) as u32;
+    let bindings =
+        vec![Binding { range: from, access: Access::Read }, Binding { range: to, access: Access::Write }];
+    let grid = [words.div_ceil(GROUP), 1, 1];
+    let constants = vec![factor, words];
+    Command::Dispatch(Dispatch { module: ModuleId(module), entry: 0, bindings, constants, grid })
+}
+
+/// A launch of [`SCALE`] of module 0.
+pub fn scale(from: BufferRange, to: BufferRange, factor: u32) -> Command {
+    scale_of(0, from, to, factor)
+}
+
+/// The region's words to a buffer.
+pub fn upload(buffer: u32) -> Command {
+    Command::Upload { region: RegionId(0), offset: 0, to: all(buffer) }
+}
+
+/// A buffer's words to the region.
+pub fn download(buffer: u32) -> Command {
+    Command::Download { from: all(buffer), region: RegionId(0), offset: 0 }
+}
+
+/// A device with [`SCALE`] as module 0, if it takes a language that this is written in, buffers 0 to 3 of [`WORDS`] words, and
+/// region 0 for one of them.
+pub struct Bench {
+    /// The device.
+    pub device: Checked,
+    /// Its region.
+    pub region: Arc<HostRegion>,
+    next: [u64; 3],
+}
+
+impl Bench {
+    /// Makes all that on a device.
+    #[track_caller]
+    pub fn new(mut device: Checked) -> Self {
+        let languages = device.adapter().caps.languages.clone();
+        let module = languages
+            .into_iter()
+            .find_map(|language| Some(module_of(language, scale_text(language)?, function("scale"))));
+        if let Some(module) = module {
+            device.create_module(ModuleId(0), &module).unwrap();
+        }
+        let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
+        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
+        for id in 0..4 {
+            device.create_buffer(BufferId(id), WORDS as u64 * 4).unwrap();
+        }
+        Bench { device, region, next: [0; 3] }
+    }
+
+    /// The next point of a queue.
+    pub fn point(&mut self, queue: QueueKind) -> Point {
+        self.next[queue.index()] += 1;
+        self.device.timeline(queue).id().at(self.next[queue.index()])
+    }
+
+    /// Submits, with the queue's next point.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn try_submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Result<Point, Error> {
+        let signal = self.point(queue);
+        self.device.submit(Submission { queue, work, waits: waits.to_vec(), signal }).map(|()| signal)
+    }
+
+    /// Submits what the device takes.
+    #[track_caller]
+    pub fn submit(&mut self, queue: QueueKind, work: Work, waits: &[Point]) -> Point {
+        self.try_submit(queue, work, waits).unwrap()
+    }
+
+    /// Submits commands.
+    #[track_caller]
+    pub fn commands(&mut self, queue: QueueKind, commands: Vec<Command>, waits: &[Point]) -> Point {
+        self.submit(queue, Work::Commands(commands), waits)
+    }
+
+    /// Submits a program.
+    #[track_caller]
+    pub fn program(&mut self, id: u32, waits: &[Point]) -> Point {
+        self.submit(QueueKind::Compute, Work::Program(ProgramId(id)), waits)
+    }
+
+    /// A queue's timeline.
+    pub fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        self.device.timeline(queue)
+    }
+
+    /// Waits for a point that has to pass.
+    #[track_caller]
+    pub fn wait(&self, point: Point) {
+        assert_eq!(self.outcome(point), None, "{point}");
+    }
+
+    /// What a point failed with.
+    #[track_caller]
+    pub fn outcome(&self, point: Point) -> Option<Error> {
+        match self.timeline(point.timeline.queue).wait(point.value, Some(PATIENCE)) {
+            Ok(true) => None,
+            Ok(false) => panic!("{point} takes too long"),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// What commands fail with, at once or later.
+    #[track_caller]
+    pub fn failure(&mut self, queue: QueueKind, commands: Vec<Command>) -> Option<Error> {
+        match self.try_submit(queue, Work::Commands(commands), &[]) {
+            Ok(point) => self.outcome(point),
+            Err(error) => Some(error),
+        }
+    }
+
+    /// Fills the region with words that are told by their places.
+    #[track_caller]
+    pub fn fill_region(&self, word: impl Fn(u32) -> u32) {
+        let mut region = self.region.write(0..WORDS * 4).unwrap();
+        for (at, bytes) in (0..).zip(region.as_chunks_mut::<4>().0) {
+            *bytes = word(at).to_ne_bytes();
+        }
+    }
+
+    /// The words of the region.
+    #[track_caller]
+    pub fn region_words(&self) -> Vec<u32> {
+        let region = self.region.read(0..WORDS * 4).unwrap();
+        region.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect()
+    }
+
+    /// The words of a buffer, by way of the region.
+    #[track_caller]
+    pub fn words(&mut self, buffer: u32) -> Vec<u32> {
+        self.fill_region(|_| 0xe7e7_e7e7);
+        let point = self.commands(QueueKind::Download, vec![download(buffer)], &[]);
+        self.wait(point);
+        self.region_words()
+    }
+
+    /// Fails unless module 0 computes what it should, from the region and back to it.
+    #[track_caller]
+    pub fn works(&mut self) {
+        self.fill_region(|at| at);
+        let up = self.commands(QueueKind::Upload, vec![upload(0)], &[]);
+        let ran = self.commands(QueueKind::Compute, vec![scale(all(0), all(1), 3)], &[up]);
+        self.wait(ran);
+        let wanted: Vec<_> = (0..WORDS as u32).map(|at| 3 * at + 1).collect();
+        same(&self.words(1), &wanted, self.device.adapter().label());
+    }
+}
+
+/// Fails unless words are as wanted, and says where they first differ.
+#[track_caller]
+pub fn same(words: &[u32], wanted: &[u32], what: impl std::fmt::Display) {
+    assert_eq!(words.len(), wanted.len(), "{what}");
+    if let Some(at) = words.iter().zip(wanted).position(|(word, wanted)| word != wanted) {
+        panic!("{what}: word {at} is {:#x} instead of {:#x}", words[at], wanted[at]);
+    }
+}
+
+/// Runs something that may hang, and fails instead.
+#[track_caller]
+pub fn in_time<T: Send + 'static>(what: &str, run: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, finished) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let result = run();
+        // The receiver is gone only if time ran out.
+        let _ = done.send(());
+        result
+    });
+    assert!(finished.recv_timeout(PATIENCE).is_ok(), "{what} hangs");
+    thread.join().unwrap()
+}

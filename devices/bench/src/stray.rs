@@ -1,0 +1,64 @@
+//! A device that is really lost: by a kernel that writes where nothing is.
+
+use crate::{Bench, all, function, in_time, open, same, upload};
+use ragtag_hal::{
+    Access, Adapter, Backend, Binding, BufferId, Checked, Command, Device, DeviceId, Dispatch, EntryAbi,
+    Error, KernelLanguage, Limits, Module, ModuleId, QueueKind,
+};
+
+/// Writes a word far outside its binding, whatever the ABI says.
+static STRAY: EntryAbi = EntryAbi {
+    name: "stray",
+    bindings: &[Access::Write],
+    constants: 1,
+    extents: |_, extents| extents[0] = 4,
+};
+
+/// Loses a device by a kernel in its language, `stray`, that writes as far away as its constant says, and returns whether it did:
+/// devices may keep kernels inside of their bindings. `again` is another backend, in which the device is opened anew if its
+/// driver still can.
+#[track_caller]
+pub fn goes_astray(
+    [backend, again]: [&dyn Backend; 2],
+    adapter: &Adapter,
+    (language, text): (KernelLanguage, &str),
+    far: u32,
+) -> bool {
+    let label = adapter.label();
+    let mut bench = Bench::new(open(backend, adapter, 0, &Limits::default()));
+    let module = crate::module_of(language, text.into(), function("stray"));
+    bench.device.create_module(ModuleId(1), &Module { entries: vec![&STRAY], ..module }).unwrap();
+    let bindings = vec![Binding { range: all(0), access: Access::Write }];
+    let stray = Dispatch { module: ModuleId(1), entry: 0, bindings, constants: vec![far], grid: [1, 1, 1] };
+    let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
+    println!("{label}: {first:?}");
+    if first.is_none() {
+        return false;
+    }
+    // The next calls find out that it is for good, if the first did not say so.
+    let said = (0..10).find_map(|_| {
+        let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
+        matches!(said.root(), Error::Lost { .. }).then_some(said)
+    });
+    println!("{label}: {said:?}");
+    assert!(said.is_some(), "{label} does not say that it is lost");
+    let refused = bench.device.create_buffer(BufferId(50), 4096);
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    in_time("closing a lost device", move || drop(bench));
+
+    // Some drivers are good for nothing in this process from now on, and say so.
+    match again.open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
+        Ok(mut devices) => {
+            let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));
+            let fill = Command::Fill { to: all(0), word: 4 };
+            let filled = bench.commands(QueueKind::Compute, vec![fill], &[]);
+            bench.wait(filled);
+            same(&bench.words(0), &vec![4; crate::WORDS], "a device opened anew");
+        }
+        Err(error) => {
+            println!("{label}: not opened anew: {error}");
+            assert!(matches!(error, Error::Lost { .. }), "{error:?}");
+        }
+    }
+    true
+}

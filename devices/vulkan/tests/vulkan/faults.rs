@@ -1,0 +1,65 @@
+//! Devices that are lost, and that have no memory, on every driver: a layer between it and the loader makes them so.
+
+use crate::support::*;
+use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
+use ragtag_hal::{Device, HostRegion, Limits, RegionId};
+use ragtag_vulkan::{VulkanBackend, VulkanConfig};
+use std::sync::Arc;
+use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+
+/// What is left of a device's memory.
+const ROOM: u64 = 4 << 20;
+
+/// Loses each device in turn, with regions that are imported and with shadows of them.
+fn loses_each(faults: &VulkanFaults, at: LostAt, call: &str) {
+    for import_regions in [true, false] {
+        let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
+        for adapter in adapters(&backend) {
+            loses_one_of_two(faults, &backend, &adapter, at, &[call, "code -4"]);
+        }
+        no_objections(&backend);
+    }
+}
+
+#[test]
+fn a_lost_submission_ends_its_device_and_no_other() {
+    with_vulkan_faults("faults::a_lost_submission_ends_its_device_and_no_other", &[], |faults| {
+        loses_each(faults, LostAt::Submit, "vkQueueSubmit");
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
+    with_vulkan_faults("faults::a_device_that_is_lost_while_it_works_ends_and_no_other", &[], |faults| {
+        loses_each(faults, LostAt::Wait, "vkWaitSemaphores");
+    });
+}
+
+#[test]
+fn memory_that_is_refused_is_told_with_sizes() {
+    with_vulkan_faults("faults::memory_that_is_refused_is_told_with_sizes", &[], |faults| {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            runs_out_of_memory(faults, &backend, &adapter, ROOM);
+        }
+        no_objections(&backend);
+    });
+}
+
+/// Whether they are imported or have shadows.
+#[test]
+fn regions_that_there_is_no_memory_for_are_told_with_sizes() {
+    with_vulkan_faults("faults::regions_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            let number = faults.opened();
+            let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
+            faults.limit(number, faults.held(number) + ROOM);
+            let region = |bytes: u64| Arc::new(HostRegion::new(bytes as usize).unwrap());
+            no_memory(bench.device.register_region(RegionId(1), region(2 * ROOM)), 2 * ROOM);
+            bench.device.register_region(RegionId(1), region(ROOM / 2)).unwrap();
+            bench.works();
+        }
+        no_objections(&backend);
+    });
+}

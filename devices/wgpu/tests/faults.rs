@@ -1,0 +1,82 @@
+//! Devices that are lost, and that have no memory, behind every driver of Vulkan: a layer between it and the loader makes them so.
+//! What wgpu does about that is the same for Metal and Direct3D 12.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+mod support;
+
+use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
+use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, Limits, QueueKind, RegionId};
+use std::sync::Arc;
+use support::*;
+use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+
+/// wgpu as it shows Vulkan's devices alone.
+const VULKAN: &[(&str, &str)] = &[("WGPU_BACKEND", "vulkan")];
+
+/// Loses each device in turn. wgpu tells of which of its own calls it heard that.
+fn loses_each(faults: &VulkanFaults, at: LostAt, call: &str) {
+    let backend = backend();
+    for adapter in adapters(&backend) {
+        loses_one_of_two(faults, &backend, &adapter, at, &[call, "lost"]);
+    }
+}
+
+#[test]
+fn a_lost_submission_ends_its_device_and_no_other() {
+    with_vulkan_faults("a_lost_submission_ends_its_device_and_no_other", VULKAN, |faults| {
+        loses_each(faults, LostAt::Submit, "Queue::submit");
+    });
+}
+
+#[test]
+fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
+    with_vulkan_faults("a_device_that_is_lost_while_it_works_ends_and_no_other", VULKAN, |faults| {
+        loses_each(faults, LostAt::Wait, "Device::poll");
+    });
+}
+
+#[test]
+fn memory_that_is_refused_is_told_with_sizes() {
+    with_vulkan_faults("memory_that_is_refused_is_told_with_sizes", VULKAN, |faults| {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            // wgpu takes memory in blocks of up to 64 MiB.
+            runs_out_of_memory(faults, &backend, &adapter, 128 << 20);
+        }
+    });
+}
+
+/// With less memory for what is on its way between host and device than they would take, they wait for each other; with none,
+/// that is told with the size of what there was no room for, and other queues go on.
+#[test]
+fn transfers_make_do_with_the_memory_that_there_is() {
+    const BYTES: usize = 40 << 20;
+    const CHUNK: u64 = 4 << 20;
+    with_vulkan_faults("transfers_make_do_with_the_memory_that_there_is", VULKAN, |faults| {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            let number = faults.opened();
+            let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
+            let region = Arc::new(HostRegion::new(BYTES).unwrap());
+            bench.device.register_region(RegionId(1), Arc::clone(&region)).unwrap();
+            bench.device.create_buffer(BufferId(10), BYTES as u64).unwrap();
+            let there = BufferRange { buffer: BufferId(10), offset: 0, bytes: BYTES as u64 };
+            let up = vec![Command::Upload { region: RegionId(1), offset: 0, to: there }];
+            let down = vec![Command::Download { from: there, region: RegionId(1), offset: 0 }];
+            let held = faults.held(number);
+            faults.limit(number, held + 3 * CHUNK);
+            let byte = |at: usize| (at as u32).wrapping_mul(0x9e37_79b9).to_le_bytes()[at % 4];
+            region.write(0..BYTES).unwrap().iter_mut().enumerate().for_each(|(at, to)| *to = byte(at));
+            assert_eq!(bench.failure(QueueKind::Upload, up), None, "{}", adapter.label());
+            region.write(0..BYTES).unwrap().fill(0xe7);
+
+            faults.limit(number, held);
+            let failed = bench.failure(QueueKind::Download, down.clone());
+            println!("{}: {} bytes before, {} now: {failed:?}", adapter.label(), held, faults.held(number));
+            no_memory(failed.map_or(Ok(()), |error| Err(error.root().clone())), CHUNK);
+            let ran = bench.commands(QueueKind::Compute, vec![Command::Fill { to: all(0), word: 0 }], &[]);
+            bench.wait(ran);
+        }
+    });
+}

@@ -1,0 +1,269 @@
+//! The functions that the loader and the program call in the place of the next layer's.
+
+#![allow(clippy::missing_safety_doc)] // each asks for what Vulkan's specification says
+
+use crate::chain::{DeviceLink, INTERFACE_VERSION, InstanceLink, Negotiation, key, take};
+use crate::device::Device;
+use ash::vk;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+/// An instance, with where its functions come from.
+#[derive(Clone, Copy)]
+struct Instance {
+    raw: vk::Instance,
+    get_proc_addr: vk::PFN_vkGetInstanceProcAddr,
+}
+
+/// The instances. One that goes leaves its place to the next that has its name.
+fn instances() -> MutexGuard<'static, HashMap<usize, Instance>> {
+    static INSTANCES: LazyLock<Mutex<HashMap<usize, Instance>>> = LazyLock::new(Mutex::default);
+    INSTANCES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the loader begins.
+#[unsafe(export_name = "vkNegotiateLoaderLayerInterfaceVersion")]
+pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Result {
+    // SAFETY: the loader's own structure.
+    let Some(negotiation) = (unsafe { negotiation.as_mut() }) else {
+        return vk::Result::ERROR_INITIALIZATION_FAILED;
+    };
+    if negotiation.version < INTERFACE_VERSION {
+        return vk::Result::ERROR_INITIALIZATION_FAILED;
+    }
+    negotiation.version = INTERFACE_VERSION;
+    negotiation.get_instance_proc_addr = Some(get_instance_proc_addr);
+    negotiation.get_device_proc_addr = Some(get_device_proc_addr);
+    negotiation.get_physical_device_proc_addr = std::ptr::null();
+    vk::Result::SUCCESS
+}
+
+/// This layer's function of a name.
+fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
+    let function = match name.to_bytes() {
+        b"vkGetInstanceProcAddr" => get_instance_proc_addr as *const c_void,
+        b"vkGetDeviceProcAddr" => get_device_proc_addr as *const c_void,
+        b"vkCreateInstance" => create_instance as *const c_void,
+        b"vkCreateDevice" => create_device as *const c_void,
+        b"vkDestroyDevice" => destroy_device as *const c_void,
+        b"vkQueueSubmit" => queue_submit as *const c_void,
+        b"vkQueueSubmit2" | b"vkQueueSubmit2KHR" => queue_submit2 as *const c_void,
+        b"vkQueueWaitIdle" => queue_wait_idle as *const c_void,
+        b"vkDeviceWaitIdle" => device_wait_idle as *const c_void,
+        b"vkWaitSemaphores" | b"vkWaitSemaphoresKHR" => wait_semaphores as *const c_void,
+        b"vkWaitForFences" => wait_for_fences as *const c_void,
+        b"vkGetSemaphoreCounterValue" | b"vkGetSemaphoreCounterValueKHR" => counter_value as *const c_void,
+        b"vkAllocateMemory" => allocate_memory as *const c_void,
+        b"vkFreeMemory" => free_memory as *const c_void,
+        _ => return None,
+    };
+    // SAFETY: a function, whose parameters the caller knows by its name.
+    Some(unsafe { std::mem::transmute::<*const c_void, unsafe extern "system" fn()>(function) })
+}
+
+unsafe extern "system" fn get_instance_proc_addr(
+    instance: vk::Instance,
+    name: *const c_char,
+) -> vk::PFN_vkVoidFunction {
+    // SAFETY: a name that ends.
+    let own = own(unsafe { CStr::from_ptr(name) });
+    if instance == vk::Instance::null() {
+        return own;
+    }
+    // SAFETY: an instance of the loader's.
+    let known = instances().get(&unsafe { key(instance) }).copied();
+    // SAFETY: the next layer's own.
+    let next = known.and_then(|known| unsafe { (known.get_proc_addr)(instance, name) });
+    // What nobody else has, this layer has not either.
+    next.map(|next| own.unwrap_or(next))
+}
+
+unsafe extern "system" fn get_device_proc_addr(
+    device: vk::Device,
+    name: *const c_char,
+) -> vk::PFN_vkVoidFunction {
+    // SAFETY: a device of the loader's, and a name that ends.
+    let (known, own) = unsafe { (Device::of(device)?, own(CStr::from_ptr(name))) };
+    // SAFETY: the next layer's own.
+    let next = unsafe { (known.get_proc_addr)(device, name) };
+    next.map(|next| own.unwrap_or(next))
+}
+
+unsafe extern "system" fn create_instance(
+    info: *const vk::InstanceCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    instance: *mut vk::Instance,
+) -> vk::Result {
+    let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
+    let kind = vk::StructureType::LOADER_INSTANCE_CREATE_INFO;
+    // SAFETY: the loader's chain of structures.
+    let link = unsafe { take((*info).p_next, kind, |link: &InstanceLink| link.rest) };
+    let Some(InstanceLink { get_instance_proc_addr: get_proc_addr, .. }) = link else { return failed };
+    // SAFETY: the next layer's own.
+    let create = unsafe { get_proc_addr(vk::Instance::null(), c"vkCreateInstance".as_ptr()) };
+    let Some(create) = create else { return failed };
+    // SAFETY: the function has this name, and gets what this one got.
+    unsafe {
+        let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateInstance>(create);
+        let result = create(info, allocator, instance);
+        if result == vk::Result::SUCCESS {
+            instances().insert(key(*instance), Instance { raw: *instance, get_proc_addr });
+        }
+        result
+    }
+}
+
+unsafe extern "system" fn create_device(
+    physical: vk::PhysicalDevice,
+    info: *const vk::DeviceCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    device: *mut vk::Device,
+) -> vk::Result {
+    let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
+    let kind = vk::StructureType::LOADER_DEVICE_CREATE_INFO;
+    // SAFETY: the loader's chain of structures, and a physical device of its.
+    let (link, instance) = unsafe {
+        let link = take((*info).p_next, kind, |link: &DeviceLink| link.rest);
+        (link, instances().get(&key(physical)).copied())
+    };
+    let (Some(link), Some(instance)) = (link, instance) else { return failed };
+    // SAFETY: the next layer's own.
+    let create = unsafe { (link.get_instance_proc_addr)(instance.raw, c"vkCreateDevice".as_ptr()) };
+    let Some(create) = create else { return failed };
+    // SAFETY: the function has this name, and gets what this one got.
+    unsafe {
+        let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateDevice>(create);
+        let result = create(physical, info, allocator, device);
+        if result == vk::Result::SUCCESS {
+            Device::keep(*device, link.get_device_proc_addr);
+        }
+        result
+    }
+}
+
+unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const vk::AllocationCallbacks<'_>) {
+    if device == vk::Device::null() {
+        return;
+    }
+    // SAFETY: the caller's device, which it does not use any more.
+    unsafe {
+        if let Some(known) = Device::forget(device) {
+            (known.next.fp_v1_0().destroy_device)(device, allocator);
+        }
+    }
+}
+
+/// Makes a call of a device's, if it is known.
+///
+/// # Safety
+/// The handle is one that the loader gave.
+unsafe fn on(handle: impl vk::Handle, call: impl FnOnce(&Device) -> vk::Result) -> vk::Result {
+    // SAFETY: by the caller's promise.
+    let device = unsafe { Device::of(handle) };
+    device.map_or(vk::Result::ERROR_UNKNOWN, |device| call(&device))
+}
+
+unsafe extern "system" fn queue_submit(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::SubmitInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(queue, |device| device.submit(|next| (next.fp_v1_0().queue_submit)(queue, count, infos, fence)))
+    }
+}
+
+unsafe extern "system" fn queue_submit2(
+    queue: vk::Queue,
+    count: u32,
+    infos: *const vk::SubmitInfo2<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(queue, |device| device.submit(|next| (next.fp_v1_3().queue_submit2)(queue, count, infos, fence)))
+    }
+}
+
+unsafe extern "system" fn queue_wait_idle(queue: vk::Queue) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe { on(queue, |device| device.drain(|next| (next.fp_v1_0().queue_wait_idle)(queue))) }
+}
+
+unsafe extern "system" fn device_wait_idle(device: vk::Device) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe { on(device, |known| known.drain(|next| (next.fp_v1_0().device_wait_idle)(device))) }
+}
+
+unsafe extern "system" fn wait_semaphores(
+    device: vk::Device,
+    info: *const vk::SemaphoreWaitInfo<'_>,
+    timeout_ns: u64,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(device, |known| known.wait(|next| (next.fp_v1_2().wait_semaphores)(device, info, timeout_ns)))
+    }
+}
+
+unsafe extern "system" fn wait_for_fences(
+    device: vk::Device,
+    count: u32,
+    fences: *const vk::Fence,
+    all: vk::Bool32,
+    timeout_ns: u64,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(device, |known| {
+            known.wait(|next| (next.fp_v1_0().wait_for_fences)(device, count, fences, all, timeout_ns))
+        })
+    }
+}
+
+unsafe extern "system" fn counter_value(
+    device: vk::Device,
+    semaphore: vk::Semaphore,
+    value: *mut u64,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(device, |known| {
+            known.ask(|next| (next.fp_v1_2().get_semaphore_counter_value)(device, semaphore, value))
+        })
+    }
+}
+
+unsafe extern "system" fn allocate_memory(
+    device: vk::Device,
+    info: *const vk::MemoryAllocateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    memory: *mut vk::DeviceMemory,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        on(device, |known| {
+            known.allocate((*info).allocation_size, |next| {
+                let result = (next.fp_v1_0().allocate_memory)(device, info, allocator, memory);
+                result.result().map(|()| *memory)
+            })
+        })
+    }
+}
+
+unsafe extern "system" fn free_memory(
+    device: vk::Device,
+    memory: vk::DeviceMemory,
+    allocator: *const vk::AllocationCallbacks<'_>,
+) {
+    // SAFETY: what the caller promises the next layer.
+    unsafe {
+        if let Some(known) = Device::of(device) {
+            known.free(memory);
+            (known.next.fp_v1_0().free_memory)(device, memory, allocator);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Pipelines with devices that are really lost, in the midst of a run, as their driver says: through Vulkan and through wgpu. A
+//! layer over Vulkan's drivers has that happen.
+//!
+//! Without a Vulkan device the tests are skipped visibly; `RAGTAG_TEST_VULKAN_ADAPTERS` says that there must be some.
+
+use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
+use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Model, Prompt};
+use ragtag_hal::Error as DeviceError;
+use ragtag_kernels::NumericsClass;
+use ragtag_scheduler::Error as RunError;
+use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+/// Tokens of a run that nothing happens to.
+const TOKENS: u32 = 8;
+/// Tokens after which a device is lost.
+const BEFORE: usize = 5;
+
+fn model() -> Model {
+    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+}
+
+/// The labels of an API's devices, with a line if there are none.
+fn labels(backend: &str) -> Vec<String> {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let adapters = found.report().adapters().filter(|adapter| adapter.backend == backend);
+    let labels: Vec<_> = adapters.map(|adapter| adapter.label()).collect();
+    if labels.is_empty() {
+        assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of {backend}");
+        eprintln!("SKIPPED: no device of {backend}");
+    }
+    labels
+}
+
+fn tokens(engine: &Engine) -> Vec<u32> {
+    let prompt = &golden(MODEL).cases[0].prompt_ids;
+    let stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(TOKENS)).unwrap();
+    block_on(listen(stream)).unwrap().ids
+}
+
+/// Loses the device with this number after some tokens: those, and what the run ends with.
+fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
+    let prompt = &golden(MODEL).cases[0].prompt_ids;
+    let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
+    let mut ids = Vec::new();
+    loop {
+        if ids.len() == BEFORE {
+            faults.lose(number, at, 2);
+        }
+        match block_on(stream.next_event()) {
+            Ok(Event::Token { id, .. }) => ids.extend(id),
+            Ok(Event::Finished(summary)) => panic!("{summary:?}"),
+            Err(error) => return (ids, error),
+        }
+    }
+}
+
+/// The first or the second of two devices that have a stage each, with the processor between them, is lost in mid-run.
+fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
+    let model = model();
+    let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));
+    let setup = Setup { devices: &wanted, split: Some(&split), chunk: 32, ..Setup::default() };
+    let opened = faults.opened();
+    let engine = support::engine(&model, &setup);
+    let numbers = opened..faults.opened();
+    let expected = tokens(&engine);
+    let (said, error) = loses(&engine, faults, opened + lost as u32, at);
+    println!("{split}: {} tokens, then: {error}", said.len());
+    let (stage, device) = [(0, first), (2, last)][lost];
+    match &error {
+        Error::Run(RunError::Stage { stage: named, device: label, cause: DeviceError::Lost { .. } }) => {
+            assert_eq!((*named, label.as_str()), (stage, device), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(error.exit_code(), 1);
+    let most = said.len().min(expected.len());
+    assert!(most >= BEFORE && said[..most] == expected[..most], "{said:?} of {expected:?}");
+    engine.shutdown();
+    for number in numbers {
+        assert_eq!((faults.is_open(number), faults.held(number)), (false, 0), "{split}: {number} is closed");
+    }
+
+    // The process lives on, with the devices that are left.
+    let other = [last, first][lost];
+    let (wanted, rest) = (format!("{other},cpu:0"), format!("0-6={other},7-13=cpu:0"));
+    let left = Setup { devices: &wanted, split: Some(&rest), ..setup.clone() };
+    let golden = golden(MODEL);
+    let engine = support::engine(&model, &left);
+    let logits = block_on(engine.session().logits(&golden.cases[0].prompt_ids)).unwrap();
+    let error = relative_error(&logits, &golden.logits);
+    assert!(error <= NumericsClass::Exact.tolerance(), "{rest}: {error}");
+    engine.shutdown();
+}
+
+/// Of the first two devices of an API, one is lost.
+fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
+    match &labels(backend)[..] {
+        [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),
+        _ => eprintln!("SKIPPED: two devices of {backend}"),
+    }
+}
+
+#[test]
+fn a_vulkan_device_lost_in_mid_run_ends_it_and_the_others_go_on() {
+    within(600, || {
+        let test = "losses::a_vulkan_device_lost_in_mid_run_ends_it_and_the_others_go_on";
+        with_vulkan_faults(test, &[], |faults| one_is_lost(faults, "vulkan", 0, LostAt::Submit));
+    });
+}
+
+#[test]
+fn a_wgpu_device_lost_in_mid_run_ends_it_and_the_others_go_on() {
+    within(600, || {
+        let test = "losses::a_wgpu_device_lost_in_mid_run_ends_it_and_the_others_go_on";
+        with_vulkan_faults(test, &[], |faults| one_is_lost(faults, "wgpu", 1, LostAt::Wait));
+    });
+}
