@@ -14,7 +14,7 @@
 //! best of the rules in simulation is what the plan is held against. Micro-batches and credits are chosen for a rule's
 //! placement as they are for the planner's.
 
-#![allow(clippy::print_stdout)] // the table is what it is for
+#![allow(clippy::print_stdout, clippy::print_stderr)] // the tables are what it is for, and one waits for them
 
 use ragtag::fleet::cards;
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths, Load};

@@ -108,6 +108,24 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
     }
 }
 
+/// Holds what the command says of a model and the held-out text to a published figure.
+fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
+    let Some(path) = support::model_path(name) else { return };
+    let text = support::root().join("tests/golden/held.txt");
+    let output = support::ragtag()
+        .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
+        .args(["--ctx", "256", "--chunks", "16", "--json", "--threads", "1"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let perplexity = json["perplexity"].as_f64().unwrap();
+    println!("{name}: {perplexity:.3}, published {published}");
+    assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
+    assert_eq!(json["tokens"], 16 * 127);
+}
+
 /// The figures of the models' page: another engine's, with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
@@ -115,39 +133,16 @@ fn fast_perplexity_is_within_a_percent() {
     for (name, published) in
         ["tales-q8_0", "tales-q4_0", "tales-q4_k_m", "tales-bitnet-tq2_0"].iter().zip(published)
     {
-        let Some(path) = support::model_path(name) else { continue };
-        let text = support::root().join("tests/golden/held.txt");
-        let output = support::ragtag()
-            .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
-            .args(["--ctx", "256", "--chunks", "16", "--json", "--cpu-devices", "2", "--threads", "1"])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let perplexity = json["perplexity"].as_f64().unwrap();
-        println!("{name}: {perplexity:.3}, published {published}");
-        assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
-        assert_eq!(json["tokens"], 16 * 127);
+        check_perplexity(name, published, &["--cpu-devices", "2"]);
     }
 }
 
 /// The same figures where activations cross as f16, three times on their way.
 #[test]
 fn fast_perplexity_with_f16_boundaries_is_within_a_percent() {
+    let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
     for (name, published) in [("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)] {
-        let path = support::model_path(name).unwrap();
-        let text = support::root().join("tests/golden/held.txt");
-        let output = support::ragtag()
-            .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
-            .args(["--ctx", "256", "--chunks", "16", "--json", "--cpu-devices", "4", "--threads", "1"])
-            .args(["--boundary", "f16", "--split", "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3"])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let perplexity = json["perplexity"].as_f64().unwrap();
-        println!("{name}: {perplexity:.3}, published {published}");
-        assert!((perplexity / published - 1.0).abs() <= 0.01, "{name}: {perplexity}");
+        check_perplexity(name, published, &["--cpu-devices", "4", "--boundary", "f16", "--split", split]);
     }
 }
 

@@ -12,6 +12,8 @@ use ragtag_kernels::{Activations, NumericsClass};
 use std::process::Command;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
+/// A model of each architecture.
+const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 /// Embedding, twelve blocks, head.
 const SEGMENTS: u32 = 14;
 /// A whole prompt, in chunks of many rows.
@@ -100,10 +102,17 @@ fn fast_logits_are_within_2e_2_on_every_adapter() {
     within(600, || check_logits(&distinct(), &MODELS, WHOLE, Activations::Int8, NumericsClass::Fast));
 }
 
-/// As devices with matrix units compute wide micro-batches; OpenCL shows none of them.
+/// As devices with matrix units compute wide micro-batches; OpenCL shows none of them. Where shaders are compiled for the
+/// processor, a model of each architecture is tried.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
-    within(600, || check_logits(&distinct(), &MODELS, WHOLE, Activations::F16, NumericsClass::Fast));
+    let all = distinct();
+    let slow = slow(&all);
+    let (slow, fast): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| slow.contains(&one.label()));
+    within(600, move || {
+        check_logits(&fast, &MODELS, WHOLE, Activations::F16, NumericsClass::Fast);
+        check_logits(&slow, &ARCHITECTURES, WHOLE, Activations::F16, NumericsClass::Fast);
+    });
 }
 
 /// Steps of one row, and of a few, have programs of their own there. Loading takes long on the processor: one device has all of
@@ -117,8 +126,7 @@ fn logits_row_by_row_are_as_close_on_every_adapter_that_runs_shaders() {
         (1, 1, Activations::Int8, NumericsClass::Fast),
     ] {
         let adapters: Vec<_> = adapters.iter().take(devices).cloned().collect();
-        let models = [BITNET, "tales-q8_0"];
-        within(600, move || check_logits(&adapters, &models, (FEW_ROWS, chunk), activations, class));
+        within(600, move || check_logits(&adapters, &ARCHITECTURES, (FEW_ROWS, chunk), activations, class));
     }
 }
 
@@ -346,8 +354,9 @@ fn a_hundred_loads_leave_nothing_behind() {
             [vec!["cpu:0".to_string()], drivers().into_iter().map(|[first, _]| first).collect()].concat()
         {
             // Contexts, compilers and allocators take what they keep.
-            // Shaders on the processor are compiled for each of them.
-            let (first, more) = if slow.contains(&label) { (2, 6) } else { (10, 90) };
+            // Shaders on the processor are compiled for each of them, and too few to show in memory are as good as one: that
+            // they can be loaded again.
+            let (first, more) = if slow.contains(&label) { (1, 1) } else { (10, 90) };
             load(&label, first);
             let before = (free_bytes(&label), resident_bytes());
             load(&label, more);

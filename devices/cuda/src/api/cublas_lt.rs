@@ -5,6 +5,7 @@
 //! order that it is fastest in. This module must not know what a device of Ragtag is.
 
 use super::objects::{Context, Stream};
+use super::table::functions;
 use super::toolkit::places;
 use libloading::Library;
 use ragtag_hal::{Error, Gemm, Result};
@@ -64,31 +65,6 @@ struct Found {
 /// An object of the library's.
 type Handle = *mut c_void;
 type Destroy = unsafe extern "C" fn(Handle) -> c_int;
-
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*) -> $returned:ty;)*) => {
-        /// The library's functions, by their names.
-        #[allow(non_snake_case)]
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> $returned,)*
-            _library: Library,
-        }
-
-        impl Functions {
-            fn find(library: Library) -> Option<Self> {
-                Some(Self {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: the library's header declares the function like this; it stays loaded as long as the
-                        // pointer is there.
-                        *unsafe { library.get(name) }.ok()?
-                    },)*
-                    _library: library,
-                })
-            }
-        }
-    };
-}
 
 functions! {
     cublasLtGetVersion() -> usize;

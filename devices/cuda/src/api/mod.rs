@@ -7,6 +7,7 @@ mod functions;
 mod nvrtc;
 mod objects;
 mod partition;
+mod table;
 mod toolkit;
 
 pub(crate) use cublas_lt::{CublasLt, Products, Workspace};

@@ -1,5 +1,6 @@
 //! NVRTC, NVIDIA's compiler of CUDA C++ as a library.
 
+use super::table::functions;
 use super::toolkit::places;
 use libloading::Library;
 use ragtag_hal::{Error, Result};
@@ -18,44 +19,19 @@ const OLDEST_MAJOR: i32 = 12;
 /// A program of the compiler's.
 type Handle = *mut c_void;
 
-macro_rules! functions {
-    ($($name:ident($($argument:ty),*);)*) => {
-        /// The compiler's functions, by their names.
-        #[allow(non_snake_case)]
-        struct Functions {
-            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            _library: Library,
-        }
-
-        impl Functions {
-            fn find(library: Library) -> Option<Self> {
-                Some(Self {
-                    $($name: {
-                        let name = concat!(stringify!($name), "\0").as_bytes();
-                        // SAFETY: the compiler's header declares the function like this; the library stays loaded as
-                        // long as the pointer is there.
-                        *unsafe { library.get(name) }.ok()?
-                    },)*
-                    _library: library,
-                })
-            }
-        }
-    };
-}
-
 functions! {
-    nvrtcVersion(*mut c_int, *mut c_int);
-    nvrtcGetNumSupportedArchs(*mut c_int);
-    nvrtcGetSupportedArchs(*mut c_int);
-    nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char);
-    nvrtcDestroyProgram(*mut Handle);
-    nvrtcCompileProgram(Handle, c_int, *const *const c_char);
-    nvrtcGetProgramLogSize(Handle, *mut usize);
-    nvrtcGetProgramLog(Handle, *mut c_char);
-    nvrtcGetPTXSize(Handle, *mut usize);
-    nvrtcGetPTX(Handle, *mut c_char);
-    nvrtcGetCUBINSize(Handle, *mut usize);
-    nvrtcGetCUBIN(Handle, *mut c_char);
+    nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
+    nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
+    nvrtcGetSupportedArchs(*mut c_int) -> c_int;
+    nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> c_int;
+    nvrtcDestroyProgram(*mut Handle) -> c_int;
+    nvrtcCompileProgram(Handle, c_int, *const *const c_char) -> c_int;
+    nvrtcGetProgramLogSize(Handle, *mut usize) -> c_int;
+    nvrtcGetProgramLog(Handle, *mut c_char) -> c_int;
+    nvrtcGetPTXSize(Handle, *mut usize) -> c_int;
+    nvrtcGetPTX(Handle, *mut c_char) -> c_int;
+    nvrtcGetCUBINSize(Handle, *mut usize) -> c_int;
+    nvrtcGetCUBIN(Handle, *mut c_char) -> c_int;
 }
 
 /// The compiler.

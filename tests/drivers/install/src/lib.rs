@@ -2,8 +2,8 @@
 //!
 //! The loader reads where to look when a process starts, and a library is loaded once in a process: so a test starts its
 //! binary again for itself alone. Before a stand-in for a driver it puts a folder in front of the loader's path in which the
-//! stand-in has the driver's name; Vulkan's loader is told of the layer by variables ([`with_vulkan_faults`]). Both are built by
-//! cargo when the first test wants them.
+//! stand-in has the driver's name; Vulkan's loader is told of the layer by variables ([`with_vulkan_faults`]). Cargo builds both
+//! along with the tests: this crate depends on them.
 //!
 //! This crate is for tests alone and must not know what they test.
 
@@ -31,7 +31,7 @@ const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 /// test's full name in its binary.
 ///
 /// # Panics
-/// If the stand-in cannot be built, or the test fails there.
+/// If the stand-in is not there, or the test fails there.
 #[track_caller]
 pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let prepare = || {
@@ -72,10 +72,10 @@ fn in_own_process(
     assert!(output.status.success(), "{test} in its process: {}", output.status);
 }
 
-/// The folder with the stand-in on OpenCL under the driver's names, built if it was not yet.
+/// The folder with the stand-in on OpenCL under the driver's names.
 ///
 /// # Panics
-/// If that fails.
+/// If it cannot be made.
 pub fn hip_on_opencl() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
@@ -101,42 +101,27 @@ pub fn library_path(folder: &Path) -> OsString {
     env::join_paths(all).expect("folders without a colon")
 }
 
-/// Where cargo puts what it builds as this binary was built.
-fn output() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let exe = env::current_exe().expect("a program knows its file");
-        // target/<profile>/deps/<test>
-        let deps = exe.parent().expect("a file is in a folder");
-        if deps.ends_with("deps") { deps.parent().unwrap_or(deps).into() } else { deps.into() }
-    })
+/// The library of a package: cargo has those that it builds for tests lie where the tests do.
+fn library(package: &str) -> PathBuf {
+    let exe = env::current_exe().expect("a program knows its file");
+    let library = exe.with_file_name(format!("lib{}.so", package.replace('-', "_")));
+    assert!(library.is_file(), "cargo built no {}", library.display());
+    library
 }
 
-/// Builds a stand-in as the tests are built, and gives it the driver's names.
-fn installed(package: &str) -> PathBuf {
-    let output = output();
-    build(package, output);
-    let library = output.join(format!("lib{}.so", package.replace('-', "_")));
-    assert!(library.is_file(), "cargo built no {}", library.display());
-    let folder = output.join("drivers").join(package);
-    std::fs::create_dir_all(&folder).expect("a folder for the stand-in");
-    NAMES.iter().for_each(|name| link(&library, &folder.join(name)));
+/// A folder for what belongs to a package.
+fn folder(package: &str) -> PathBuf {
+    let exe = env::current_exe().expect("a program knows its file");
+    let folder = exe.with_file_name("drivers").join(package);
+    std::fs::create_dir_all(&folder).expect("a folder for a stand-in");
     folder
 }
 
-fn build(package: &str, output: &Path) {
-    let profile = match output.file_name().and_then(|name| name.to_str()) {
-        Some("debug") | None => "dev",
-        Some(other) => other,
-    };
-    let target = output.parent().unwrap_or(output);
-    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--locked", "--package", package, "--profile", profile, "--target-dir"])
-        .arg(target)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .expect("cargo starts");
-    assert!(status.success(), "cargo build --package {package}: {status}");
+/// Gives a stand-in the driver's names.
+fn installed(package: &str) -> PathBuf {
+    let (library, folder) = (library(package), folder(package));
+    NAMES.iter().for_each(|name| link(&library, &folder.join(name)));
+    folder
 }
 
 /// A link of this name, in place of another that may be there. Tests of several processes make it at the same time.

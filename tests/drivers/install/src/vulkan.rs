@@ -3,7 +3,7 @@
 //! The process finds a layer that stands between the loader and whatever driver there is. The test holds the same library as
 //! the loader, and tells it what to do.
 
-use crate::{build, in_own_process, output};
+use crate::{folder, in_own_process, library};
 use libloading::{Library, Symbol};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -40,21 +40,14 @@ pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, || body(&VulkanFaults::load()));
 }
 
-/// The layer's file.
-fn library() -> PathBuf {
-    output().join(format!("lib{}.so", PACKAGE.replace('-', "_")))
-}
-
-/// The folder with what the loader reads of the layer, which is built if it was not yet.
+/// The folder with what the loader reads of the layer.
 fn described() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        build(PACKAGE, output());
-        let folder = output().join("drivers").join(PACKAGE);
-        std::fs::create_dir_all(&folder).expect("a folder for the layer's description");
+        let folder = folder(PACKAGE);
         // Tests of several processes write it at the same time.
         let passing = folder.join(format!("{}.new", std::process::id()));
-        std::fs::write(&passing, description(&library())).expect("the layer's description");
+        std::fs::write(&passing, description(&library(PACKAGE))).expect("the layer's description");
         std::fs::rename(passing, folder.join("layer.json")).expect("the description takes its name");
         folder
     })
@@ -81,7 +74,7 @@ fn description(library: &Path) -> String {
 impl VulkanFaults {
     fn load() -> Self {
         // SAFETY: the library that was built for this; nothing runs when it is loaded.
-        Self(unsafe { Library::new(library()) }.expect("the layer is built"))
+        Self(unsafe { Library::new(library(PACKAGE)) }.expect("the layer is built"))
     }
 
     /// How many devices this process has opened so far: the number of the next.

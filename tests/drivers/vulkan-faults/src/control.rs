@@ -104,30 +104,35 @@ pub fn with<T>(device: u32, look: impl FnOnce(&mut Record) -> T) -> T {
 }
 
 /// How many devices this process has opened so far, which is the number of the next.
+// SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_opened() -> u32 {
     records().opened
 }
 
 /// Loses a device at a call (0: a submission, 1: waiting) after so many more that go well.
+// SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {
     with(device, |record| record.lost_after = Call::numbered(call).map(|call| (call, passes)));
 }
 
 /// Refuses allocations with which a device's would take more than so many bytes together.
+// SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_limit(device: u32, bytes: u64) {
     with(device, |record| record.limit_bytes = Some(bytes));
 }
 
 /// Bytes that a device's allocations take, also if it is closed: then they were left behind.
+// SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_held(device: u32) -> u64 {
     with(device, |record| record.held_bytes())
 }
 
 /// Whether a device was opened and is not closed yet.
+// SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_is_open(device: u32) -> bool {
     with(device, |record| record.open)

@@ -23,6 +23,7 @@ fn instances() -> MutexGuard<'static, HashMap<usize, Instance>> {
 }
 
 /// Where the loader begins.
+// SAFETY: no other library exports the name.
 #[unsafe(export_name = "vkNegotiateLoaderLayerInterfaceVersion")]
 pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Result {
     // SAFETY: the loader's own structure.
