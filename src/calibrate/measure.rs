@@ -166,17 +166,21 @@ impl Timer<'_> {
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
+        let greedy = Sampler::new(Sampling::greedy());
+        let mut sampler = greedy.map_err(|error| crate::Error::Usage(error.to_string()))?;
+        let mut choose = |logits: &[f32]| drop(std::hint::black_box(sampler.sample(logits, &[])));
         let mut hand_over = |rows: u32| {
-            let times = (0..REPETITIONS).map(|_| Ok(stage.hand_over_us(&SoloBatch::decode(rows, 1))?));
+            let batch = SoloBatch::decode(rows, 1);
+            let times = (0..REPETITIONS).map(|_| Ok(stage.hand_over_us(&batch, &mut choose)?));
             Ok::<_, crate::Error>(undisturbed_us(times.collect::<Result<_>>()?))
         };
         let most = self.steps.head_rows.last().copied().unwrap_or(1);
         let one_us = hand_over(1)?;
-        let copied_us =
+        // Of a row: its copy, reading it and choosing a token.
+        let row_us =
             if most > 1 { ((hand_over(most)? - one_us) / f64::from(most - 1)).max(0.0) } else { 0.0 };
         // The coordinator is woken by the device, which the hand-over has in it, and wakes the first stage in turn.
-        let latency_us = one_us - copied_us + wake_us();
-        let row_us = copied_us + sampling_us(self.model.hyperparameters().vocabulary);
+        let latency_us = one_us - row_us + wake_us();
         let token_return = TokenReturn { latency_us: latency_us.max(0.0), row_us };
         Ok((KindProfile::new(self.steps.keys[head], samples), token_return))
     }
@@ -288,16 +292,4 @@ fn wake_us() -> f64 {
     // It has nothing more to do.
     let _ = echo.join();
     undisturbed_us(times)
-}
-
-/// Time in which the likeliest token is found.
-fn sampling_us(vocabulary: u32) -> f64 {
-    let logits: Vec<f32> = (0..vocabulary).map(|token| ((token * 31) % 257) as f32 / 64.0).collect();
-    let Ok(mut sampler) = Sampler::new(Sampling::greedy()) else { return 0.0 };
-    let once = |_| {
-        let start = Instant::now();
-        let sampled = sampler.sample(std::hint::black_box(&logits), &[]);
-        sampled.is_ok().then(|| start.elapsed().as_secs_f64() * 1e6)
-    };
-    undisturbed_us((0..REPETITIONS).filter_map(once).collect())
 }

@@ -266,7 +266,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
     let all: Vec<String> = adapters().iter().map(Adapter::label).collect();
     let [first, .., second] = &all[..] else { return };
     let (first, second) = (first.clone(), second.clone());
-    within(300, move || {
+    within(900, move || {
         let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
         let devices = format!("cpu:0,cpu:1,{first},{second}");
         let split = format!("0-3=cpu:0,4-6={first},7-9=cpu:1,10-13={second}");

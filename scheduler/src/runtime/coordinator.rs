@@ -48,6 +48,15 @@ impl Logits {
     }
 }
 
+/// What clients are to be told when everything that devices wait for is done.
+#[derive(Default)]
+struct News {
+    /// Whose tokens.
+    of: Vec<SequenceId>,
+    /// Those who have had all of theirs, and what they are told last.
+    last: Vec<(Client, Reply)>,
+}
+
 /// What the coordinator's thread owns.
 pub(super) struct Coordinator {
     pub(super) core: RunCore,
@@ -160,12 +169,14 @@ impl Coordinator {
     fn handle(&mut self, event: RunEvent) {
         let mut events = VecDeque::from([event]);
         let mut actions = Vec::new();
+        // Clients are told last: devices wait for what else there is to do.
+        let mut news = News::default();
         while let Some(event) = events.pop_front() {
             let stepped = self.core.step(Timing::now_ns(), event, &mut actions);
             let mut outcome = stepped;
             for action in actions.drain(..) {
                 if outcome.is_ok() {
-                    outcome = self.act(action, &mut events);
+                    outcome = self.act(action, &mut events, &mut news);
                 }
             }
             if let Err(error) = outcome {
@@ -175,9 +186,10 @@ impl Coordinator {
         }
         let now_ns = Timing::now_ns();
         self.collected.drain(..).for_each(|id| self.token_return.arrived_whole(id, now_ns));
+        self.tell(news);
     }
 
-    fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>) -> Result<()> {
+    fn act(&mut self, action: RunAction, events: &mut VecDeque<RunEvent>, news: &mut News) -> Result<()> {
         match action {
             RunAction::Enter { micro_batch } => {
                 let hand_off = StageMessage::Event(StageEvent::HandOff { micro_batch });
@@ -192,11 +204,12 @@ impl Coordinator {
                 self.stats().new_tokens += 1;
                 if let Some(client) = self.clients.get_mut(&sequence) {
                     client.history.push(token);
-                    (client.reply)(Reply::Token { id: token });
+                    client.untold.push(token);
+                    news.of.push(sequence);
                 }
             }
-            RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished)),
-            RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error)),
+            RunAction::Finish { sequence, finished } => self.end(sequence, Reply::Finished(finished), news),
+            RunAction::Fail { sequence, error } => self.end(sequence, Reply::Failed(error), news),
             RunAction::Stop => self.stop_stages(),
         }
         Ok(())
@@ -234,8 +247,17 @@ impl Coordinator {
         Ok(sampled)
     }
 
-    fn end(&mut self, sequence: SequenceId, reply: Reply) {
-        if let Some(mut client) = self.clients.remove(&sequence) {
+    fn end(&mut self, sequence: SequenceId, reply: Reply, news: &mut News) {
+        news.last.extend(self.clients.remove(&sequence).map(|client| (client, reply)));
+    }
+
+    /// Tells clients what they do not know yet.
+    fn tell(&mut self, news: News) {
+        for sequence in news.of {
+            self.clients.get_mut(&sequence).into_iter().for_each(Client::tell);
+        }
+        for (mut client, reply) in news.last {
+            client.tell();
             (client.reply)(reply);
         }
     }

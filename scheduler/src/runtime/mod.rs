@@ -161,7 +161,8 @@ impl Pipeline {
             }
         };
         let prompt_tokens = request.prompt.len() as u32;
-        let client = Client { prompt_tokens, history: request.prompt.clone(), sampler, reply: request.reply };
+        let (history, untold) = (request.prompt.clone(), Vec::new());
+        let client = Client { prompt_tokens, history, sampler, untold, reply: request.reply };
         let prompt = Prompt { tokens: request.prompt.into(), want };
         let message = RequestMessage::Submit { sequence, prompt, client };
         if let Err(unsent) = self.requests.send(message)

@@ -59,5 +59,14 @@ pub(crate) struct Client {
     /// Prompt and tokens so far.
     pub(crate) history: Vec<u32>,
     pub(crate) sampler: Option<Box<dyn Sample>>,
+    /// The last of them, which the client has not been told.
+    pub(crate) untold: Vec<u32>,
     pub(crate) reply: ReplySink,
+}
+
+impl Client {
+    /// Tells what is untold.
+    pub(crate) fn tell(&mut self) {
+        self.untold.drain(..).for_each(|id| (self.reply)(Reply::Token { id }));
+    }
 }

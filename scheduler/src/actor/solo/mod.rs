@@ -35,6 +35,8 @@ pub struct SoloDevice {
     points: StagePoints,
     own: [Arc<Timeline>; 3],
     timings: Vec<Timing>,
+    /// What logits are downloaded to.
+    logits: Option<Arc<HostRegion>>,
     device: OwnedDevice,
     /// After the device, which it outlives by a moment.
     _companion: Companion,
@@ -59,6 +61,7 @@ impl SoloDevice {
             points,
             own,
             timings: Vec::new(),
+            logits: None,
             device,
             _companion: companion,
         }
@@ -86,14 +89,15 @@ impl SoloDevice {
     }
 
     fn try_load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<StageMemory> {
-        let Self { label, points, own, device, .. } = self;
+        let Self { label, points, own, device, logits, .. } = self;
         let failed = |cause| stage_error(0, label, cause);
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
         let memory = StageMemory::new(device, compiled, BURST).map_err(failed)?;
         if logits_bytes > 0 {
-            let region = HostRegion::new(logits_bytes as usize).map_err(failed)?;
-            device.register_region(LOGITS, Arc::new(region)).map_err(failed)?;
+            let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
+            *logits = Some(Arc::clone(&region));
+            device.register_region(LOGITS, region).map_err(failed)?;
         }
         let uploads = &own[QueueKind::Upload.index()];
         let (abort, progress) = (AtomicBool::new(false), |_| ());
@@ -260,12 +264,12 @@ impl SoloStage<'_> {
         })
     }
 
-    /// Time from handing a micro-batch to the device until the host knows that its logits are there, in microseconds,
-    /// without the time that the device computes.
+    /// Time from handing a micro-batch to the device until `choose` has seen each row of its logits, in microseconds, without
+    /// the time that the device computes. What a device has just written is in no cache of the host: so it is in a pipeline.
     ///
     /// # Errors
     /// As [`SoloStage::burst_us`].
-    pub fn hand_over_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+    pub fn hand_over_us(&mut self, batch: &SoloBatch, mut choose: impl FnMut(&[f32])) -> Result<f64> {
         let compute_us = self.burst_us(batch)?;
         let batch = self.micro_batch(batch);
         let start = Instant::now();
@@ -275,6 +279,15 @@ impl SoloStage<'_> {
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
+        let (mut row, row_bytes) = (Vec::new(), self.memory.compiled().logit_row_bytes as usize);
+        for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
+            let Some(region) = &self.on.logits else { break };
+            let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
+            let lease = lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))?;
+            row.clear();
+            row.extend(lease.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)));
+            choose(&row);
+        }
         let wall_us = start.elapsed().as_secs_f64() * 1e6;
         let timing = self.on.timing(computed);
         self.on.timings.clear();
