@@ -69,8 +69,10 @@ impl Buffer {
     }
 }
 
-/// What kernels are bound to further on than a buffer's start: one object for each offset. NVIDIA's driver crashes when
-/// objects that begin at the same place are released.
+/// What kernels are bound to further on than a buffer's start, in the order in which it was made: one object for each offset,
+/// since NVIDIA's driver crashes when objects that begin at the same place are released.
+///
+/// It has crashed with objects released in that order, too: the last goes first, all of them before the buffer's own memory.
 #[derive(Debug, Default)]
 struct Parts(Vec<(usize, Arc<Mem>)>);
 
@@ -82,6 +84,16 @@ impl Parts {
         let part = Arc::new(make()?);
         self.0.push((offset, Arc::clone(&part)));
         Ok(part)
+    }
+
+    fn clear(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        self.clear();
     }
 }
 
@@ -153,7 +165,7 @@ impl DeviceMemory {
         match Arc::try_unwrap(buffer) {
             Ok(mut buffer) => {
                 // Whoever has it next binds other parts.
-                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).0.clear();
+                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
                 self.pool.put(buffer, bytes, Timing::now_ns());
             }
             Err(_) => self.pool.forget(bytes),
