@@ -5,9 +5,9 @@
 //! defect, reported as such and not waited out.
 
 use crate::capacity::Lanes;
-use crate::error::{Error, Result};
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
-use ragtag_hal::Timeline;
+use crate::error::Error;
+use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, never, select_biased};
+use ragtag_hal::{Outcome, Timeline};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ impl<M, U> Address<M, U> {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the lane is full.
-    pub(crate) fn send(&self, message: M) -> Result<()> {
+    pub(crate) fn send(&self, message: M) -> Result<(), Error> {
         put(&self.waking, message)
     }
 
@@ -63,7 +63,7 @@ impl<M, U> Address<M, U> {
     ///
     /// # Errors
     /// [`Error::Protocol`] if the lane is full.
-    pub(crate) fn send_quietly(&self, message: M) -> Result<()> {
+    pub(crate) fn send_quietly(&self, message: M) -> Result<(), Error> {
         put(&self.quiet, message)
     }
 
@@ -73,7 +73,7 @@ impl<M, U> Address<M, U> {
     }
 }
 
-fn put<M>(lane: &Sender<M>, message: M) -> Result<()> {
+fn put<M>(lane: &Sender<M>, message: M) -> Result<(), Error> {
     match lane.try_send(message) {
         Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
         Err(TrySendError::Full(_)) => {
@@ -84,11 +84,12 @@ fn put<M>(lane: &Sender<M>, message: M) -> Result<()> {
 }
 
 impl<M, U> Mailbox<M, U> {
-    /// Sleeps until there is a message that wakes; `None` when nobody can send any more.
-    pub(crate) fn receive(&self) -> Option<Letter<M, U>> {
+    /// Sleeps until there is a message that wakes, for so long at most if there is a limit.
+    pub(crate) fn receive(&self, limit: Option<Duration>) -> Outcome<Letter<M, U>> {
         select_biased! {
-            recv(self.urgent) -> message => message.ok().map(Letter::Urgent),
-            recv(self.waking) -> message => message.ok().map(Letter::Normal),
+            recv(self.urgent) -> message => found(message.map(Letter::Urgent)),
+            recv(self.waking) -> message => found(message.map(Letter::Normal)),
+            recv(over(limit)) -> _ => Outcome::Nothing,
         }
     }
 
@@ -108,20 +109,16 @@ impl<M, U> Mailbox<M, U> {
 
 /// How long an owner that runs out of messages looks again before it sleeps. A thread that sleeps costs whoever wakes it,
 /// and itself, some tens of microseconds where its core has gone idle; steps of a small model take no longer than that.
-const LINGER: Duration = Duration::from_micros(40);
+pub(crate) const LINGER: Duration = Duration::from_micros(40);
 
-/// Looks again for a while, letting others run in between, before its caller sleeps.
-pub(crate) fn linger<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
-    let start = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return Some(found);
-        }
-        if start.elapsed() >= LINGER {
-            return None;
-        }
-        std::thread::yield_now();
-    }
+/// A message when a time is over; never, if there is no limit.
+pub(crate) fn over(limit: Option<Duration>) -> Receiver<Instant> {
+    limit.map_or_else(never, after)
+}
+
+/// What a channel gave.
+pub(crate) fn found<T, E>(message: Result<T, E>) -> Outcome<T> {
+    message.map_or(Outcome::Gone, Outcome::Found)
 }
 
 /// Turns progress of timelines into at most one message at a time: sent when they move while the owner asks to be told.
@@ -183,9 +180,10 @@ mod tests {
         assert!(matches!(mailbox.poll(), Some(Letter::Urgent("stop"))));
         assert!(matches!(mailbox.poll(), Some(Letter::Normal(7))));
         assert!(matches!(mailbox.poll(), Some(Letter::Normal(1))));
-        assert!(matches!(mailbox.receive(), Some(Letter::Normal(2))));
+        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Found(Letter::Normal(2))));
+        assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Nothing));
         drop(address);
-        assert!(mailbox.receive().is_none() && mailbox.poll().is_none());
+        assert!(matches!(mailbox.receive(None), Outcome::Gone) && mailbox.poll().is_none());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::nvrtc::Compiler;
 use crate::ptx::{self, Entry};
 use cudarc::driver::sys::{
     CU_MEMHOSTREGISTER_PORTABLE, CUfunction_attribute, CUlaunchAttribute, CUlaunchAttributeID,
-    CUlaunchAttributeValue, CUlaunchConfig,
+    CUlaunchAttributeValue, CUlaunchConfig, CUresult,
 };
 use ragtag_hal::{DeviceFunction, Error, Gemm, KernelLanguage, Result};
 use ragtag_stream::{Driver, Facts, Heap, Launch, Operands};
@@ -206,6 +206,12 @@ impl Driver for CudaDriver {
         let functions = self.enter()?;
         // SAFETY: both live.
         unsafe { check!(functions, cuStreamWaitEvent(stream.raw(), event.raw(), 0)) }
+    }
+
+    fn has_passed(&self, event: &Event) -> bool {
+        let Ok(functions) = self.enter() else { return true };
+        // SAFETY: the event lives.
+        unsafe { (functions.cuEventQuery)(event.raw()) != CUresult::CUDA_ERROR_NOT_READY as u32 }
     }
 
     fn synchronise(&self, event: &Event) -> Result<()> {

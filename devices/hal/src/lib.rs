@@ -21,6 +21,7 @@
 //!
 //! This crate must not know any operator, model or backend.
 
+mod anticipation;
 mod backend;
 pub mod cache;
 mod caps;
@@ -38,6 +39,7 @@ pub mod pool;
 mod region;
 mod timeline;
 
+pub use anticipation::{Anticipation, Outcome, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
     PhysicalIdentity, Timing, Waiter,

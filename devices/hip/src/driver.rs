@@ -3,7 +3,7 @@
 //! Objects give back what they stand for when they are dropped. This module must not know what a device does with them.
 
 use crate::api::symbols::blas::{F16, F32, NONE, STANDARD, TRANSPOSE};
-use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, copy_kind};
+use crate::api::symbols::{FUNCTION_MAX_THREADS, Handle, code, copy_kind};
 use crate::api::{Api, Blas, blas, call, call_optional, check_blas, lacks};
 use crate::error::allocation_failure;
 use crate::probe::{Found, WORKSPACE_BYTES};
@@ -252,6 +252,12 @@ impl Driver for HipDriver {
         self.select()?;
         // SAFETY: as above.
         unsafe { call!(self.api.functions, hipStreamWaitEvent(stream.handle, event.handle, 0)) }
+    }
+
+    fn has_passed(&self, event: &Object) -> bool {
+        // SAFETY: an event of this device.
+        self.select().is_err()
+            || unsafe { (self.api.functions.hipEventQuery)(event.handle) != code::NOT_READY }
     }
 
     fn synchronise(&self, event: &Object) -> Result<()> {

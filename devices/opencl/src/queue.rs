@@ -42,6 +42,10 @@ impl DriverQueue for Queue {
         self.api.flush().map(|()| ends)
     }
 
+    fn passed(&self, event: &Event) -> Option<bool> {
+        Some(event.has_passed())
+    }
+
     fn wait(&self, event: &Event) -> Result<()> {
         event.wait()
     }

@@ -166,6 +166,9 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// If the driver refuses.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
+    /// Whether an event that is recorded has passed, or failed, which whoever synchronises with it is told.
+    fn has_passed(&self, event: &Self::Event) -> bool;
+
     /// Waits, asleep, until an event that is recorded has passed.
     ///
     /// # Errors

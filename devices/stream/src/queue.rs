@@ -50,6 +50,10 @@ impl<D: Driver> DriverQueue for Queue<D> {
         Ok(Ends { first: Some(first), last: Arc::new(self.mark()?) })
     }
 
+    fn passed(&self, event: &D::Event) -> Option<bool> {
+        Some(self.driver.has_passed(event))
+    }
+
     fn wait(&self, event: &D::Event) -> Result<()> {
         self.driver.synchronise(event)
     }

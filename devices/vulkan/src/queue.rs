@@ -162,6 +162,10 @@ impl DriverQueue for Queue {
         Ok(Ends { first: None, last: Arc::new(Event { semaphore, value, stamps, collects }) })
     }
 
+    fn passed(&self, event: &Event) -> Option<bool> {
+        Some(event.semaphore.has_passed(event.value))
+    }
+
     /// What has arrived in shadows is copied to where it belongs.
     fn wait(&self, event: &Event) -> Result<()> {
         event.semaphore.wait(event.value)?;

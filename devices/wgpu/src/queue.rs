@@ -118,6 +118,11 @@ impl DriverQueue for Queue {
         Ok(Ends { first: None, last: Arc::new(Event { progress, fate, ticks: Mutex::default() }) })
     }
 
+    /// Waiting is what moves the bytes that came down.
+    fn passed(&self, _: &Event) -> Option<bool> {
+        None
+    }
+
     /// Goes on to the last piece also after an error: what the device has it uses until then.
     fn wait(&self, event: &Event) -> Result<()> {
         let mut result = Ok(());

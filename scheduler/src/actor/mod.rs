@@ -15,7 +15,7 @@ pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
 use crate::error::{Error, Result};
-use crate::mailbox::{Letter, Mailbox, Notice, linger};
+use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::SlowLinkSender;
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
@@ -24,7 +24,8 @@ use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
-    Command, Device, DeviceId, HostRegion, PoolStats, QueueKind, RegionId, Submission, Timeline, Timing, Work,
+    Anticipation, Command, Device, DeviceId, HostRegion, Outcome, PoolStats, QueueKind, RegionId, Submission,
+    Timeline, Timing, Turn, Work,
 };
 use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
@@ -120,6 +121,7 @@ pub(crate) struct Actor {
     actions: Vec<StageAction>,
     timings: Vec<Timing>,
     handled: u32,
+    anticipation: Anticipation,
     device: OwnedDevice,
     /// After the device, which it outlives by a moment.
     _companion: Companion,
@@ -231,6 +233,7 @@ impl Actor {
             actions: Vec::new(),
             timings: Vec::new(),
             handled: 0,
+            anticipation: Anticipation::lingering(LINGER),
             device,
             _companion: companion,
             label,
@@ -263,12 +266,7 @@ impl Actor {
             self.recorder.turned(since, now);
             since = now;
             if letter.is_none() {
-                letter = linger(|| self.mailbox.poll());
-                if letter.is_none() {
-                    // Nothing is urgent now: time to say how far it is.
-                    self.take_timings();
-                    letter = self.mailbox.receive();
-                }
+                letter = self.sleep();
                 since = Timing::now_ns();
             }
             let Some(letter) = letter else { return Ok(()) };
@@ -307,6 +305,24 @@ impl Actor {
         }
         // Ring slots come on the quiet lane.
         Ok(self.mailbox.poll())
+    }
+
+    /// Waits for a letter; `None` when nobody can write any more.
+    fn sleep(&mut self) -> Option<Letter<StageMessage, StageUrgent>> {
+        let mut anticipation = std::mem::take(&mut self.anticipation);
+        let mut told = false;
+        let letter = anticipation.wait(|turn| match turn {
+            Turn::Look => self.mailbox.poll().map_or(Outcome::Nothing, Outcome::Found),
+            Turn::Rest(limit) => {
+                // Nothing is urgent now: time to say how far it is.
+                if !std::mem::replace(&mut told, true) {
+                    self.take_timings();
+                }
+                self.mailbox.receive(limit)
+            }
+        });
+        self.anticipation = anticipation;
+        letter
     }
 
     fn retry(&mut self) -> Result<()> {

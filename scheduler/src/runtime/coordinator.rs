@@ -6,16 +6,17 @@ use crate::core::{
 };
 use crate::crossing::Crossings;
 use crate::error::{Error, Result};
-use crate::mailbox::{self, Mailbox, Notice, linger};
+use crate::mailbox::{self, Mailbox, Notice, found, over};
 use crate::message::{RequestMessage, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
 use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{DeviceId, HostRegion, Timeline, Timing};
+use ragtag_hal::{Anticipation, DeviceId, HostRegion, Outcome, Timeline, Timing, Turn};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Host memory for logits: a part for each credit, rows of 32-bit floats in each.
 pub(super) struct Logits {
@@ -76,6 +77,7 @@ pub(super) struct Coordinator {
     pub(super) token_return: Crossings,
     /// Micro-batches of which the logits have been read, until what follows from them is done.
     pub(super) collected: Vec<MicroBatchId>,
+    pub(super) anticipation: Anticipation,
 }
 
 /// What woke the coordinator.
@@ -105,11 +107,7 @@ impl Coordinator {
 
     fn work(&mut self) {
         loop {
-            let next = self
-                .poll()
-                .or_else(|| self.before_sleep())
-                .or_else(|| linger(|| self.poll()))
-                .or_else(|| self.receive());
+            let next = self.poll().or_else(|| self.before_sleep()).or_else(|| self.sleep());
             let Some(letter) = next else { return };
             match letter {
                 Letter::Urgent(RunUrgent::Stop) => return self.handle(RunEvent::Stop),
@@ -147,12 +145,23 @@ impl Coordinator {
         }
     }
 
-    fn receive(&self) -> Option<Letter> {
+    fn sleep(&mut self) -> Option<Letter> {
+        let mut anticipation = std::mem::take(&mut self.anticipation);
+        let letter = anticipation.wait(|turn| match turn {
+            Turn::Look => self.poll().map_or(Outcome::Nothing, Outcome::Found),
+            Turn::Rest(limit) => self.receive(limit),
+        });
+        self.anticipation = anticipation;
+        letter
+    }
+
+    fn receive(&self, limit: Option<Duration>) -> Outcome<Letter> {
         let (stages, urgent) = self.inbox.waking_lanes();
         select_biased! {
-            recv(urgent) -> message => message.ok().map(Letter::Urgent),
-            recv(stages) -> message => message.ok().map(Letter::Stage),
-            recv(self.requests) -> message => message.ok().map(Letter::Request),
+            recv(urgent) -> message => found(message.map(Letter::Urgent)),
+            recv(stages) -> message => found(message.map(Letter::Stage)),
+            recv(self.requests) -> message => found(message.map(Letter::Request)),
+            recv(over(limit)) -> _ => Outcome::Nothing,
         }
     }
 
@@ -331,6 +340,7 @@ mod tests {
             progress: 0,
             token_return: Crossings::default(),
             collected: Vec::new(),
+            anticipation: Anticipation::default(),
         };
         let want = Want::Generate { max_new_tokens: 0, end_tokens: [].into() };
         let prompt = Prompt { tokens: [1, 2].into(), want };

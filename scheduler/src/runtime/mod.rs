@@ -18,14 +18,14 @@ use crate::capacity::Lanes;
 use crate::core::{Prompt, RunCore, RunCounts, SequenceId, Want};
 use crate::crossing::{Crossings, EdgeReport};
 use crate::error::{Error, Result};
-use crate::mailbox::{Notice, mailbox};
+use crate::mailbox::{LINGER, Notice, mailbox};
 use crate::message::{
     RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
 };
 use crate::trace::{Ends, Trace, TraceSink};
 use coordinator::{Coordinator, Logits};
 use crossbeam_channel::{Sender, bounded};
-use ragtag_hal::{DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
+use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use slow_link::SlowLink;
@@ -134,6 +134,7 @@ impl Pipeline {
             progress: 0,
             token_return: crossings.last().cloned().unwrap_or_default(),
             collected: Vec::new(),
+            anticipation: Anticipation::lingering(LINGER),
         };
         let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
         Ok(Self {

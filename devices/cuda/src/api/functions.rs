@@ -100,6 +100,7 @@ functions! {
     cuEventCreate(*mut CUevent, c_uint);
     cuEventDestroy_v2(CUevent);
     cuEventRecord(CUevent, CUstream);
+    cuEventQuery(CUevent);
     cuEventSynchronize(CUevent);
     cuEventElapsedTime(*mut f32, CUevent, CUevent);
     cuMemcpyHtoDAsync_v2(CUdeviceptr, *const c_void, usize, CUstream);

@@ -9,7 +9,8 @@
 //!
 //! This module must not know commands or the driver.
 
-use super::lane::{After, DriverQueue, Lane, Order, spawn};
+use super::lane::{After, DriverQueue, LINGER, Lane, Order, spawn};
+use crate::anticipation::{Anticipation, Outcome, Turn};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
 use crate::timeline::Timeline;
@@ -84,6 +85,23 @@ impl Alarm {
             state.rings += 1;
             self.rung.notify_one();
         }
+    }
+
+    /// Whether it was rung after so many times.
+    fn heard(&self, rings: u64, turn: Turn) -> Outcome<()> {
+        let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
+        let mut state = self.lock();
+        match turn {
+            Turn::Look => {}
+            Turn::Rest(None) => {
+                state = self.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner);
+            }
+            Turn::Rest(Some(limit)) => {
+                let waited = self.rung.wait_timeout_while(state, limit, quiet);
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+        if quiet(&mut state) { Outcome::Nothing } else { Outcome::Found(()) }
     }
 
     /// One more task is held.
@@ -267,6 +285,7 @@ impl<Q: DriverQueue> Drop for Feeder<Q> {
 
 /// The body of the thread.
 fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
+    let mut anticipation = Anticipation::lingering_if_spare(LINGER);
     loop {
         let (rings, closing) = {
             let state = shared.alarm.lock();
@@ -280,8 +299,6 @@ fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
         if closing {
             return;
         }
-        let state = shared.alarm.lock();
-        let quiet = |state: &mut AlarmState| state.rings == rings && !state.closing;
-        drop(shared.alarm.rung.wait_while(state, quiet).unwrap_or_else(PoisonError::into_inner));
+        anticipation.wait(|turn| shared.alarm.heard(rings, turn));
     }
 }

@@ -1,7 +1,8 @@
 //! A lane: one in-order queue of the driver, what was put into it, and the thread that watches it and moves the timeline.
 //!
 //! The watcher takes submissions in order. It sleeps until what a submission waits for on other lanes has passed, since
-//! some drivers spin where they wait, and only then waits for its last event.
+//! some drivers spin where they wait, and only then waits for its last event. Around the times after which either came before
+//! it is awake ([`Anticipation`]).
 //!
 //! # A device that is slowed on purpose
 //! With a duty the watcher of the compute lane rests after each submission, and the timeline moves when that is over. The
@@ -16,6 +17,7 @@
 //!
 //! This module must not know buffers, kernels or other devices, only scripts.
 
+use crate::anticipation::{Anticipation, Outcome, Turn};
 use crate::backend::{Limits, Timing};
 use crate::duty::Duty;
 use crate::error::{Error, Result};
@@ -27,11 +29,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Most bytes that are copied on the submitting thread.
 const INLINE_BYTES: usize = 64 << 10;
 /// Most timings kept for someone to take.
 const MAX_TIMINGS: usize = 1 << 16;
+/// How long a watcher looks before it sleeps, where cores are to spare: small copies take no longer.
+pub(super) const LINGER: Duration = Duration::from_micros(40);
 
 /// The work of a submission: commands ready for the driver. It keeps alive what they name.
 pub trait Script: Send + Sync + 'static {
@@ -72,6 +77,9 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// # Errors
     /// If the driver refuses; some of the script may be under way then.
     fn enqueue(&self, script: &Self::Script, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
+
+    /// Whether an event has passed, or failed; `None` where asking costs more than waiting.
+    fn passed(&self, event: &Self::Event) -> Option<bool>;
 
     /// Waits for an event, asleep where the driver can.
     ///
@@ -375,6 +383,51 @@ pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinH
     spawned.map_err(|error| Error::Unsupported { what: format!("one more thread: {error}") })
 }
 
+/// How a watcher waits: for what comes before its submissions, and for their ends.
+struct Patience {
+    start: Anticipation,
+    end: Anticipation,
+}
+
+impl Patience {
+    fn new() -> Self {
+        let anticipation = || Anticipation::lingering_if_spare(LINGER);
+        Self { start: anticipation(), end: anticipation() }
+    }
+
+    /// Waits for a point.
+    ///
+    /// # Errors
+    /// If it will not pass.
+    fn start(&mut self, timeline: &Timeline, value: u64) -> Result<()> {
+        let passed = self.start.wait(|turn| match turn {
+            Turn::Look if timeline.value() >= value => Outcome::Found(Ok(())),
+            Turn::Look => Outcome::Nothing,
+            Turn::Rest(limit) => match timeline.wait(value, limit) {
+                Ok(false) => Outcome::Nothing,
+                known => Outcome::Found(known.map(drop)),
+            },
+        });
+        passed.unwrap_or(Ok(()))
+    }
+
+    /// Waits for an event.
+    ///
+    /// # Errors
+    /// If what it stands for failed.
+    fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
+        let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
+            (Turn::Look, Some(false)) => Outcome::Nothing,
+            (Turn::Rest(Some(limit)), Some(false)) => {
+                std::thread::sleep(limit);
+                Outcome::Nothing
+            }
+            _ => Outcome::Found(queue.wait(event)),
+        });
+        ended.unwrap_or(Ok(()))
+    }
+}
+
 /// What a watcher sees of its lane.
 struct Watched<Q: DriverQueue> {
     queue: Arc<Q>,
@@ -391,8 +444,9 @@ impl<Q: DriverQueue> Watched<Q> {
         mut duty: Option<Duty>,
         closing: &AtomicBool,
     ) {
+        let mut patience = Patience::new();
         for flight in flights {
-            match self.end(flight, duty.as_mut(), closing) {
+            match self.end(flight, &mut patience, duty.as_mut(), closing) {
                 Ok(signal) => self.timeline.advance(signal.value),
                 Err(error) => self.timeline.fail(error),
             }
@@ -401,7 +455,13 @@ impl<Q: DriverQueue> Watched<Q> {
     }
 
     /// Waits for the end of a submission, and of its rest. What it held is let go before anyone hears of that.
-    fn end(&self, flight: Flight<Q>, duty: Option<&mut Duty>, closing: &AtomicBool) -> Result<Point> {
+    fn end(
+        &self,
+        flight: Flight<Q>,
+        patience: &mut Patience,
+        duty: Option<&mut Duty>,
+        closing: &AtomicBool,
+    ) -> Result<Point> {
         let (signal, after, ends, reserved, script) = match flight {
             Flight::Enqueued { signal, after, ends, reserved, script } => {
                 (signal, after, ends, reserved, script)
@@ -409,14 +469,14 @@ impl<Q: DriverQueue> Watched<Q> {
             Flight::Doomed(error) => return Err(error),
         };
         // Points of the same device pass or fail as long as the driver works.
-        let started = after.iter().try_for_each(|after| after.timeline.wait(after.value, None).map(drop));
+        let started = after.iter().try_for_each(|after| patience.start(&after.timeline, after.value));
         let begun_ns = Timing::now_ns();
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
         });
         // Whatever came of that: the driver has it until its event says otherwise.
-        let ended = self.common.noted(self.queue.wait(&ends.last));
+        let ended = self.common.noted(patience.end(self.queue.as_ref(), &ends.last));
         reserved?;
         ended?;
         let mut times_ns = self.queue.times_ns(&ends);

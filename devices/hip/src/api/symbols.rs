@@ -41,6 +41,7 @@ macro_rules! hip_functions {
                 fn hipEventCreateWithFlags(event: *mut Handle, flags: u32);
                 fn hipEventDestroy(event: Handle);
                 fn hipEventRecord(event: Handle, stream: Handle);
+                fn hipEventQuery(event: Handle);
                 fn hipEventSynchronize(event: Handle);
                 fn hipEventElapsedTime(milliseconds: *mut f32, from: Handle, to: Handle);
                 fn hipModuleLoadData(module: *mut Handle, image: *const u8);

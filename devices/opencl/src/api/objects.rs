@@ -7,7 +7,7 @@ use cl3::ext::cl_platform_id;
 use opencl3::context::context::CL_CONTEXT_PLATFORM;
 use opencl3::device::Device;
 use opencl3::event::{
-    CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START,
+    CL_COMPLETE, CL_EVENT_COMMAND_EXECUTION_STATUS, CL_PROFILING_COMMAND_END, CL_PROFILING_COMMAND_START,
 };
 use opencl3::kernel::{CL_KERNEL_COMPILE_WORK_GROUP_SIZE, CL_KERNEL_NUM_ARGS, CL_KERNEL_WORK_GROUP_SIZE};
 use opencl3::memory::{
@@ -377,6 +377,11 @@ impl Event {
         // A failed command is reported by the call in general, by the event in particular.
         let code = self.status()?;
         if code < 0 { check("a command", code) } else { waited }
+    }
+
+    /// Whether the command has ended, or failed, which whoever waits is told.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.status().map_or(true, |code| code <= CL_COMPLETE)
     }
 
     fn status(&self) -> Result<cl_int> {

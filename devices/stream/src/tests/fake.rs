@@ -323,6 +323,10 @@ impl Driver for Fake {
         Ok(())
     }
 
+    fn has_passed(&self, event: &Event) -> bool {
+        event.passed.lock().unwrap().is_some()
+    }
+
     fn synchronise(&self, event: &Event) -> Result<()> {
         event.wait(&self.shared);
         self.call("synchronise")

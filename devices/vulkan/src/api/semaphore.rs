@@ -35,6 +35,13 @@ impl Semaphore {
         said("vkWaitSemaphores", unsafe { self.logical.raw.wait_semaphores(&info, u64::MAX) })
     }
 
+    /// Whether the counter has got there, or never will: the device is lost, which whoever waits is told.
+    pub(crate) fn has_passed(&self, value: u64) -> bool {
+        // SAFETY: the semaphore lives.
+        let counter = unsafe { self.logical.raw.get_semaphore_counter_value(self.raw) };
+        counter.map_or(true, |counter| counter >= value)
+    }
+
     /// Moves the counter to a larger value.
     ///
     /// # Errors

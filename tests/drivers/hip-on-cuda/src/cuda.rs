@@ -55,6 +55,7 @@ table! {
         fn cuEventCreate(*mut Handle, u32);
         fn cuEventDestroy_v2(Handle);
         fn cuEventRecord(Handle, Handle);
+        fn cuEventQuery(Handle);
         fn cuEventSynchronize(Handle);
         fn cuEventElapsedTime(*mut f32, Handle, Handle);
         fn cuModuleLoadData(*mut Handle, *const u8);

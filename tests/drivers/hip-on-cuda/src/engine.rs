@@ -3,7 +3,7 @@
 use crate::cuda::{Driver, driver};
 use crate::nvrtc;
 use hip_shim::symbols::Handle;
-use hip_shim::symbols::code::{LAUNCH_FAILURE, NO_DEVICE};
+use hip_shim::symbols::code::{LAUNCH_FAILURE, NO_DEVICE, NOT_READY};
 use hip_shim::{Engine, Facts, Result, Shape, Signature};
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
@@ -248,6 +248,15 @@ impl Engine for Cuda {
         self.select(stream.device)?;
         // SAFETY: as above.
         check(unsafe { (self.driver.cuStreamWaitEvent)(stream.handle.0, event.handle.0, 0) })
+    }
+
+    fn has_passed(&self, event: &Object) -> Result<bool> {
+        self.select(event.device)?;
+        // SAFETY: an event of this device.
+        match unsafe { (self.driver.cuEventQuery)(event.handle.0) } {
+            NOT_READY => Ok(false),
+            code => check(code).map(|()| true),
+        }
     }
 
     fn synchronise(&self, event: &Object) -> Result<()> {

@@ -11,7 +11,7 @@ use opencl3::command_queue::{CL_QUEUE_PROFILING_ENABLE, CommandQueue};
 use opencl3::context::Context;
 use opencl3::device::{CL_DEVICE_SVM_COARSE_GRAIN_BUFFER, CL_DEVICE_TYPE_ALL, Device};
 use opencl3::error_codes::ClError;
-use opencl3::event::Event;
+use opencl3::event::{CL_COMPLETE, Event};
 use opencl3::memory::{CL_MEM_READ_WRITE, svm_alloc, svm_free};
 use opencl3::platform::get_platforms;
 use std::collections::HashMap;
@@ -184,6 +184,15 @@ impl Engine for OpenCl {
         let Some(event) = event.as_ref() else { return Ok(()) };
         // SAFETY: an event that is there; the driver keeps it as long as it waits.
         unsafe { stream.queue.enqueue_barrier_with_wait_list(&[event.get()]) }.map(drop).map_err(unknown)
+    }
+
+    fn has_passed(&self, event: &Self::Event) -> Result<bool> {
+        let event = lock(event);
+        let Some(event) = event.as_ref() else { return Ok(true) };
+        match event.command_execution_status().map_err(unknown)?.0 {
+            failed if failed < 0 => Err(LAUNCH_FAILURE),
+            code => Ok(code == CL_COMPLETE),
+        }
     }
 
     fn synchronise(&self, event: &Self::Event) -> Result<()> {

@@ -7,7 +7,9 @@
 use crate::blas::{Blas, Product};
 use crate::code;
 use crate::settings::{aborts, architecture, visible, wave_items};
-use crate::symbols::code::{INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_SUPPORTED};
+use crate::symbols::code::{
+    INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, NO_DEVICE, NOT_READY, NOT_SUPPORTED,
+};
 use crate::symbols::{
     FUNCTION_MAX_THREADS, Handle, PROPERTIES_R0000, PROPERTIES_R0600, Properties, attribute,
 };
@@ -233,6 +235,9 @@ entries! {
     }
     fn hipEventRecord(event: Handle, stream: Handle) {
         E::engine()?.record(borrow(event)?, borrow(stream)?)
+    }
+    fn hipEventQuery(event: Handle) {
+        if E::engine()?.has_passed(borrow(event)?)? { Ok(()) } else { Err(NOT_READY) }
     }
     fn hipEventSynchronize(event: Handle) {
         E::engine()?.synchronise(borrow(event)?)

@@ -107,6 +107,8 @@ pub trait Engine: Sized + Send + Sync + 'static {
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
     /// Holds a stream until an event has passed.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
+    /// Whether an event has passed.
+    fn has_passed(&self, event: &Self::Event) -> Result<bool>;
     /// Waits for an event.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
     /// Milliseconds between two events.
