@@ -27,6 +27,7 @@ mod clock;
 mod compiler;
 mod device;
 mod error;
+mod halves;
 mod hazards;
 mod memory;
 mod memory_model;

@@ -10,8 +10,8 @@
 use std::collections::{BTreeSet, HashMap};
 
 /// Words before the first instruction; the fourth is the bound of ids.
-const HEADER: usize = 5;
-const BOUND: usize = 3;
+pub(crate) const HEADER: usize = 5;
+pub(crate) const BOUND: usize = 3;
 
 const OP_MEMORY_MODEL: u32 = 14;
 const OP_TYPE_POINTER: u32 = 32;
@@ -31,7 +31,7 @@ const NON_PRIVATE_POINTER: u32 = 0x20;
 const MAKE_AVAILABLE_AND_VISIBLE: u32 = 0x2000 | 0x4000;
 
 /// The instructions of a module, each with its first word.
-fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
+pub(crate) fn instructions(words: &[u32]) -> impl Iterator<Item = (u32, &[u32])> {
     let mut rest = words.get(HEADER..).unwrap_or_default();
     std::iter::from_fn(move || {
         let first = *rest.first()?;

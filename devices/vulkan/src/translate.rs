@@ -7,7 +7,7 @@
 //!
 //! This module must not know Vulkan's objects.
 
-use crate::memory_model;
+use crate::{halves, memory_model};
 use naga::back::spv::{
     BindingMap, Capability, Options, PipelineOptions, WriterFlags, ZeroInitializeWorkgroupMemoryMode,
 };
@@ -17,7 +17,7 @@ use naga::{AddressSpace, ResourceBinding};
 use ragtag_hal::{Error, Feature, Features, Result};
 
 /// The translator's version, for keys of what is kept: a change here or in naga means other SPIR-V.
-pub(crate) const VERSION: &str = "naga 30, 2";
+pub(crate) const VERSION: &str = "naga 30, 3";
 
 /// What SPIR-V is made for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ pub fn translate(text: &str, entry: &str, target: &SpirVTarget) -> Result<SpirV>
         .map_err(|error| refused(format!("{entry}: {error}")))?;
     let work_group = module.entry_points.iter().find(|one| one.name == entry).map(|one| one.workgroup_size);
     let (bindings, constant_bytes) = arguments(&module).map_err(refused)?;
-    let words = memory_model::complete(words);
+    let words = halves::keep(memory_model::complete(words));
     Ok(SpirV { words, bindings, constant_bytes, work_group: work_group.unwrap_or_default() })
 }
 

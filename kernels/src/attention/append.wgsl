@@ -35,21 +35,34 @@ fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     newest = position;
     let head_dim = constants.head_dim;
     let key = (constants.heads + run.kv_head) * head_dim;
-    let value = key + constants.kv_heads * head_dim;
-    // Items beside each other take pairs beside each other; where there are more items than pairs, further heads.
+    // The value is on its way while queries and key are turned. There are fewer fours of it than items.
+    let of_value = key + constants.kv_heads * head_dim + 4u * item;
+    let brings = 4u * item < head_dim;
+    var four = vec4(0.0);
+    if brings { four = vec4(q[of_value], q[of_value + 1u], q[of_value + 2u], q[of_value + 3u]); }
+    // Items beside each other take pairs beside each other; where there are more items than pairs, further heads, each
+    // item two at a time.
     let pairs = constants.rope_dims / 2u;
     let columns = max(1u, min(pairs, ITEMS));
     let lines = ITEMS / columns;
     if item < columns * lines {
         for (var i = item % columns; i < pairs; i += columns) {
-            let turn = turned(position, frequencies[i]);
             let first = select(i, 2u * i, constants.pairing == 0u);
             let second = select(i + pairs, 2u * i + 1u, constants.pairing == 0u);
-            for (var head = item / columns; head <= heads; head += lines) {
+            let frequency = frequencies[i];
+            for (var head = item / columns; head <= heads; head += 2u * lines) {
+                let next = head + lines;
                 let begin = select(key, first_query + head * head_dim, head < heads);
+                let begin_next = select(key, first_query + next * head_dim, next < heads);
                 let pair = vec2(q[begin + first], q[begin + second]);
+                let pair_next = vec2(q[begin_next + first], q[begin_next + second]);
+                let turn = turned(position, frequency);
                 take(head, heads, first, pair.x * turn.y - pair.y * turn.x);
                 take(head, heads, second, pair.x * turn.x + pair.y * turn.y);
+                if next <= heads {
+                    take(next, heads, first, pair_next.x * turn.y - pair_next.y * turn.x);
+                    take(next, heads, second, pair_next.x * turn.x + pair_next.y * turn.y);
+                }
             }
         }
     }
@@ -58,10 +71,7 @@ fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
             take(head, heads, d, q[select(key, first_query + head * head_dim, head < heads) + d]);
         }
     }
-    for (var i = item; i < head_dim / 4u; i += ITEMS) {
-        let at = value + 4u * i;
-        new_value[i] = four_stored(vec4(q[at], q[at + 1u], q[at + 2u], q[at + 3u]));
-    }
+    if brings { new_value[item] = four_stored(four); }
     workgroupBarrier();
 }
 

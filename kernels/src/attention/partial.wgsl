@@ -30,12 +30,15 @@ const QUADS = STEP / 4u;
 const HEADS = 4u;
 // Most dimensions of the means that are summed at once. Longer heads take more than one turn.
 const DIMS = 128u;
+const HALF = ITEMS / 2u;
 
-// Of each share of the dimensions and each head the scores of a step; and what items have of the means.
-var<workgroup> space: array<vec4<f32>, ITEMS>;
-// Of each head and four positions: weights, the largest score or the sum of weights.
+// Of each share of the dimensions and each head the scores of a step; and, of each head, what half of the items have of the
+// means.
+var<workgroup> space: array<vec4<f32>, HEADS * HALF>;
+// Of each head and four positions: weights, and the largest score or the sum of weights, which are read by fours.
 var<workgroup> weights: array<vec4<f32>, HEADS * QUADS>;
-var<workgroup> quad_of: array<f32, HEADS * QUADS>;
+var<workgroup> quad_of: array<vec4<f32>, HEADS * QUADS / 4u>;
+// Of each head what sums so far are corrected by; at the end, the sum of its weights.
 var<workgroup> corrections: array<f32, HEADS>;
 
 // A run: its table, its first position and the one after its last, and the group's kv head.
@@ -105,8 +108,43 @@ fn with_values(means: Means, heads: u32, p: u32, four: Four) -> Means {
     return out;
 }
 
-fn mean_of(means: Means, head: u32) -> vec4<f32> {
-    return select(select(means.a, means.b, head == 1u), select(means.c, means.d, head == 3u), head >= 2u);
+// Adds what the items of the other slots have of the means, half of the slots to the other half: all items come here together,
+// and those of slot 0 have the sums.
+fn gathered(means: Means, heads: u32, slots: u32, slot: u32, quad: u32, quads: u32) -> Means {
+    var out = means;
+    var left = slots;
+    while left > 1u {
+        let kept = (left + 1u) / 2u;
+        if slot >= kept && slot < left {
+            let at = (slot - kept) * quads + quad;
+            space[at] = out.a;
+            if heads > 1u { space[HALF + at] = out.b; }
+            if heads > 2u {
+                space[2u * HALF + at] = out.c;
+                space[3u * HALF + at] = out.d;
+            }
+        }
+        workgroupBarrier();
+        if slot < left - kept {
+            let at = slot * quads + quad;
+            out.a += space[at];
+            if heads > 1u { out.b += space[HALF + at]; }
+            if heads > 2u {
+                out.c += space[2u * HALF + at];
+                out.d += space[3u * HALF + at];
+            }
+        }
+        workgroupBarrier();
+        left = kept;
+    }
+    return out;
+}
+
+// Writes four dimensions of a mean.
+fn put_mean(at: u32, dim: u32, mean: vec4<f32>) {
+    for (var i = 0u; i < 4u; i++) {
+        if dim + i < constants.head_dim { partials[at * constants.head_dim + dim + i] = mean[i]; }
+    }
 }
 
 @compute @workgroup_size(ITEMS)
@@ -182,12 +220,15 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
                     for (var i = 0u; i < shares; i++) { four += space[(i * heads + head) * QUADS + quad]; }
                     let is_seen = vec4(first + quad * 4u) + vec4(0u, 1u, 2u, 3u) < vec4(run.end);
                     four = select(vec4(LOWEST), four * constants.scale, is_seen);
-                    quad_of[item] = max(max(four.x, four.y), max(four.z, four.w));
+                    quad_of[item / 4u][item % 4u] = max(max(four.x, four.y), max(four.z, four.w));
                 }
                 workgroupBarrier();
                 if softens {
                     let before = largest;
-                    for (var i = 0u; i < QUADS; i++) { largest = max(largest, quad_of[head * QUADS + i]); }
+                    for (var i = 0u; i < QUADS / 4u; i++) {
+                        let scored = quad_of[head * (QUADS / 4u) + i];
+                        largest = max(largest, max(max(scored.x, scored.y), max(scored.z, scored.w)));
+                    }
                     let correction = exp(before - largest);
                     four = exp(four - largest);
                     sum = sum * correction + (four.x + four.y) + (four.z + four.w);
@@ -206,24 +247,27 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
                 means = with_values(means, heads, slot + 6u * slots, v6);
                 means = with_values(means, heads, slot + 7u * slots, v7);
             }
-            // The sums of weights, then the means, head by head.
-            if softens { quad_of[item] = sum; }
-            for (var h = 0u; h < left; h++) {
-                workgroupBarrier(); // what was there has been read
-                space[item] = mean_of(means, h);
-                workgroupBarrier();
-                let to = (first_of_row + first_head + h) * constants.splits + split;
-                if slot == 0u {
-                    var total = 0.0;
-                    for (var i = 0u; i < QUADS; i++) { total += quad_of[h * QUADS + i]; }
-                    var mean = vec4(0.0);
-                    for (var i = 0u; i < min(slots, STEP); i++) { mean += space[i * dim_quads + item]; }
-                    for (var i = 0u; i < 4u; i++) {
-                        if dim + i < head_dim { partials[to * head_dim + dim + i] = mean[i] / total; }
-                    }
-                    if dim == 0u { partials[sums + to * 2u + 1u] = total; }
+            // The sums of weights, then the means.
+            let to = (first_of_row + first_head) * constants.splits + split;
+            if softens { quad_of[item / 4u][item % 4u] = sum; }
+            workgroupBarrier();
+            if softens && quad == 0u {
+                var four = vec4(0.0);
+                for (var i = 0u; i < QUADS / 4u; i++) { four += quad_of[head * (QUADS / 4u) + i]; }
+                let total = (four.x + four.y) + (four.z + four.w);
+                corrections[head] = total;
+                if head < left {
+                    partials[sums + (to + head * constants.splits) * 2u] = largest;
+                    partials[sums + (to + head * constants.splits) * 2u + 1u] = total;
                 }
-                if softens && head == h && quad == 0u { partials[sums + to * 2u] = largest; }
+            }
+            workgroupBarrier();
+            means = gathered(means, heads, min(slots, STEP), slot, item % dim_quads, dim_quads);
+            if slot == 0u {
+                put_mean(to, dim, means.a / corrections[0]);
+                if left > 1u { put_mean(to + constants.splits, dim, means.b / corrections[1]); }
+                if left > 2u { put_mean(to + 2u * constants.splits, dim, means.c / corrections[2]); }
+                if left > 3u { put_mean(to + 3u * constants.splits, dim, means.d / corrections[3]); }
             }
             workgroupBarrier();
         }

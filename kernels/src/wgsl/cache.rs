@@ -72,7 +72,7 @@ fn append_functions() -> Vec<Function> {
 fn partial_functions() -> [Function; 2] {
     let partial = |kv_type, abi| Function {
         max_rows: partial::MAX_ROWS,
-        local_bytes: 8 << 10,
+        local_bytes: 12 << 10,
         ..function(Kernel::AttentionPartial(kv_type), abi, partial::grid, "attention_partial", ITEMS)
     };
     [
@@ -91,7 +91,7 @@ fn partial_functions() -> [Function; 2] {
 fn append_attention_functions() -> [Function; 2] {
     let append = |kv_type, abi| Function {
         max_rows: 1,
-        local_bytes: 12 << 10,
+        local_bytes: 16 << 10,
         ..function(Kernel::AppendAttention(kv_type), abi, partial::grid, "attention_partial", ITEMS)
     };
     [
