@@ -10,42 +10,30 @@
 //! of seed *n*. There are two tables, for two questions. In the first, someone has these cards and wants to run *a* model that
 //! takes more than one of them: it is drawn, by the same generator, from those of the models below that the fleet holds at a
 //! context of 2048 for 16 sequences, and none of its cards alone (where there is no such model, it is the largest that the
-//! fleet holds). In the second, someone wants the *largest* that the fleet holds. A rule's placement counts if it fits; the
-//! best of the rules in simulation is what the plan is held against. Micro-batches and credits are chosen for a rule's
-//! placement as they are for the planner's.
+//! fleet holds). In the second, someone wants the *largest* that the fleet holds. A rule's placement counts if it fits. The
+//! plan is held against the best of the rules in simulation twice: as engines run them (`Planner::untuned_baseline`), with all
+//! sequences that generate in one micro-batch or in one for each stage, whichever is better; and with chunk, micro-batches and
+//! credits chosen for each rule's placement as they are for the planner's (`Planner::baseline`), which leaves the placement
+//! alone to differ.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)] // the tables are what it is for, and one waits for them
 
+#[path = "support/shapes.rs"]
+mod shapes;
+
 use ragtag::fleet::cards;
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths, Load};
-use ragtag::{AdapterKind, Baseline, Fleet, Model, Objective, Plan, Planner, TensorType, Workload};
+use ragtag::{AdapterKind, Baseline, EngineDecode, Fleet, Model, Objective, Plan, Planner, Workload};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
+use shapes::{SHAPES, model};
 use std::ops::Range;
-use std::path::Path;
 
 const SEQUENCES: u32 = 16;
 const CONTEXT: u32 = 2048;
 const REQUEST: Workload = Workload { prompt_tokens: 512, generated_tokens: 128 };
 const REQUESTS: u32 = 64;
-
-/// Shapes of dense models, each about half as large again as the next: parameters, layers, width, heads, key-value heads, inner width, vocabulary.
-const SHAPES: [(&str, [u32; 6]); 13] = [
-    ("405B", [126, 16384, 128, 8, 53248, 128_256]),
-    ("310B", [118, 15360, 120, 8, 46080, 128_256]),
-    ("223B", [96, 14336, 112, 8, 43008, 128_256]),
-    ("162B", [94, 12288, 96, 8, 36864, 151_936]),
-    ("123B", [88, 12288, 96, 8, 28672, 32768]),
-    ("71B", [80, 8192, 64, 8, 28672, 128_256]),
-    ("46B", [80, 8192, 64, 8, 16384, 128_256]),
-    ("33B", [64, 5120, 40, 8, 27648, 152_064]),
-    ("22B", [56, 6144, 48, 8, 16384, 32768]),
-    ("15B", [48, 5120, 40, 8, 13824, 152_064]),
-    ("8B", [32, 4096, 32, 8, 14336, 128_256]),
-    ("3.6B", [28, 3072, 24, 8, 8192, 128_256]),
-    ("1.5B", [16, 2048, 32, 8, 8192, 128_256]),
-];
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -109,31 +97,6 @@ fn drawn(seed: u64) -> (Vec<&'static str>, SmallRng) {
     (names, rng)
 }
 
-/// A model of this shape, of which there is no weight.
-fn model(folder: &Path, name: &str, shape: [u32; 6]) -> Result<Model> {
-    let [layers, width, heads, kv_heads, inner, vocabulary] = shape;
-    let folder = folder.join(name);
-    std::fs::create_dir(&folder)?;
-    let config = serde_json::json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "max_position_embeddings": 8192,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000.0,
-        "tie_word_embeddings": false,
-        "torch_dtype": "bfloat16",
-        "vocab_size": vocabulary,
-    });
-    std::fs::write(folder.join("config.json"), config.to_string())?;
-    Ok(Model::open_metadata(folder, Some(TensorType::Q4_K))?)
-}
-
 fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(Planner::new(model).fleet(fleet)?.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
 }
@@ -171,49 +134,59 @@ impl Fitting {
     }
 }
 
+/// A rule, by name, and the requests a second that it serves in simulation.
+type OfRule = (String, f64);
+
 /// What a fleet comes to.
 #[derive(Clone)]
 struct Row {
     model: String,
     devices: usize,
-    predicted: f64,
     rate: f64,
-    best_rule: Option<(Baseline, f64)>,
+    /// The best of the rules as engines run them.
+    untuned: Option<OfRule>,
+    /// The best of the rules tuned as the planner's placement is.
+    tuned: Option<OfRule>,
 }
 
 impl Row {
     fn new((name, model): &(&str, Model), fleet: &Fleet, load: &Load) -> Result<Self> {
         let planner = planner(model, fleet)?;
-        let mut best_rule: Option<(Baseline, f64)> = None;
+        let rate = |plan: &Plan| simulated(model, fleet, plan, load);
+        let (mut untuned, mut tuned) = (None, None);
         for rule in Baseline::ALL {
-            let Some(plan) = planner.baseline(rule)? else { continue };
-            let rate = simulated(model, fleet, &plan, load)?;
-            if best_rule.is_none_or(|(_, best)| rate > best) {
-                best_rule = Some((rule, rate));
+            for decode in EngineDecode::ALL {
+                if let Some(plan) = planner.untuned_baseline(rule, decode)? {
+                    keep_best(&mut untuned, (format!("{rule}, {decode}"), rate(&plan)?));
+                }
+            }
+            if let Some(plan) = planner.baseline(rule)? {
+                keep_best(&mut tuned, (rule.to_string(), rate(&plan)?));
             }
         }
         let plan = planner.plan()?;
-        Ok(Self {
-            model: (*name).into(),
-            devices: plan.stages.len(),
-            predicted: 1e6 / plan.explanation.score_us,
-            rate: simulated(model, fleet, &plan, load)?,
-            best_rule,
-        })
+        Ok(Self { model: (*name).into(), devices: plan.stages.len(), rate: rate(&plan)?, untuned, tuned })
     }
 
-    fn ratio(&self) -> Option<f64> {
-        self.best_rule.map(|(_, rate)| self.rate / rate)
+    /// How many times as many requests as a rule.
+    fn ratio(&self, (_, rate): &OfRule) -> f64 {
+        self.rate / rate
+    }
+}
+
+fn keep_best(best: &mut Option<OfRule>, other: OfRule) {
+    if best.as_ref().is_none_or(|(_, rate)| other.1 > *rate) {
+        *best = Some(other);
     }
 }
 
 impl std::fmt::Display for Row {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} | {} | {:.3} | {:.3} | ", self.model, self.devices, self.predicted, self.rate)?;
-        match self.best_rule {
-            Some((rule, rate)) => write!(f, "{rule} | {rate:.3} | {:.2}", self.rate / rate),
-            None => write!(f, "none fits | | "),
-        }
+        write!(f, "{} | {} | {:.3}", self.model, self.devices, self.rate)?;
+        [&self.untuned, &self.tuned].into_iter().try_for_each(|of_rule| match of_rule {
+            Some(best) => write!(f, " | {} | {:.3} | {:.2}", best.0, best.1, self.ratio(best)),
+            None => write!(f, " | none fits | | "),
+        })
     }
 }
 
@@ -227,27 +200,33 @@ impl std::fmt::Display for Table {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(
             f,
-            "| seed | cards | model | devices used | predicted requests/s | simulated | best rule | its requests/s | ratio |"
+            "| seed | cards | model | devices used | plan, requests/s | best rule, as engines run it | requests/s | ratio \
+             | best rule, tuned | requests/s | ratio |"
         )?;
-        writeln!(f, "| ---: | --- | --- | ---: | ---: | ---: | --- | ---: | ---: |")?;
+        writeln!(f, "| ---: | --- | --- | ---: | ---: | --- | ---: | ---: | --- | ---: | ---: |")?;
         for (cards, row) in &self.rows {
             writeln!(f, "| {cards} | {row} |")?;
         }
-        let mut ratios: Vec<f64> = self.rows.iter().filter_map(|(_, row)| row.ratio()).collect();
-        ratios.sort_by(f64::total_cmp);
-        let middle = ratios.len() / 2;
-        let median = match ratios.as_slice() {
-            [] => return writeln!(f, "\nno rule fits any of these fleets"),
-            ratios if ratios.len() % 2 == 1 => ratios[middle],
-            ratios => (ratios[middle - 1] + ratios[middle]) / 2.0,
+        writeln!(f)?;
+        let ratios = |of: fn(&Row) -> Option<&OfRule>| {
+            let ratio = |(_, row): &(String, Row)| Some(row.ratio(of(row)?));
+            self.rows.iter().filter_map(ratio).collect::<Vec<_>>()
         };
-        writeln!(
-            f,
-            "\n{} fleets with a rule that fits: ratio at least {:.2}, median {median:.2}",
-            ratios.len(),
-            ratios[0]
-        )
+        writeln!(f, "As engines run them: {}", summary(ratios(|row| row.untuned.as_ref())))?;
+        writeln!(f, "Tuned: {}", summary(ratios(|row| row.tuned.as_ref())))
     }
+}
+
+fn summary(mut ratios: Vec<f64>) -> String {
+    ratios.sort_by(f64::total_cmp);
+    let middle = ratios.len() / 2;
+    let median = match ratios.as_slice() {
+        [] => return "no rule fits any of these fleets".into(),
+        ratios if ratios.len() % 2 == 1 => ratios[middle],
+        ratios => (ratios[middle - 1] + ratios[middle]) / 2.0,
+    };
+    let least = ratios[0];
+    format!("{} fleets with a rule that fits, ratio at least {least:.2}, median {median:.2}", ratios.len())
 }
 
 /// Requests a second.

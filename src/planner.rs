@@ -11,7 +11,9 @@ use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::{Plan, PlanModel};
-use ragtag_scheduler::planner::{self, Baseline, Constraints, ModelFacts, Pin, PlanLimits, PlannerInput};
+use ragtag_scheduler::planner::{
+    self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
+};
 use ragtag_scheduler::{DeviceFacts, Fleet, Links, Objective, Split, Workload};
 
 /// Prefill chunk that is tried first unless one is asked for: long enough to use the arithmetic of a device, short enough that
@@ -236,6 +238,16 @@ impl Planner {
     /// As [`Planner::plan`], except that what does not fit is no error.
     pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
         self.with_input(|input| Ok(planner::baseline(input, rule)?))
+    }
+
+    /// The placement of [`Planner::baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 tokens or, where
+    /// they do not fit, the longest shorter ones; decode groups as `decode` says, but no more than sequences; and a micro-batch
+    /// in flight for each stage, with one on its way. None if it does not fit.
+    ///
+    /// # Errors
+    /// As [`Planner::baseline`].
+    pub fn untuned_baseline(&self, rule: Baseline, decode: EngineDecode) -> Result<Option<Plan>> {
+        self.with_input(|input| Ok(planner::untuned_baseline(input, rule, decode)?))
     }
 
     fn with_input<T>(&self, then: impl FnOnce(&PlannerInput<'_>) -> Result<T>) -> Result<T> {

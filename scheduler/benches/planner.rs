@@ -1,7 +1,7 @@
-//! What the planner's solver takes, and how far its answers can be from the best, for random fleets of the usual kinds of
-//! cards. `cargo bench -p ragtag-scheduler --bench planner`.
+//! What planning takes for random fleets of the usual kinds of cards. `cargo bench -p ragtag-scheduler --bench planner`.
 //!
-//! Printed are the median and the longest of several fleets, and the largest gap between a score and its bound.
+//! First the solver, at one point of the grid: the median and the longest of several fleets, and the largest gap between a
+//! score and its bound. Then whole plans, over all points of the grid.
 
 #![allow(missing_docs)]
 #![allow(dead_code, unreachable_pub)] // the solver is taken as it is
@@ -9,6 +9,8 @@
 
 #[path = "../src/planner/solver/mod.rs"]
 mod solver;
+#[path = "planner/whole.rs"]
+mod whole;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -36,16 +38,28 @@ enum Fleet {
     Kinds,
 }
 
+impl Fleet {
+    const ALL: [(Self, &'static str); 2] = [(Self::Distinct, "distinct"), (Self::Kinds, "kinds")];
+
+    /// By how much the figures of a device differ from those of its kind.
+    fn spread(self, rng: &mut SmallRng) -> f64 {
+        match self {
+            Self::Distinct => rng.random_range(0.9..1.1),
+            Self::Kinds => 1.0,
+        }
+    }
+}
+
+/// Devices, segments, and fleets that are drawn.
+const SIZES: [(usize, usize, u64); 3] = [(8, 81, 15), (12, 130, 9), (64, 1000, 5)];
+
 /// A model whose weights take between half and nine tenths of the fleet's memory, on cards behind PCIe.
 fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Score) -> Instance {
     let rng = &mut SmallRng::seed_from_u64(seed);
     let cards: Vec<_> = (0..devices)
         .map(|_| {
             let (bandwidth, rate, memory) = CARDS[rng.random_range(0..CARDS.len())];
-            let spread = match fleet {
-                Fleet::Distinct => rng.random_range(0.9..1.1),
-                Fleet::Kinds => 1.0,
-            };
+            let spread = fleet.spread(rng);
             (bandwidth * spread, rate * spread, memory * spread * (1u64 << 30) as f64)
         })
         .collect();
@@ -110,34 +124,56 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
 fn main() {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("the solver on random fleets, {cores} cores; scores are a sum, the busiest of 32 and a mix");
-    println!("devices  segments  fleet     score  median ms  longest ms  largest gap  exact");
-    let sizes = [(8, 81, 15), (12, 130, 9), (64, 1000, 5)];
-    for (devices, segments, runs) in sizes {
-        for (fleet, name) in [(Fleet::Distinct, "distinct"), (Fleet::Kinds, "kinds")] {
-            let scores = [
-                ("sum", Score::Sum { chunk_weight: 8.0 }),
-                ("busy", Score::Busy { sequences: 32.0, chunk_weight: 0.25 }),
-                ("mix", Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }),
-            ];
-            for (score_name, score) in scores {
-                let mut times = Vec::new();
-                let (mut gap, mut exact) = (0.0_f64, 0);
-                for seed in 0..runs {
-                    let instance = instance(seed, devices, segments, fleet, score);
-                    let start = Instant::now();
-                    let solution = solve(&instance);
-                    times.push(start.elapsed().as_secs_f64() * 1e3);
-                    let best = solution.choose(0.0).map_or(f64::INFINITY, |p| p.score);
-                    gap = gap.max(1.0 - solution.bound / best);
-                    exact += usize::from(solution.exact);
-                }
-                times.sort_by(f64::total_cmp);
-                let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
-                println!(
-                    "{devices:7}  {segments:8}  {name:8}  {score_name:5}  {median:9.2}  {longest:10.2}  {:10.2} %  {exact} of {runs}",
-                    gap * 100.0
-                );
-            }
+    println!("devices  segments  fleet     score       median ms  longest ms  largest gap  exact");
+    each_size(|devices, segments, runs, (fleet, name)| one_point(devices, segments, runs, fleet, name));
+    println!("\nwhole plans: all points of the grid, and reasons");
+    println!("devices  segments  fleet     objective   median ms  longest ms");
+    each_size(|devices, segments, runs, (fleet, name)| {
+        for (objective_name, objective) in whole::objectives() {
+            let times = (0..runs).map(|seed| whole::plan_ms(seed, devices, segments, fleet, objective));
+            let (median, longest) = median_and_longest(times.collect());
+            println!(
+                "{devices:7}  {segments:8}  {name:8}  {objective_name:10}  {median:9.2}  {longest:10.2}"
+            );
         }
+    });
+}
+
+fn each_size(then: impl Fn(usize, usize, u64, (Fleet, &str))) {
+    for (devices, segments, runs) in SIZES {
+        for fleet in Fleet::ALL {
+            then(devices, segments, runs, fleet);
+        }
+    }
+}
+
+fn median_and_longest(mut times: Vec<f64>) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    (times[times.len() / 2], times[times.len() - 1])
+}
+
+fn one_point(devices: usize, segments: usize, runs: u64, fleet: Fleet, name: &str) {
+    let scores = [
+        ("sum", Score::Sum { chunk_weight: 8.0 }),
+        ("busy", Score::Busy { sequences: 32.0, chunk_weight: 0.25 }),
+        ("mix", Score::Mix { chunk_weight: 2.0, busy_weight: 16.0 }),
+    ];
+    for (score_name, score) in scores {
+        let mut times = Vec::new();
+        let (mut gap, mut exact) = (0.0_f64, 0);
+        for seed in 0..runs {
+            let instance = instance(seed, devices, segments, fleet, score);
+            let start = Instant::now();
+            let solution = solve(&instance);
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+            let best = solution.choose(0.0).map_or(f64::INFINITY, |p| p.score);
+            gap = gap.max(1.0 - solution.bound / best);
+            exact += usize::from(solution.exact);
+        }
+        let (median, longest) = median_and_longest(times);
+        println!(
+            "{devices:7}  {segments:8}  {name:8}  {score_name:10}  {median:9.2}  {longest:10.2}  {:10.2} %  {exact} of {runs}",
+            gap * 100.0
+        );
     }
 }

@@ -39,8 +39,8 @@ pub use plan::{
     Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 pub use planner::{
-    Baseline, Constraints, DoesNotFit, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput, Shortage,
-    baseline, largest_context, plan,
+    Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,
+    Shortage, baseline, largest_context, plan, untuned_baseline,
 };
 pub use runtime::{
     Job, LoadProgress, Pipeline, PipelineOptions, PipelineReport, PipelineStats, Reply, ReplySink, Request,

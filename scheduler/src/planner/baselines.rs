@@ -43,6 +43,29 @@ impl fmt::Display for Baseline {
     }
 }
 
+/// How an engine that chooses nothing to suit a placement spreads the sequences that generate over micro-batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineDecode {
+    /// All take a step together; the way of llama.cpp.
+    Together,
+    /// In as many groups as there are stages, one on each stage in turn; the way of vLLM.
+    InTurn,
+}
+
+impl EngineDecode {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Together, Self::InTurn];
+}
+
+impl fmt::Display for EngineDecode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Together => "one group",
+            Self::InTurn => "a group per stage",
+        })
+    }
+}
+
 /// The placements that a rule allows: one, or one for each single device. Memory is not proved.
 pub(super) fn placements(
     baseline: Baseline,

@@ -14,7 +14,7 @@
 //! This module must not know how plans are told.
 
 use super::PlannerInput;
-use super::baselines::{self, Baseline};
+use super::baselines::{self, Baseline, EngineDecode};
 use super::pace::{Pace, Point};
 use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
@@ -26,6 +26,8 @@ use std::sync::{Arc, OnceLock};
 const POINTS: usize = 64;
 /// Most numbers of decode groups.
 const GROUPS: usize = 8;
+/// Length of a prefill chunk as engines have it unless told otherwise; llama.cpp's `--ubatch-size`.
+const USUAL_CHUNK: u32 = 512;
 /// Most points that are solved.
 const SOLVED: usize = 4;
 /// Of plans within this share of the best, the one with the fewest devices is chosen.
@@ -211,6 +213,27 @@ impl<'a> Grid<'a> {
         let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
         let placements = baselines::placements(rule, self.input, fits);
         self.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    }
+
+    /// A placement as engines run it: chunks of [`USUAL_CHUNK`] or, where they do not fit, the longest shorter ones. Only the form
+    /// in which activations cross is the one that is expected to be better. None if it fits at no point.
+    pub fn untuned(&self, runs: &[Run], decode: EngineDecode) -> Option<Choice> {
+        let groups = match decode {
+            EngineDecode::Together => 1,
+            EngineDecode::InTurn => u32::try_from(runs.len()).unwrap_or(u32::MAX),
+        };
+        let mut points: Vec<Point> = self.points().collect();
+        // Of numbers of groups that make the same micro-batches the grid has the smallest.
+        points.sort_by_key(|point| {
+            let usual = (point.chunk > USUAL_CHUNK, point.chunk.abs_diff(USUAL_CHUNK));
+            (point.groups > groups, point.groups.abs_diff(groups), usual)
+        });
+        let first = |boundary: &Boundary| {
+            let mut points = points.iter().filter(|point| point.boundary == *boundary);
+            points.find_map(|point| self.priced(*point, runs.to_vec()))
+        };
+        let better = |a: Choice, b: Choice| if b.is_better_than(&a) { b } else { a };
+        self.boundaries.iter().filter_map(first).reduce(better)
     }
 
     /// The best placement at a point, with these devices among its own.

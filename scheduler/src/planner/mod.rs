@@ -26,7 +26,7 @@ use crate::plan::{
     StageMemory,
 };
 use crate::split::{PartitionError, Span, Split};
-pub use baselines::Baseline;
+pub use baselines::{Baseline, EngineDecode};
 use grid::{Choice, Found, Grid};
 use pace::{Point, Times};
 use problem::{Lowered, Problem, Run};
@@ -263,14 +263,37 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
 /// # Errors
 /// As [`plan`], except that what does not fit is no error.
 pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
+    of_rule(input, rule, |grid, choice| {
+        Some(if input.is_tried() { trial::tuned(grid, choice) } else { choice })
+    })
+}
+
+/// The placement of [`baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 rows or, where they do not
+/// fit, the longest shorter ones of the input's; decode groups as `decode` says, but no more than sequences; and a
+/// micro-batch in flight for each stage, with one on its way. None if it does not fit.
+///
+/// # Errors
+/// As [`baseline`].
+pub fn untuned_baseline(
+    input: &PlannerInput<'_>,
+    rule: Baseline,
+    decode: EngineDecode,
+) -> Result<Option<Plan>, PlanError> {
+    of_rule(input, rule, |grid, choice| grid.untuned(&choice.runs, decode))
+}
+
+fn of_rule(
+    input: &PlannerInput<'_>,
+    rule: Baseline,
+    then: impl FnOnce(&Grid<'_>, Choice) -> Option<Choice>,
+) -> Result<Option<Plan>, PlanError> {
     check(input)?;
     let context = match input.limits.context {
         Some(context) => context,
         None => fitting_context(input)?,
     };
     let grid = Grid::new(input, context);
-    let tuned = |choice| if input.is_tried() { trial::tuned(&grid, choice) } else { choice };
-    let choice = grid.baseline(rule).map(tuned);
+    let choice = grid.baseline(rule).and_then(|choice| then(&grid, choice));
     Ok(choice.map(|choice| assemble_choice(&grid, &choice, Explanation::default(), Vec::new())))
 }
 

@@ -7,7 +7,7 @@
 //!
 //! This module must not know how placements are found.
 
-use super::baselines::Baseline;
+use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Found, Grid};
 use super::pace::Point;
 use super::problem::Run;
@@ -166,9 +166,15 @@ fn moved(choice: &Choice, by: usize) -> Vec<Vec<Run>> {
     all
 }
 
-/// Neighbouring points, then fewer credits, as long as more requests are served.
+/// The points at which engines would run it, then neighbours of the best, then fewer credits, as long as more requests are
+/// served.
 fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
     let (mut best, mut seen) = (tried, Vec::new());
+    let untuned = EngineDecode::ALL.into_iter().filter_map(|decode| grid.untuned(&best.1.runs, decode));
+    let untuned: Vec<Choice> = untuned.filter(|untuned| untuned.point != best.1.point).collect();
+    if let Some(better) = most_of(grid, &best, untuned) {
+        best = better;
+    }
     loop {
         seen.push(best.1.point);
         let points: Vec<Point> =

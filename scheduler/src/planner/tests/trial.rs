@@ -51,6 +51,70 @@ fn what_is_tried_serves_no_less_than_what_is_predicted_best_and_than_rules() {
     assert!(worlds > 30 && better > 5, "{better} of {worlds} are better for having been tried");
 }
 
+#[test]
+fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less() {
+    let (mut plans, mut better) = (0, 0);
+    for seed in 0..60 {
+        let mut world = random_world(seed);
+        world.limits.sequences = world.limits.sequences.max(2);
+        // Chunks among which engines have their own, each with the room that it takes.
+        let wider = |chunk: u64| {
+            let scratch = |segment: &Segment| Segment {
+                scratch_bytes: segment.scratch_bytes * chunk / 128,
+                wide_scratch_bytes: segment.wide_scratch_bytes * chunk / 128,
+                ..segment.clone()
+            };
+            world.segments.iter().map(scratch).collect::<Vec<_>>()
+        };
+        let (short, long) = (wider(64), wider(512));
+        let others = [(64, short.as_slice()), (512, long.as_slice())];
+        let input = PlannerInput { other_chunks: &others, ..tried(&world) };
+        let served = |plan: &Plan| {
+            let segments = others.iter().find(|(chunk, _)| *chunk == plan.chunk);
+            let segments = segments.map_or(world.segments.as_slice(), |(_, segments)| *segments);
+            served(&World { segments: segments.to_vec(), ..world.clone() }, plan)
+        };
+        for rule in Baseline::ALL {
+            let Some(tuned) = baseline(&input, rule).unwrap_or_default() else { continue };
+            for decode in EngineDecode::ALL {
+                let untuned = untuned_baseline(&input, rule, decode).expect("no error").expect("it fits");
+                assert_eq!(untuned.split(), tuned.split(), "seed {seed}, {rule}");
+                let groups = match decode {
+                    EngineDecode::Together => 1,
+                    EngineDecode::InTurn => untuned.stages.len() as u32,
+                };
+                let rows = world.limits.sequences.div_ceil(groups);
+                assert_eq!(untuned.decode_rows, rows, "seed {seed}, {rule}, {decode}");
+                let rates = [&tuned, &untuned].map(served);
+                assert!(rates[0] >= rates[1] * 0.998, "seed {seed}, {rule}, {decode}: {rates:?}");
+                better += usize::from(rates[0] > rates[1] * 1.02);
+                plans += 1;
+            }
+        }
+    }
+    assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
+}
+
+#[test]
+fn engines_take_chunks_of_512_where_they_fit_and_shorter_ones_where_not() {
+    let roomy = [device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), roomy.to_vec());
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 40 * MIB, ..s.clone() }).collect();
+    let others = [64, 512, 1024].map(|chunk| (chunk, if chunk > 128 { &wider[..] } else { &world.segments }));
+    let plan = |memory_bytes: u64| {
+        let mut world = world.clone();
+        world.devices.iter_mut().for_each(|device| device.memory_bytes = memory_bytes);
+        let input = PlannerInput { other_chunks: &others, ..world.input() };
+        let plan = untuned_baseline(&input, Baseline::EvenLayers, EngineDecode::InTurn);
+        plan.expect("no error").expect("it fits")
+    };
+    let with_room = plan(1 << 40);
+    assert_eq!((with_room.chunk, with_room.decode_groups, with_room.credits), (512, 2, 3));
+    let most = with_room.stages.iter().map(|stage| stage.memory_bytes.total).max().expect("stages");
+    assert_eq!(plan(most - 1).chunk, 128);
+}
+
 /// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score has the two overlap, and
 /// so takes three small micro-batches for better than two.
 #[test]
