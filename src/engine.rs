@@ -3,7 +3,6 @@
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::planner::Planner;
 use crate::session::Session;
 use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
@@ -15,9 +14,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Most spans that a trace keeps.
 const TRACE_SPANS: usize = 1 << 20;
-
-/// How often a smaller plan is tried where a device holds less than it said.
-const SMALLER_PLANS: usize = 6;
 
 /// Told how many bytes of weights are on the devices, and how many there are in all.
 pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
@@ -35,7 +31,7 @@ pub struct EngineOptions {
 }
 
 /// The same for an engine that may be started more than once.
-struct Options {
+pub(crate) struct Options {
     trace: bool,
     all_logits: bool,
     progress: Arc<Mutex<Option<Progress>>>,
@@ -77,44 +73,12 @@ impl Engine {
         Self::start_told(model, devices, plan, &options.into())
     }
 
-    /// The same, and if a device turns out to hold less than it said when the plan was made, `planner` makes a smaller one
-    /// for what it holds: with a smaller chunk, fewer slots, in the end a shorter context, as far as these were not asked
-    /// for; or with more of the model on other devices. `less` is told why, and which plan is tried next.
-    ///
-    /// # Errors
-    /// As [`Engine::start`]; if nothing smaller fits, what the device said to the last plan, with sizes.
-    pub fn start_fitting(
+    pub(crate) fn start_told(
         model: &Model,
         devices: &Devices,
-        planner: &Planner,
         plan: &Plan,
-        options: EngineOptions,
-        mut less: impl FnMut(&Error, &Plan),
+        options: &Options,
     ) -> Result<Self> {
-        let (mut planner, mut plan, options) = (planner.clone(), plan.clone(), options.into());
-        for _ in 0..SMALLER_PLANS {
-            let error = match Self::start_told(model, devices, &plan, &options) {
-                Err(Error::Run(error)) => error,
-                other => return other,
-            };
-            let Some((device, bytes)) = error.shortage() else { return Err(error.into()) };
-            let stage = plan.stages.iter().find(|stage| stage.device == device);
-            let memory = stage.map(|stage| stage.memory_bytes);
-            let (total, staging) = memory.map_or((0, 0), |memory| (memory.total, memory.staging));
-            // Staging is planned for, but no buffer of the device. Less in any case, so that this comes to an end.
-            let bytes = bytes.saturating_add(staging).min(total.saturating_sub(1));
-            planner = planner.holding_at_most(device, bytes);
-            let error = Error::Run(error);
-            match planner.smaller_than(&plan) {
-                Ok(smaller) => plan = smaller,
-                Err(_) => return Err(error),
-            }
-            less(&error, &plan);
-        }
-        Self::start_told(model, devices, &plan, &options)
-    }
-
-    fn start_told(model: &Model, devices: &Devices, plan: &Plan, options: &Options) -> Result<Self> {
         let lowering = lowering(plan, options.all_logits);
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);

@@ -58,6 +58,14 @@ pub enum Error {
         /// What is wrong with it.
         cause: Box<ragtag_scheduler::plan::InvalidPlan>,
     },
+    /// A plan that was given, and a device that has too little memory for it.
+    #[error("{}: {cause}; a plan from a file is not changed: make one for what is free, or leave out --plan", path.display())]
+    PlanMemory {
+        /// The file.
+        path: PathBuf,
+        /// What the device said, with sizes.
+        cause: Box<ragtag_scheduler::Error>,
+    },
     /// A load that makes no sense.
     #[error("the load: {0}")]
     Load(#[from] ragtag_scheduler::sim::LoadError),
@@ -132,7 +140,7 @@ impl Error {
             Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
-            Error::Planner(PlanError::DoesNotFit { .. }) => 6,
+            Error::Planner(PlanError::DoesNotFit { .. }) | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } => 4,
             Error::Devices(_) => 5,

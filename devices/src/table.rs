@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::sync::Arc;
+#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+use std::sync::{Mutex, PoisonError};
 
 /// What the user says about backends as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +55,7 @@ impl Default for Config {
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     /// `None` if it is not compiled in.
-    pub(crate) backend: Option<Box<dyn Backend>>,
+    pub(crate) backend: Option<Arc<dyn Backend>>,
     /// Where it is probed.
     pub(crate) probed: Probed,
 }
@@ -84,8 +87,30 @@ fn rows(config: &Config) -> Vec<Row> {
     ]
 }
 
+/// The backends of this process by their configurations, for APIs whose drivers take long to start and to compile: whoever
+/// probes once more finds what was found, and compiles nothing again.
+#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+struct Kept<C, B>(Mutex<Vec<(C, Arc<B>)>>);
+
+#[cfg(any(feature = "opencl", feature = "vulkan", feature = "wgpu"))]
+impl<C: Clone + PartialEq, B> Kept<C, B> {
+    const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn get(&self, config: C, make: impl FnOnce(C) -> B) -> Arc<B> {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, backend)) = kept.iter().find(|(own, _)| *own == config) {
+            return Arc::clone(backend);
+        }
+        let backend = Arc::new(make(config.clone()));
+        kept.push((config, Arc::clone(&backend)));
+        backend
+    }
+}
+
 #[cfg(feature = "cpu")]
-fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
+fn cpu(config: &Config) -> Option<Arc<dyn Backend>> {
     let mut handicaps: BTreeMap<u32, ragtag_cpu::CpuHandicap> = BTreeMap::new();
     for handicap in &config.handicaps {
         match handicap {
@@ -100,7 +125,7 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
             Handicap::Multiprocessors { .. } | Handicap::LinkRate { .. } => {}
         }
     }
-    Some(Box::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
+    Some(Arc::new(ragtag_cpu::CpuBackend::new(ragtag_cpu::CpuConfig {
         handicaps,
         devices: config.cpu_devices,
         threads: config.cpu_threads,
@@ -109,65 +134,71 @@ fn cpu(config: &Config) -> Option<Box<dyn Backend>> {
 }
 
 #[cfg(not(feature = "cpu"))]
-fn cpu(_: &Config) -> Option<Box<dyn Backend>> {
+fn cpu(_: &Config) -> Option<Arc<dyn Backend>> {
     None
 }
 
 #[cfg(feature = "hip")]
-fn hip(config: &Config) -> Option<Box<dyn Backend>> {
+fn hip(config: &Config) -> Option<Arc<dyn Backend>> {
     let own = ragtag_hip::HipConfig::default();
     let own = ragtag_hip::HipConfig { compiler: config.hip_compiler.clone(), ..own };
-    Some(Box::new(ragtag_hip::HipBackend::new(own)))
+    Some(Arc::new(ragtag_hip::HipBackend::new(own)))
 }
 
 #[cfg(not(feature = "hip"))]
-fn hip(_: &Config) -> Option<Box<dyn Backend>> {
+fn hip(_: &Config) -> Option<Arc<dyn Backend>> {
     None
 }
 
 #[cfg(feature = "opencl")]
-fn opencl() -> Option<Box<dyn Backend>> {
-    Some(Box::new(ragtag_opencl::OpenClBackend::new(ragtag_opencl::OpenClConfig::default())))
+fn opencl() -> Option<Arc<dyn Backend>> {
+    use ragtag_opencl::{OpenClBackend, OpenClConfig};
+    static KEPT: Kept<OpenClConfig, OpenClBackend> = Kept::new();
+    Some(KEPT.get(OpenClConfig::default(), OpenClBackend::new))
 }
 
 #[cfg(not(feature = "opencl"))]
-fn opencl() -> Option<Box<dyn Backend>> {
+fn opencl() -> Option<Arc<dyn Backend>> {
     None
 }
 
 #[cfg(feature = "vulkan")]
-fn vulkan() -> Option<Box<dyn Backend>> {
-    Some(Box::new(ragtag_vulkan::VulkanBackend::new(ragtag_vulkan::VulkanConfig::default())))
+fn vulkan() -> Option<Arc<dyn Backend>> {
+    use ragtag_vulkan::{VulkanBackend, VulkanConfig};
+    static KEPT: Kept<VulkanConfig, VulkanBackend> = Kept::new();
+    Some(KEPT.get(VulkanConfig::default(), VulkanBackend::new))
 }
 
 #[cfg(not(feature = "vulkan"))]
-fn vulkan() -> Option<Box<dyn Backend>> {
+fn vulkan() -> Option<Arc<dyn Backend>> {
     None
 }
 
 #[cfg(feature = "wgpu")]
-fn wgpu() -> Option<Box<dyn Backend>> {
-    Some(Box::new(ragtag_wgpu::WgpuBackend::new(ragtag_wgpu::WgpuConfig::default())))
+fn wgpu() -> Option<Arc<dyn Backend>> {
+    use ragtag_wgpu::{WgpuBackend, WgpuConfig};
+    static KEPT: Kept<WgpuConfig, WgpuBackend> = Kept::new();
+    Some(KEPT.get(WgpuConfig::default(), WgpuBackend::new))
 }
 
 #[cfg(not(feature = "wgpu"))]
-fn wgpu() -> Option<Box<dyn Backend>> {
+fn wgpu() -> Option<Arc<dyn Backend>> {
     None
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(config: &Config) -> Option<Box<dyn Backend>> {
+fn cuda(config: &Config) -> Option<Arc<dyn Backend>> {
     let limited = config.handicaps.iter().filter_map(|handicap| match handicap {
         Handicap::Multiprocessors { device, count } => Some((handicap::cuda_index(device)?, *count)),
         _ => None,
     });
     let own = ragtag_cuda::CudaConfig::default();
     let config = ragtag_cuda::CudaConfig { gemm: config.gemm, multiprocessors: limited.collect(), ..own };
-    Some(Box::new(ragtag_cuda::CudaBackend::new(config)))
+    Some(Arc::new(ragtag_cuda::CudaBackend::new(config)))
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: &Config) -> Option<Box<dyn Backend>> {
+fn cuda(_: &Config) -> Option<Arc<dyn Backend>> {
     None
 }
 

@@ -110,15 +110,65 @@ pub enum Error {
     Stopped,
 }
 
-impl Error {
-    /// The device that had too little memory, and the bytes that a stage may take of it as far as is known now.
-    pub fn shortage(&self) -> Option<(&str, u64)> {
-        let Error::Memory { device, cause, held_bytes, .. } = self else { return None };
-        let free = match cause.root() {
-            ragtag_hal::Error::OutOfMemory { free, .. } => free.unwrap_or(0),
-            _ => 0,
+/// Memory that a device refused while its stage was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedMemory<'a> {
+    /// The device's label.
+    pub device: &'a str,
+    /// Bytes asked for.
+    pub wanted_bytes: u64,
+    /// Bytes that the device said were free then, if it says such things.
+    pub free_bytes: Option<u64>,
+    /// Bytes that the stage's buffers had taken.
+    pub held_bytes: u64,
+    /// Bytes that all of its buffers take.
+    pub needed_bytes: u64,
+}
+
+/// What is not asked for again of memory that was had once is one part in so many: drivers and other programs take some.
+const MARGIN: u64 = 32;
+
+impl RefusedMemory<'_> {
+    /// Whether the device says that it has less than what it refused. Of others what they say is worth nothing.
+    pub fn is_plausible(&self) -> bool {
+        self.free_bytes.is_some_and(|free| free < self.wanted_bytes)
+    }
+
+    /// Bytes that a stage's buffers may take of the device, as far as is known now: what they had, and what the device says is
+    /// free beside that if it is `believed`; else what they had less a margin.
+    pub fn available_bytes(&self, believed: bool) -> u64 {
+        let known = match self.free_bytes.filter(|_| believed) {
+            Some(free) => self.held_bytes.saturating_add(free),
+            None => self.held_bytes - self.held_bytes.div_ceil(MARGIN),
         };
-        Some((device, held_bytes.saturating_add(free)))
+        // If all buffers were there, it was something else that needs room beside them: as much as it wanted, at most.
+        let beside = if self.held_bytes < self.needed_bytes { 0 } else { self.wanted_bytes };
+        known - beside.min(known / 2)
+    }
+}
+
+impl Error {
+    /// What a device refused while its stage was loaded, if that is what went wrong.
+    pub fn refused_memory(&self) -> Option<RefusedMemory<'_>> {
+        let Error::Memory { device, cause, held_bytes, needed_bytes, .. } = self else { return None };
+        let (wanted_bytes, free_bytes) = match *cause.root() {
+            ragtag_hal::Error::OutOfMemory { wanted, free } => (wanted, free),
+            ragtag_hal::Error::AllocationTooLarge { wanted, .. } => (wanted, None),
+            _ => return None,
+        };
+        let (held_bytes, needed_bytes) = (*held_bytes, *needed_bytes);
+        Some(RefusedMemory { device, wanted_bytes, free_bytes, held_bytes, needed_bytes })
+    }
+
+    /// The same for what went wrong while a stage was loaded: want of memory is told with what its buffers had taken, and
+    /// what they take in all.
+    pub(crate) fn while_loading(self, held_bytes: u64, needed_bytes: u64) -> Self {
+        match self {
+            Error::Stage { stage, device, cause } if cause.is_out_of_memory() => {
+                Error::Memory { stage, device, cause: cause.root().clone(), held_bytes, needed_bytes }
+            }
+            other => other,
+        }
     }
 
     pub(crate) fn protocol(what: impl Into<String>) -> Self {
@@ -129,5 +179,44 @@ impl Error {
 impl From<ragtag_transfer::Error> for Error {
     fn from(error: ragtag_transfer::Error) -> Self {
         Error::protocol(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_gave_is_known_and_what_it_says_is_believed_once() {
+        let refused = |free_bytes, held_bytes| RefusedMemory {
+            device: "a",
+            wanted_bytes: 1000,
+            free_bytes,
+            held_bytes,
+            needed_bytes: 6400,
+        };
+        assert_eq!(refused(Some(10), 3200).available_bytes(true), 3210);
+        assert_eq!(refused(Some(10), 3200).available_bytes(false), 3100);
+        assert_eq!(refused(None, 3200).available_bytes(true), 3100);
+        assert!(refused(Some(999), 0).is_plausible());
+        assert!(!refused(Some(1000), 0).is_plausible(), "it has what it refuses");
+        assert!(!refused(None, 0).is_plausible());
+        assert_eq!(refused(None, 0).available_bytes(true), 0);
+        assert_eq!(refused(None, 6400).available_bytes(true), 5200, "room for what is no buffer");
+        assert_eq!(refused(Some(100), 6400).available_bytes(true), 5500);
+        assert_eq!(RefusedMemory { wanted_bytes: 6000, ..refused(None, 6400) }.available_bytes(false), 3100);
+        assert_eq!(refused(None, 1).available_bytes(true), 0);
+    }
+
+    #[test]
+    fn want_of_memory_while_loading_is_told_with_sizes_and_nothing_else_is() {
+        let stage = |cause| Error::Stage { stage: 1, device: "a".into(), cause };
+        let error = stage(ragtag_hal::Error::OutOfMemory { wanted: 8, free: None }).while_loading(3, 20);
+        let refused = error.refused_memory().unwrap();
+        assert_eq!((refused.device, refused.wanted_bytes, refused.free_bytes), ("a", 8, None));
+        assert_eq!((refused.held_bytes, refused.needed_bytes), (3, 20));
+        let lost = stage(ragtag_hal::Error::Lost { cause: "unplugged".into() });
+        assert_eq!(lost.clone().while_loading(3, 20), lost);
+        assert_eq!(lost.refused_memory(), None);
     }
 }

@@ -31,7 +31,7 @@ pub use actor::{
 };
 pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
 pub use crossing::{Crossed, EdgeReport};
-pub use error::{Error, Refusal, Result};
+pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{

@@ -521,7 +521,8 @@ fn a_device_that_is_too_small_is_named() {
     };
     assert_eq!((device.as_str(), free.unwrap() + held_bytes), ("fake:1", 10_000));
     assert!(*needed_bytes > 10_000);
-    assert_eq!(error.shortage(), Some(("fake:1", 10_000)));
+    let refused = error.refused_memory().unwrap();
+    assert_eq!((refused.device, refused.available_bytes(true)), ("fake:1", 10_000));
 }
 
 #[test]

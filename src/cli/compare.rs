@@ -48,7 +48,7 @@ pub(super) fn replan(
     note(&format!("replan: {} -> {}, predicted {percent:.0} % faster as measured", change.from, change.to));
     // Its memory is needed.
     drop(engine.shutdown());
-    (placed.planner, placed.plan) = (replanned.planner, replanned.plan);
+    (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
     Ok((placed.start(model, options)?, Some(change)))
 }
 

@@ -14,7 +14,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     let records = Records::new(&args.records)?;
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
-    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };

@@ -26,7 +26,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces at a time keep two stages busy.
     let needs = Needs { sequences: 2, all_logits: true, context: Some(context) };
-    let placed = placed(&model, &args.devices, &args.placement, needs)?;
+    let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };

@@ -17,7 +17,7 @@ use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use ragtag_scheduler::{Fleet, Split, Workload};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
 const MOST_PINS: usize = 1 << 16;
@@ -286,20 +286,34 @@ pub(super) struct Placed {
     pub(super) devices: Devices,
     pub(super) planner: Planner,
     pub(super) plan: Plan,
+    /// Where the plan was read from.
+    pub(super) file: Option<PathBuf>,
     strict: bool,
 }
 
 impl Placed {
-    /// Starts the engine. A device that holds less than it said gets a smaller plan, which is told on standard error;
-    /// `--strict` refuses that.
-    pub(super) fn start(&self, model: &Model, options: EngineOptions) -> Result<Engine> {
-        let Self { devices, planner, plan, strict } = self;
+    /// Starts the engine. A device that holds less than it said gets a smaller plan, which takes this one's place and is told on
+    /// standard error, below the warning of what was refused; `--strict` refuses that, and so does a plan from a file.
+    pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
+        let Self { devices, planner, plan, file, strict } = self;
+        if let Some(path) = file {
+            return Engine::start(model, devices, plan, options).map_err(|error| match error {
+                Error::Run(cause) if cause.refused_memory().is_some() => {
+                    Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
+                }
+                other => other,
+            });
+        }
         if *strict {
             return Engine::start(model, devices, plan, options);
         }
-        Engine::start_fitting(model, devices, planner, plan, options, |error, smaller| {
-            note(&format!("{error}\ntrying a smaller plan: {}", summary(smaller)));
-        })
+        let mut known = planner.clone();
+        let engine = Engine::start_fitting(model, devices, planner, plan, options, |_, bounded, smaller| {
+            note(&format!("trying a smaller plan: {}", summary(smaller)));
+            known = bounded.clone();
+        })?;
+        (*planner, *plan) = (known, engine.plan().clone());
+        Ok(engine)
     }
 }
 
@@ -322,5 +336,5 @@ pub(super) fn placed(
     let devices = open_devices(model, device_args)?;
     let planner = arranged(on_devices(model, &devices, placement, needs), model, placement, needs)?;
     let plan = planner.plan()?;
-    Ok(Placed { devices, planner, plan, strict: device_args.strict })
+    Ok(Placed { devices, planner, plan, file: placement.plan.clone(), strict: device_args.strict })
 }

@@ -10,6 +10,7 @@ use ragtag::{Boundary, DeviceOptions, Devices, Generation, Model, Prompt};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
 use std::process::Command;
+use std::time::Instant;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 /// A model of each architecture.
@@ -343,12 +344,27 @@ fn a_hundred_loads_leave_nothing_behind() {
             .collect();
         let slow = slow(&adapters());
         let load = |label: &str, times: usize| {
+            // What the parts of a load take, for readers.
+            let mut parts = [("probe", 0.0), ("start", 0.0), ("run", 0.0), ("stop", 0.0)];
             for _ in 0..times {
-                let engine = support::engine(&model, &Setup { devices: label, ..Setup::default() });
+                let mut since = Instant::now();
+                let mut done = |part: usize| {
+                    parts[part].1 += since.elapsed().as_secs_f64() * 1e3 / times as f64;
+                    since = Instant::now();
+                };
+                let setup = Setup { devices: label, ..Setup::default() };
+                let devices = support::devices(&setup);
+                done(0);
+                let engine = support::engine_on(&model, &setup, &devices).unwrap();
+                done(1);
                 let logits = block_on(engine.session().logits(&[1, 2, 3])).unwrap();
                 assert!(logits.iter().all(|v| v.is_finite()), "{label}");
+                done(2);
                 engine.shutdown();
+                drop(devices);
+                done(3);
             }
+            println!("{label}: ms of each of {times} loads: {parts:.1?}");
         };
         for label in
             [vec!["cpu:0".to_string()], drivers().into_iter().map(|[first, _]| first).collect()].concat()

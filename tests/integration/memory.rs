@@ -1,11 +1,15 @@
 //! Devices that turn out to hold less than they said: caches go first, then a smaller plan is tried, then the error says
 //! what was wanted and what there is. The process lives on, and tokens are the same as ever.
 
-use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, within};
-use ragtag::{Engine, EngineOptions, Error, Model, Plan, Planner, Prompt, Workload};
-use ragtag_hal::{Checked, Error as DeviceError, Faults, Limits};
+use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, ragtag, text, within};
+use ragtag::{
+    AdapterKind, DeviceFacts, DeviceOptions, Devices, Engine, EngineOptions, Error, FigureSource, Model,
+    Plan, Planner, Prompt, Workload,
+};
+use ragtag_hal::{Adapter, Checked, Error as DeviceError, Faults, Limits};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Error as RunError;
+use test_drivers::with_vulkan_faults;
 
 const MODEL: &str = "tales-bitnet-tq2_0";
 
@@ -19,7 +23,7 @@ fn setup<'a>() -> Setup<'a> {
 
 /// A planner that was asked for nothing but the split and the types. Without prompts it has no reason to choose another chunk
 /// than the usual one.
-fn planner(model: &Model, found: &ragtag::Devices) -> Planner {
+fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model)
         .devices(found)
         .activations(Activations::F32)
@@ -29,20 +33,21 @@ fn planner(model: &Model, found: &ragtag::Devices) -> Planner {
 }
 
 /// The devices, each with so much memory and no more, whatever they said.
-fn holding(bytes: u64) -> ragtag::Devices {
+fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
 /// The plan that an engine runs in the end, how many were tried before, and the first error.
-fn fitted(model: &Model, found: &ragtag::Devices, planner: &Planner) -> (Plan, usize, String) {
+fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
-    let engine = Engine::start_fitting(model, found, planner, &plan, EngineOptions::default(), |error, _| {
-        tried += 1;
-        if tried == 1 {
-            first = error.to_string();
-        }
-    });
+    let engine =
+        Engine::start_fitting(model, found, planner, &plan, EngineOptions::default(), |error, _, _| {
+            tried += 1;
+            if tried == 1 {
+                first = error.to_string();
+            }
+        });
     let engine = engine.unwrap();
     let case = &golden(MODEL).cases[0];
     let stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(20)).unwrap();
@@ -91,7 +96,7 @@ fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
     within(300, || {
         let model = model();
         let ample = devices(&setup());
-        let asked = |found: &ragtag::Devices| planner(&model, found).context(512).chunk(128);
+        let asked = |found: &Devices| planner(&model, found).context(512).chunk(128);
         let needed = largest(&asked(&ample).plan().unwrap());
         // Fewer slots are nobody's wish.
         let found = holding(needed - 4096);
@@ -104,7 +109,7 @@ fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
         let plan = asked.plan().unwrap();
         let options = EngineOptions::default();
         let error =
-            Engine::start_fitting(&model, &found, &asked, &plan, options, |_, _| tried += 1).unwrap_err();
+            Engine::start_fitting(&model, &found, &asked, &plan, options, |_, _, _| tried += 1).unwrap_err();
         let Error::Run(RunError::Memory { cause, held_bytes, needed_bytes, .. }) = &error else {
             panic!("{error:?}")
         };
@@ -117,6 +122,162 @@ fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
         // The process lives, and what fits is served.
         let (plan, ..) = fitted(&model, &found, &planner(&model, &found));
         assert!(plan.context < 512);
+    });
+}
+
+/// A device that refuses without a word on what it has gets what it gave; what was asked for is done by the other.
+#[test]
+fn a_device_that_refuses_gets_fewer_segments_and_the_others_more() {
+    within(300, || {
+        let model = model();
+        let setup = Setup { cpu_devices: 2, ..Setup::default() };
+        let asked = |found: &Devices| {
+            let planner = Planner::new(&model).devices(found).activations(Activations::F32).kv(KvType::F32);
+            planner.context(256).chunk(32)
+        };
+        let of = |plan: &Plan, label: &str| {
+            let stage = plan.stages.iter().find(|stage| stage.device == label)?;
+            Some((stage.segments.range().len(), stage.memory_bytes.total))
+        };
+        let whole = asked(&devices(&setup)).plan().unwrap();
+        let (segments, bytes) = of(&whole, "cpu:1").expect("both have a stage");
+        // Most of it is there, a small part, nothing.
+        let most_of_it = bytes / 4 * 3;
+        for most in [most_of_it, bytes / 16, 0] {
+            let faults = Faults { most_bytes: Some(most), ..Faults::default() };
+            let found = devices(&setup).checked_by(move |adapter, device| {
+                let own = if adapter.label() == "cpu:1" { faults.clone() } else { Faults::default() };
+                Checked::with_faults(device, own)
+            });
+            let (plan, tried, first) = fitted(&model, &found, &asked(&found));
+            println!("{most} of {bytes} bytes: {} after {tried}: {first}", plan.split());
+            assert!((1..=3).contains(&tried), "{tried} plans");
+            assert!(first.contains(" free unknown") || first.contains("unknown free"), "{first}");
+            assert_eq!((plan.context, plan.chunk), (256, 32));
+            let (fewer, taken) = of(&plan, "cpu:1").unwrap_or_default();
+            assert!(fewer < segments && taken < bytes, "{most}: {plan:?}");
+            assert_eq!(fewer > 0, most == most_of_it, "{most}: {plan:?}");
+        }
+    });
+}
+
+/// One device has nothing to give, and there is no other: the error is that of the first refusal, with sizes.
+#[test]
+fn a_single_device_that_refuses_everything_is_an_error_with_sizes() {
+    within(120, || {
+        let model = model();
+        let found = devices(&Setup::default()).checked_by(|_, device| {
+            Checked::with_faults(device, Faults { most_bytes: Some(0), ..Faults::default() })
+        });
+        let planner = Planner::new(&model).devices(&found);
+        let plan = planner.plan().unwrap();
+        let error =
+            Engine::start_fitting(&model, &found, &planner, &plan, EngineOptions::default(), |_, _, _| {});
+        let error = error.unwrap_err();
+        let Error::Run(refused) = &error else { panic!("{error:?}") };
+        let refused = refused.refused_memory().expect("it was memory");
+        assert_eq!((refused.device, refused.free_bytes, refused.held_bytes), ("cpu:0", None, 0));
+        assert!(refused.wanted_bytes > 0 && refused.needed_bytes > 1 << 20, "{refused:?}");
+        assert_eq!(error.exit_code(), 6);
+    });
+}
+
+/// The last device of Vulkan, with a line if there is none.
+fn vulkan() -> Option<String> {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");
+    let label = ours.last().map(Adapter::label);
+    if label.is_none() {
+        assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of Vulkan");
+        eprintln!("SKIPPED: no device of Vulkan");
+    }
+    label
+}
+
+/// A driver that says it has plenty, and refuses: what it does not give the processor computes.
+#[test]
+fn a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others() {
+    let test = "memory::a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others";
+    within(600, move || {
+        with_vulkan_faults(test, &[], |faults| {
+            let Some(label) = vulkan() else { return };
+            let model = model();
+            let setup = Setup { devices: &format!("{label},cpu:0"), ..Setup::default() };
+            let found = devices(&setup);
+            // As if it were a card, so that it would get all of the model.
+            let card = |facts: DeviceFacts| {
+                let (memory, source) = (facts.memory_bytes, FigureSource::Assumed);
+                let card = DeviceFacts::assumed(&label, AdapterKind::Discrete, 100, memory, source);
+                if facts.label == label {
+                    DeviceFacts { f16_products: facts.f16_products, ..card }
+                } else {
+                    facts
+                }
+            };
+            let facts = found.facts().into_iter().map(card).collect();
+            let planner = Planner::new(&model).device_facts(facts).activations(Activations::F32);
+            // Most of it is keys and values.
+            let planner = planner.kv(KvType::F32).context(512).chunk(32);
+            let whole = planner.plan().unwrap();
+            let on_card = |plan: &Plan| plan.stages.iter().find(|stage| stage.device == label).cloned();
+            let before = on_card(&whole).expect("it gets most of the model");
+            let total = before.memory_bytes.total;
+            for room in [total / 10 * 9, total / 16] {
+                let opened = faults.opened();
+                (opened..opened + 16).for_each(|number| faults.limit(number, room));
+                let (plan, tried, first) = fitted(&model, &found, &planner);
+                println!("{room} of {total} bytes: {} after {tried}: {first}", plan.split());
+                assert!((1..=6).contains(&tried), "{tried} plans");
+                let left = on_card(&plan).map_or(0, |stage| stage.segments.range().len());
+                assert!(left < before.segments.range().len(), "{plan:?}");
+                assert_eq!(left > 0, room > total / 2, "{plan:?}");
+                assert_eq!((plan.context, plan.chunk), (512, 32));
+                for number in opened..faults.opened() {
+                    assert_eq!((faults.is_open(number), faults.held(number)), (false, 0), "{number}");
+                }
+            }
+        });
+    });
+}
+
+/// The command, on the one device that is there and has nothing to give.
+#[test]
+fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
+    let test = "memory::the_command_names_sizes_and_changes_no_plan_from_a_file";
+    let drivers = std::env::var_os("VK_DRIVER_FILES");
+    within(600, move || {
+        with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_LIMIT_BYTES", "65536")], |_| {
+            let Some(label) = vulkan() else { return };
+            let run = |arguments: &[&str]| {
+                let mut command = ragtag();
+                command.env_remove("VK_DRIVER_FILES");
+                if let Some(drivers) = &drivers {
+                    command.env("VK_DRIVER_FILES", drivers);
+                }
+                command.args(arguments).args(["--device", &label]).arg(model_path(MODEL).unwrap());
+                let output = command.output().unwrap();
+                let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+                (output.status.code(), out, err)
+            };
+            let (code, _, said) = run(&["run", "-n", "2", "-p", "Once"]);
+            assert_eq!(code, Some(6), "{said}");
+            for words in
+                ["WARN", "the device refuses memory", "wanted_bytes", " bytes wanted, ", " that it needs"]
+            {
+                assert!(said.contains(words), "{words} in {said}");
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("kept-plan.json");
+            let (code, plan, said) = run(&["plan", "--json"]);
+            assert_eq!(code, Some(0), "{said}");
+            std::fs::write(&file, plan).unwrap();
+            let (code, _, said) = run(&["run", "-n", "2", "--plan", text(&file), "-p", "Once"]);
+            assert_eq!(code, Some(6), "{said}");
+            for words in ["kept-plan.json: ", " bytes wanted, ", "a plan from a file is not changed"] {
+                assert!(said.contains(words), "{words} in {said}");
+            }
+            assert!(!said.contains("trying a smaller plan"), "{said}");
+        });
     });
 }
 
@@ -150,6 +311,23 @@ fn an_allocation_that_fails_once_is_made_once_more() {
             let faults = Faults { failing_allocation: Some(failing), ..Faults::default() };
             assert_eq!(tales(&faulty(&model, faults).unwrap()).unwrap(), expected, "allocation {failing}");
         }
+    });
+}
+
+/// What weights pass through is made smaller as far as that goes; after that there is too little memory for the stage.
+#[test]
+fn staging_that_is_refused_is_made_smaller_and_changes_no_token() {
+    within(120, || {
+        let model = model();
+        let expected: Vec<_> =
+            golden(MODEL).cases.iter().map(|case| case.greedy_ids[..24].to_vec()).collect();
+        // The ring has room in so much.
+        let most = |bytes| Faults { largest_region_bytes: Some(bytes), ..Faults::default() };
+        let error = faulty(&model, most(1 << 20)).unwrap_err();
+        let Error::Run(error) = &error else { panic!("{error:?}") };
+        let refused = error.refused_memory().expect("it was memory");
+        assert_eq!((refused.device, refused.held_bytes), ("cpu:1", refused.needed_bytes), "{error}");
+        assert_eq!(tales(&faulty(&model, most(refused.wanted_bytes)).unwrap()).unwrap(), expected);
     });
 }
 

@@ -87,20 +87,26 @@ pub struct Bench {
 impl Bench {
     /// Makes all that on a device.
     #[track_caller]
-    pub fn new(mut device: Checked) -> Self {
+    pub fn new(device: Checked) -> Self {
+        Self::try_new(device).unwrap()
+    }
+
+    /// The same on a device that may refuse.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn try_new(mut device: Checked) -> Result<Self, Error> {
         let languages = device.adapter().caps.languages.clone();
         let module = languages
             .into_iter()
             .find_map(|language| Some(module_of(language, scale_text(language)?, function("scale"))));
         if let Some(module) = module {
-            device.create_module(ModuleId(0), &module).unwrap();
+            device.create_module(ModuleId(0), &module)?;
         }
-        let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
-        device.register_region(RegionId(0), Arc::clone(&region)).unwrap();
-        for id in 0..4 {
-            device.create_buffer(BufferId(id), WORDS as u64 * 4).unwrap();
-        }
-        Bench { device, region, next: [0; 3] }
+        let region = Arc::new(HostRegion::new(WORDS * 4)?);
+        device.register_region(RegionId(0), Arc::clone(&region))?;
+        (0..4).try_for_each(|id| device.create_buffer(BufferId(id), WORDS as u64 * 4))?;
+        Ok(Bench { device, region, next: [0; 3] })
     }
 
     /// The next point of a queue.

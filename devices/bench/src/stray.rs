@@ -14,8 +14,8 @@ static STRAY: EntryAbi = EntryAbi {
     extents: |_, extents| extents[0] = 4,
 };
 
-/// Loses a device by a kernel in its language, `stray`, that writes as far away as its constant says, and returns whether it did:
-/// devices may keep kernels inside of their bindings. `again` is another backend, in which the device is opened anew if its
+/// Loses a device by a kernel in its language, `stray`, that writes as far away as its constant says, and returns what it said
+/// first, and when it said that it is lost; nothing if it is not: devices may keep kernels inside of their bindings. `again` is another backend, in which the device is opened anew if its
 /// driver still can.
 #[track_caller]
 pub fn goes_astray(
@@ -23,7 +23,7 @@ pub fn goes_astray(
     adapter: &Adapter,
     (language, text): (KernelLanguage, &str),
     far: u32,
-) -> bool {
+) -> Option<[Error; 2]> {
     let label = adapter.label();
     let mut bench = Bench::new(open(backend, adapter, 0, &Limits::default()));
     let module = crate::module_of(language, text.into(), function("stray"));
@@ -32,16 +32,14 @@ pub fn goes_astray(
     let stray = Dispatch { module: ModuleId(1), entry: 0, bindings, constants: vec![far], grid: [1, 1, 1] };
     let first = bench.failure(QueueKind::Compute, vec![Command::Dispatch(stray)]);
     println!("{label}: {first:?}");
-    if first.is_none() {
-        return false;
-    }
+    let first = first?;
     // The next calls find out that it is for good, if the first did not say so.
     let said = (0..10).find_map(|_| {
         let said = bench.failure(QueueKind::Upload, vec![upload(0)])?;
         matches!(said.root(), Error::Lost { .. }).then_some(said)
     });
     println!("{label}: {said:?}");
-    assert!(said.is_some(), "{label} does not say that it is lost");
+    let Some(said) = said else { panic!("{label} does not say that it is lost") };
     let refused = bench.device.create_buffer(BufferId(50), 4096);
     assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
     in_time("closing a lost device", move || drop(bench));
@@ -60,5 +58,5 @@ pub fn goes_astray(
             assert!(matches!(error, Error::Lost { .. }), "{error:?}");
         }
     }
-    true
+    Some([first, said])
 }

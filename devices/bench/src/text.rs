@@ -31,11 +31,61 @@ fn scale(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_
 }
 ";
 
-/// [`SCALE`] in a language that a driver compiles, if it is written in it.
+/// For any device of NVIDIA's.
+const PTX: &str = "
+.version 8.0
+.target sm_61
+.address_size 64
+
+.visible .entry scale(.param .u64 from, .param .u64 to, .param .u32 factor, .param .u32 count)
+{
+	.reg .pred %p;
+	.reg .b32 %r<6>;
+	.reg .b64 %a<4>;
+	ld.param.u32 %r1, [factor];
+	ld.param.u32 %r2, [count];
+	mov.u32 %r3, %ctaid.x;
+	mov.u32 %r4, %ntid.x;
+	mov.u32 %r5, %tid.x;
+	mad.lo.u32 %r3, %r3, %r4, %r5;
+	setp.ge.u32 %p, %r3, %r2;
+	@%p bra done;
+	ld.param.u64 %a1, [from];
+	ld.param.u64 %a2, [to];
+	cvta.to.global.u64 %a1, %a1;
+	cvta.to.global.u64 %a2, %a2;
+	mul.wide.u32 %a3, %r3, 4;
+	add.u64 %a1, %a1, %a3;
+	add.u64 %a2, %a2, %a3;
+	ld.global.u32 %r4, [%a1];
+	mad.lo.u32 %r4, %r4, %r1, 1;
+	st.global.u32 [%a2], %r4;
+done:
+	ret;
+}
+";
+
+/// Behind a prelude as kernels have it: who stands in for AMD's compiler puts another in its place.
+const HIP_C: &str = "
+typedef unsigned int uint;
+#define KERNEL(items) extern \"C\" __global__ void __launch_bounds__(items)
+#define GLOBAL
+#define ITEM threadIdx.x
+#define GROUP(dimension) blockIdx.x
+// == end of the prelude ==
+KERNEL(64) scale(const GLOBAL uint *in, GLOBAL uint *out, uint factor, uint count) {
+    uint at = GROUP(0) * 64u + ITEM;
+    if (at < count) out[at] = factor * in[at] + 1u;
+}
+";
+
+/// [`SCALE`] in a language, if it is written in it: not in CUDA C++, for which not every device has a compiler.
 pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     match language {
         KernelLanguage::OpenClC => Some(OPENCL_C.into()),
         KernelLanguage::Wgsl => Some(WGSL.into()),
+        KernelLanguage::Ptx => Some(PTX.into()),
+        KernelLanguage::HipC => Some(HIP_C.into()),
         _ => None,
     }
 }

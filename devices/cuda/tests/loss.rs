@@ -5,19 +5,8 @@
 
 mod support;
 
-use ragtag_hal::{
-    Access, Backend, Binding, BufferId, Checked, Command, Device, DeviceId, Dispatch, EntryAbi, Error,
-    KernelLanguage, Limits, Module, ModuleId, QueueKind, Work,
-};
+use ragtag_hal::{Error, KernelLanguage};
 use support::*;
-
-/// Writes a word far outside its binding, whatever the ABI says.
-static STRAY: EntryAbi = EntryAbi {
-    name: "stray",
-    bindings: &[Access::Write],
-    constants: 1,
-    extents: |_, extents| extents[0] = 4,
-};
 
 const TEXT: &str = "
 .version 8.0
@@ -41,44 +30,11 @@ const TEXT: &str = "
 fn a_kernel_that_goes_astray_loses_the_device() {
     let backend = backend();
     for adapter in adapters(&backend) {
-        let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
-        let module = module_of(KernelLanguage::Ptx, TEXT.into(), function("stray"));
-        bench.device.create_module(ModuleId(1), &Module { entries: vec![&STRAY], ..module }).unwrap();
-        let bindings = vec![Binding { range: all(0), access: Access::Write }];
-        let stray = Dispatch {
-            module: ModuleId(1),
-            entry: 0,
-            bindings,
-            constants: vec![0x7000_0000],
-            grid: [1, 1, 1],
-        };
-        let point = bench.commands(QueueKind::Compute, vec![Command::Dispatch(stray)], &[]);
-        let first = bench.outcome(point);
-        println!("{}: {first:?}", adapter.label());
-        let Some(Error::Lost { cause }) = first.as_ref().map(Error::root) else { panic!("{first:?}") };
+        let anew = support::backend();
+        let lost = goes_astray([&backend, &anew], &adapter, (KernelLanguage::Ptx, TEXT), 0x7000_0000);
+        let [first, later] = lost.unwrap_or_else(|| panic!("{} is not lost", adapter.label()));
+        let Error::Lost { cause } = first.root() else { panic!("{first:?}") };
         assert!(cause.contains("cu") && cause.contains("700"), "the call and its code: {cause}");
-        let said = match bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]) {
-            Ok(point) => bench.outcome(point),
-            Err(error) => Some(error),
-        };
-        assert_eq!(said.as_ref().map(Error::root), first.as_ref().map(Error::root), "it is said once");
-        let refused = bench.device.create_buffer(BufferId(50), 4096);
-        assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
-        in_time("closing a lost device", move || drop(bench));
-
-        // Some drivers are good for nothing in this process from now on, and say so.
-        match support::backend().open(&[(adapter.clone(), DeviceId(0))], &Limits::default()) {
-            Ok(mut devices) => {
-                let mut bench = Bench::new(Checked::new(devices.swap_remove(0)));
-                let fill = vec![Command::Fill { to: all(0), word: 4 }];
-                let filled = bench.commands(QueueKind::Compute, fill, &[]);
-                bench.wait(filled);
-                assert_eq!(bench.words(0), vec![4; WORDS], "a device opened anew");
-            }
-            Err(error) => {
-                println!("{}: not opened anew: {error}", adapter.label());
-                assert!(matches!(error, Error::Lost { .. }), "{error:?}");
-            }
-        }
+        assert_eq!(later.root(), first.root(), "it is said once");
     }
 }

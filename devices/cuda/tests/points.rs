@@ -6,8 +6,7 @@ mod support;
 
 use ragtag_cpu::{CpuBackend, CpuConfig};
 use ragtag_hal::{
-    Backend, Checked, Command, Device, DeviceId, Error, Limits, QueueKind, RegionId, Timeline, TimelineId,
-    Work,
+    Backend, Command, Device, DeviceId, Error, Limits, QueueKind, RegionId, Timeline, TimelineId, Work,
 };
 use std::sync::Arc;
 use support::*;
@@ -15,8 +14,7 @@ use support::*;
 fn cpu(id: u16) -> Bench {
     let backend = CpuBackend::new(CpuConfig { threads: Some(1), ..CpuConfig::default() });
     let adapter = backend.probe().unwrap().swap_remove(0);
-    let mut devices = backend.open(&[(adapter, DeviceId(id))], &Limits::default()).unwrap();
-    Bench::new(Checked::new(devices.swap_remove(0)))
+    Bench::new(open(&backend, &adapter, id, &Limits::default()))
 }
 
 /// Words go from one device to the other and back through a region that both know, in an order that only points make.

@@ -1,13 +1,15 @@
-//! Compiled programs on disk: a folder of files that are written whole or not at all, each with its checksum, bounded
-//! together.
+//! Compiled programs, in this process and on disk: a folder of files that are written whole or not at all, each with its
+//! checksum, bounded together.
 //!
 //! Nothing here is an error to anybody: what cannot be read is compiled, what cannot be written is not kept. This module
 //! must not know drivers.
 
 use blake3::{Hash, Hasher};
+use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 /// Most bytes that the folder holds; beyond that the files go that were not used for longest.
@@ -111,6 +113,79 @@ impl Folder {
     }
 }
 
+/// Programs as drivers give them away, for all devices of a backend: kept in this process as long as the backend lives and, with
+/// a folder, for later ones.
+#[derive(Debug, Default)]
+pub struct Shelf {
+    folder: Option<Folder>,
+    places: Mutex<HashMap<Key, Arc<Place>>>,
+}
+
+/// Where a program lies.
+#[derive(Debug, Default)]
+pub struct Place(Mutex<Option<Arc<[u8]>>>);
+
+/// Where a program was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It was put there, or looked at, since the backend was made.
+    Process,
+    /// In the folder.
+    Disk,
+}
+
+impl Shelf {
+    /// With a folder, or for this process alone.
+    pub fn new(folder: Option<Folder>) -> Self {
+        Self { folder, places: Mutex::default() }
+    }
+
+    /// The place of a program.
+    pub fn place(&self, key: &Key) -> Arc<Place> {
+        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(places.entry(*key).or_default())
+    }
+
+    /// What the folder has of a program.
+    fn load(&self, key: &Key) -> Option<Vec<u8>> {
+        self.folder.as_ref()?.load(key)
+    }
+}
+
+impl Place {
+    /// Nobody else makes the program meanwhile, or looks whether it is there.
+    pub fn lock(&self) -> Held<'_> {
+        Held(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A place while its program is looked for or made.
+#[derive(Debug)]
+pub struct Held<'a>(MutexGuard<'a, Option<Arc<[u8]>>>);
+
+impl Held<'_> {
+    /// The program, and where it was.
+    pub fn get(&self, shelf: &Shelf, key: &Key) -> Option<(Arc<[u8]>, Source)> {
+        match self.0.as_ref() {
+            Some(program) => Some((Arc::clone(program), Source::Process)),
+            None => Some((shelf.load(key)?.into(), Source::Disk)),
+        }
+    }
+
+    /// Keeps a program that was just compiled.
+    pub fn put(&mut self, shelf: &Shelf, key: &Key, program: Vec<u8>) {
+        if let Some(folder) = &shelf.folder {
+            folder.store(key, &program);
+        }
+        self.take(program.into());
+    }
+
+    /// Keeps in this process what was loaded, and turned out to be of use.
+    pub fn take(&mut self, program: Arc<[u8]>) {
+        *self.0 = Some(program);
+    }
+}
+
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::debug!(%error, path = %path.display(), "a file of the cache was not removed");
@@ -147,6 +222,28 @@ mod tests {
         assert_eq!((folder.load(&a), folder.load(&b)), (Some(b"two".to_vec()), Some(Vec::new())));
         let files = fs::read_dir(&folder.path).unwrap().count();
         assert_eq!(files, 2, "nothing temporary is left");
+    }
+
+    #[test]
+    fn a_shelf_has_what_was_put_there_and_what_its_folder_has() {
+        let (_temporary, folder) = folder(1 << 20);
+        let key = blake3::hash(b"a");
+        let got = |shelf: &Shelf| {
+            let found = shelf.place(&key).lock().get(shelf, &key);
+            found.map(|(program, source)| (program.to_vec(), source))
+        };
+        let (first, alone) = (Shelf::new(Some(folder.clone())), Shelf::default());
+        for shelf in [&first, &alone] {
+            assert_eq!(got(shelf), None);
+            shelf.place(&key).lock().put(shelf, &key, b"one".to_vec());
+            assert_eq!(got(shelf), Some((b"one".to_vec(), Source::Process)));
+        }
+        assert_eq!(got(&Shelf::default()), None, "nothing is kept elsewhere");
+        let second = Shelf::new(Some(folder));
+        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Disk)));
+        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Disk)), "it may be of no use");
+        second.place(&key).lock().take(b"one"[..].into());
+        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Process)));
     }
 
     #[test]

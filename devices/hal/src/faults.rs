@@ -27,6 +27,11 @@ pub struct Faults {
     pub failing_allocation: Option<u64>,
     /// Every allocation of more bytes than this fails.
     pub largest_allocation_bytes: Option<u64>,
+    /// Most bytes that buffers may take together, whatever the device says it has. More is refused, and not a word of what is
+    /// free.
+    pub most_bytes: Option<u64>,
+    /// Every host region of more bytes than this is refused, likewise.
+    pub largest_region_bytes: Option<u64>,
     /// Most programs that the device holds at once; memory runs out when one more is recorded.
     pub most_programs: Option<usize>,
     /// The submission that the device refuses, counted from 1.
@@ -167,6 +172,10 @@ impl Device for Faulty {
         if self.faults.failing_allocation == Some(self.allocations) {
             return Err(Error::OutOfMemory { wanted: bytes, free: Some(bytes / 2) });
         }
+        let taken = self.inner.pool_stats().in_use_bytes.saturating_add(bytes);
+        if self.faults.most_bytes.is_some_and(|most| taken > most) {
+            return Err(Error::OutOfMemory { wanted: bytes, free: None });
+        }
         match self.faults.largest_allocation_bytes {
             Some(most) if bytes > most => Err(Error::OutOfMemory { wanted: bytes, free: Some(most) }),
             _ => self.inner.create_buffer(id, bytes),
@@ -190,7 +199,11 @@ impl Device for Faulty {
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         self.check_there()?;
-        self.inner.register_region(id, region)
+        let wanted = region.bytes() as u64;
+        match self.faults.largest_region_bytes {
+            Some(most) if wanted > most => Err(Error::OutOfMemory { wanted, free: None }),
+            _ => self.inner.register_region(id, region),
+        }
     }
 
     fn unregister_region(&mut self, id: RegionId) -> Result<()> {

@@ -5,9 +5,9 @@
 use crate::context::Context;
 use crate::device::OpenClDevice;
 use crate::probe::{Found, PlatformId, probe};
-use crate::program::{CacheCounters, Counters, Programs};
+use crate::program::{CacheCounters, Counters, Kept, Programs};
 use crate::transfer::{TransferMode, transfer_mode};
-use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::cache::{Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -37,7 +37,7 @@ impl Default for OpenClConfig {
 /// The OpenCL backend.
 pub struct OpenClBackend {
     config: OpenClConfig,
-    counters: Arc<Counters>,
+    kept: Arc<Kept>,
     /// Contexts in use: later devices of a platform join them where they can.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
@@ -45,12 +45,14 @@ pub struct OpenClBackend {
 impl OpenClBackend {
     /// A backend with this configuration.
     pub fn new(config: OpenClConfig) -> Self {
-        Self { config, counters: Arc::default(), contexts: Mutex::default() }
+        let shelf = Shelf::new(config.cache_folder.clone().map(Folder::new));
+        let kept = Arc::new(Kept { shelf, counters: Counters::default() });
+        Self { config, kept, contexts: Mutex::default() }
     }
 
     /// What became of the programs of all devices that were opened here.
     pub fn counters(&self) -> CacheCounters {
-        self.counters.read()
+        self.kept.counters.read()
     }
 
     pub(crate) fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
@@ -65,8 +67,7 @@ impl OpenClBackend {
         if let Some(context) = live {
             return Ok(context);
         }
-        let folder = self.config.cache_folder.clone().map(Folder::new);
-        let programs = Programs::new(folder, Arc::clone(&self.counters));
+        let programs = Programs::new(Arc::clone(&self.kept));
         let context = Arc::new(Context::new(platform, found, programs)?);
         contexts.push(Arc::downgrade(&context));
         Ok(context)

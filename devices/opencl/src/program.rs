@@ -5,7 +5,7 @@
 use crate::api::{Kernel, Program};
 use crate::context::Context;
 use crate::probe::Found;
-use ragtag_hal::cache::{Folder, Key, key};
+use ragtag_hal::cache::{Held, Key, Shelf, Source as Whence, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
@@ -103,17 +103,23 @@ impl Entry {
 /// A program in this process; locked while it is made.
 type Slot = Arc<Mutex<Option<Arc<Program>>>>;
 
+/// What is kept for all contexts of a backend.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    pub(crate) shelf: Shelf,
+    pub(crate) counters: Counters,
+}
+
 /// The programs of a context.
 pub(crate) struct Programs {
-    folder: Option<Folder>,
-    counters: Arc<Counters>,
+    kept: Arc<Kept>,
     /// By key and device: twins have the same key, but each needs a program of its own.
     slots: Mutex<HashMap<(Key, usize), Slot>>,
 }
 
 impl Programs {
-    pub(crate) fn new(folder: Option<Folder>, counters: Arc<Counters>) -> Self {
-        Self { folder, counters, slots: Mutex::default() }
+    pub(crate) fn new(kept: Arc<Kept>) -> Self {
+        Self { kept, slots: Mutex::default() }
     }
 
     /// The program of a source, made if it was not yet.
@@ -125,25 +131,39 @@ impl Programs {
         };
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(program) = slot.as_ref() {
-            self.counters.reused.fetch_add(1, Ordering::Relaxed);
+            self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
             return Ok(Arc::clone(program));
         }
-        let program = match self.load(context, found, source, &key) {
+        let place = self.kept.shelf.place(&key);
+        let mut held = place.lock();
+        let program = match self.load(context, found, source, &key, &mut held) {
             Some(program) => program,
-            None => self.compile(context, found, source, &key)?,
+            None => self.compile(context, found, source, &key, &mut held)?,
         };
         Ok(Arc::clone(slot.insert(Arc::new(program))))
     }
 
-    fn load(&self, context: &Context, found: &Found, source: Source<'_>, key: &Key) -> Option<Program> {
-        let binary = self.folder.as_ref()?.load(key)?;
+    fn load(
+        &self,
+        context: &Context,
+        found: &Found,
+        source: Source<'_>,
+        key: &Key,
+        held: &mut Held<'_>,
+    ) -> Option<Program> {
+        let (binary, whence) = held.get(&self.kept.shelf, key)?;
         let program = Program::from_binary(context.api(), found.device, &binary);
         let built = program
             .and_then(|program| program.build(found.device, &source.options(found)?).map(|()| program));
         match built {
             Ok(program) => {
-                self.counters.loaded.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(device = found.adapter.label(), %key, "a program was loaded");
+                let counter = match whence {
+                    Whence::Disk => &self.kept.counters.loaded,
+                    Whence::Process => &self.kept.counters.reused,
+                };
+                counter.fetch_add(1, Ordering::Relaxed);
+                tracing::debug!(device = found.adapter.label(), %key, ?whence, "a program was loaded");
+                held.take(binary);
                 Some(program)
             }
             Err(error) => {
@@ -153,7 +173,14 @@ impl Programs {
         }
     }
 
-    fn compile(&self, context: &Context, found: &Found, source: Source<'_>, key: &Key) -> Result<Program> {
+    fn compile(
+        &self,
+        context: &Context,
+        found: &Found,
+        source: Source<'_>,
+        key: &Key,
+        held: &mut Held<'_>,
+    ) -> Result<Program> {
         let program = match source {
             Source::OpenClC(text) => Program::from_source(context.api(), text)?,
             Source::SpirV(binary) => {
@@ -165,15 +192,13 @@ impl Programs {
             }
         };
         program.build(found.device, &source.options(found)?)?;
-        self.counters.compiled.fetch_add(1, Ordering::Relaxed);
+        self.kept.counters.compiled.fetch_add(1, Ordering::Relaxed);
         let bytes = source.bytes().len();
         tracing::debug!(device = found.adapter.label(), %key, bytes, "a program was compiled");
-        if let Some(folder) = &self.folder {
-            match program.binary(found.device) {
-                Ok(Some(binary)) => folder.store(key, &binary),
-                Ok(None) => tracing::debug!(device = found.adapter.label(), "the driver keeps no binary"),
-                Err(error) => tracing::debug!(%error, "the driver gives no binary"),
-            }
+        match program.binary(found.device) {
+            Ok(Some(binary)) => held.put(&self.kept.shelf, key, binary),
+            Ok(None) => tracing::debug!(device = found.adapter.label(), "the driver keeps no binary"),
+            Err(error) => tracing::debug!(%error, "the driver gives no binary"),
         }
         Ok(program)
     }

@@ -5,6 +5,7 @@ use ragtag_hal::{
     Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Features, HeapKind, Limits, Memory, MemorySource,
     PciAddress, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
+use std::sync::Arc;
 
 /// An adapter with nothing that identifies it but its name, which is its label.
 pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u64) -> Adapter {
@@ -67,13 +68,13 @@ impl Backend for Fake {
 
 /// A backend that shows these adapters.
 pub(crate) fn found(name: &'static str, adapters: Vec<Adapter>) -> Row {
-    Row { name, backend: Some(Box::new(Fake { name, probe: Ok(adapters) })), probed: Probed::Here }
+    Row { name, backend: Some(Arc::new(Fake { name, probe: Ok(adapters) })), probed: Probed::Here }
 }
 
 /// A backend whose library is missing.
 pub(crate) fn missing(name: &'static str) -> Row {
     let probe = Err(Unavailable { tried: vec![format!("lib{name}.so")], cause: "no such library".into() });
-    Row { name, backend: Some(Box::new(Fake { name, probe })), probed: Probed::Here }
+    Row { name, backend: Some(Arc::new(Fake { name, probe })), probed: Probed::Here }
 }
 
 /// A backend that is not in the build.

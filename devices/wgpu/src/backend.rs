@@ -4,13 +4,13 @@
 
 use crate::device::WgpuDevice;
 use crate::gpu::{Gpu, ready};
-use crate::probe::{Found, probe, wanted_features};
-use crate::program::{CacheCounters, Counters, Programs};
-use ragtag_hal::cache::{Folder, default_folder};
+use crate::probe::{Found, instance, probe, wanted_features};
+use crate::program::{CacheCounters, Counters, Kept, Programs};
+use ragtag_hal::cache::{Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
-use std::sync::Arc;
-use wgpu::{DeviceDescriptor, ExperimentalFeatures, MemoryHints};
+use std::sync::{Arc, OnceLock};
+use wgpu::{DeviceDescriptor, ExperimentalFeatures, Instance, MemoryHints};
 
 /// The backend's name.
 const NAME: &str = "wgpu";
@@ -32,24 +32,28 @@ impl Default for WgpuConfig {
 
 /// The wgpu backend.
 pub struct WgpuBackend {
-    config: WgpuConfig,
-    counters: Arc<Counters>,
+    instance: OnceLock<Instance>,
+    kept: Arc<Kept>,
 }
 
 impl WgpuBackend {
-    /// A backend with this configuration.
+    /// A backend with this configuration. Drivers are looked for at the first probe.
     pub fn new(config: WgpuConfig) -> Self {
-        Self { config, counters: Arc::default() }
+        let shelf = Shelf::new(config.cache_folder.map(Folder::new));
+        Self { instance: OnceLock::new(), kept: Arc::new(Kept { shelf, counters: Counters::default() }) }
     }
 
     /// What became of the programs of all devices that were opened here.
     pub fn counters(&self) -> CacheCounters {
-        self.counters.read()
+        self.kept.counters.read()
+    }
+
+    fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
+        probe(NAME, self.instance.get_or_init(instance))
     }
 
     fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<WgpuDevice> {
-        let folder = self.config.cache_folder.clone().map(Folder::new);
-        let programs = Programs::new(folder, Arc::clone(&self.counters));
+        let programs = Programs::new(Arc::clone(&self.kept));
         WgpuDevice::open(id, open(&found)?, found, programs, limits)
     }
 }
@@ -77,11 +81,11 @@ impl Backend for WgpuBackend {
     }
 
     fn probe(&self) -> std::result::Result<Vec<Adapter>, Unavailable> {
-        Ok(probe(NAME)?.into_iter().map(|found| found.adapter).collect())
+        Ok(self.found()?.into_iter().map(|found| found.adapter).collect())
     }
 
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
-        let present = probe(NAME)?;
+        let present = self.found()?;
         let open = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|found| found.adapter.label() == wanted.label());
             let found = found.filter(|found| found.adapter.name == wanted.name);

@@ -25,19 +25,18 @@ pub(crate) struct Found {
     pub(crate) fingerprint: String,
 }
 
-/// The adapters of the APIs that `WGPU_BACKEND` names, else of all.
-///
-/// # Errors
-/// [`Unavailable`] where none of these APIs shows any.
-pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
+/// The APIs that `WGPU_BACKEND` names, else all, as far as this build has them.
+fn apis() -> Vec<Backend> {
     let wanted = Backends::from_env().unwrap_or(Backends::all());
     let compiled = Instance::enabled_backend_features();
-    let ours =
-        APIS.into_iter().filter(|api| wanted.contains((*api).into()) && compiled.contains((*api).into()));
-    let ours: Vec<Backend> = ours.collect();
-    let tried = || ours.iter().map(|api| api.to_str().to_string()).collect();
+    let ours = |api: &Backend| wanted.contains((*api).into()) && compiled.contains((*api).into());
+    APIS.into_iter().filter(ours).collect()
+}
+
+/// An instance of these APIs.
+pub(crate) fn instance() -> Instance {
     let instance = Instance::new(InstanceDescriptor {
-        backends: ours.iter().fold(Backends::empty(), |set, api| set | (*api).into()),
+        backends: apis().iter().fold(Backends::empty(), |set, api| set | (*api).into()),
         // The debug layers of `WGPU_DEBUG` and `WGPU_VALIDATION`, and no others.
         flags: InstanceFlags::empty().with_env(),
         ..InstanceDescriptor::new_without_display_handle()
@@ -45,6 +44,15 @@ pub(crate) fn probe(backend: &str) -> Result<Vec<Found>, Unavailable> {
     // Drivers stay in memory with the first instance: not every one of them can be loaded any number of times.
     static KEPT: OnceLock<Instance> = OnceLock::new();
     KEPT.get_or_init(|| instance.clone());
+    instance
+}
+
+/// The adapters that an instance shows.
+///
+/// # Errors
+/// [`Unavailable`] where none of its APIs shows any.
+pub(crate) fn probe(backend: &str, instance: &Instance) -> Result<Vec<Found>, Unavailable> {
+    let tried = || apis().iter().map(|api| api.to_str().to_string()).collect();
     let all = ready(instance.enumerate_adapters(Backends::all())).unwrap_or_default();
     let all = once_each(all.into_iter().map(|adapter| (adapter.get_info(), adapter)).collect());
     if all.is_empty() {

@@ -4,7 +4,7 @@
 
 use crate::gpu::{Failure, Gpu};
 use crate::probe::Found;
-use ragtag_hal::cache::{Folder, Key, key};
+use ragtag_hal::cache::{Held, Key, Shelf, Source, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -65,18 +65,24 @@ pub(crate) struct Entry {
 /// A program in this process; locked while it is made.
 type Slot = Arc<Mutex<Option<Entry>>>;
 
+/// What is kept for all devices of a backend.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) shelf: Shelf,
+    pub(crate) counters: Counters,
+}
+
 /// The programs of a device.
 pub(crate) struct Programs {
-    folder: Option<Folder>,
-    counters: Arc<Counters>,
+    kept: Arc<Kept>,
     slots: Mutex<HashMap<Key, Slot>>,
     /// By number of bindings.
     layouts: Mutex<HashMap<usize, BindGroupLayout>>,
 }
 
 impl Programs {
-    pub(crate) fn new(folder: Option<Folder>, counters: Arc<Counters>) -> Self {
-        Self { folder, counters, slots: Mutex::default(), layouts: Mutex::default() }
+    pub(crate) fn new(kept: Arc<Kept>) -> Self {
+        Self { kept, slots: Mutex::default(), layouts: Mutex::default() }
     }
 
     /// The entries of a module. Its distinct programs are made side by side.
@@ -114,7 +120,7 @@ impl Programs {
         };
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = slot.as_ref() {
-            self.counters.reused.fetch_add(1, Ordering::Relaxed);
+            self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
             return Ok(entry.clone());
         }
         Ok(slot.insert(self.make(gpu, found, &key, text, function, abi)?).clone())
@@ -148,7 +154,9 @@ impl Programs {
         };
         let layout = self.layout(gpu, abi.bindings.len())?;
         let module = gpu.guarded(|| shader_module(gpu, text)).map_err(compile_error)?;
-        let (cache, loaded) = self.cache(gpu, found, key);
+        let place = self.kept.shelf.place(key);
+        let mut held = place.lock();
+        let (cache, source) = self.cache(gpu, found, key, &mut held);
         let pipeline = gpu.guarded(|| {
             let pipeline_layout = gpu.device.create_pipeline_layout(&PipelineLayoutDescriptor {
                 label: None,
@@ -169,23 +177,33 @@ impl Programs {
             })
         });
         let pipeline = pipeline.map_err(compile_error)?;
-        let counter = if loaded { &self.counters.loaded } else { &self.counters.compiled };
+        let counters = &self.kept.counters;
+        let counter = match source {
+            None => &counters.compiled,
+            Some(Source::Disk) => &counters.loaded,
+            Some(Source::Process) => &counters.reused,
+        };
         counter.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(device = found.adapter.label(), %key, loaded, name = abi.name, "a program was made");
-        if let (Some(folder), Some(cache), false) = (&self.folder, &cache, loaded) {
+        tracing::debug!(device = found.adapter.label(), %key, ?source, name = abi.name, "a program was made");
+        if let (Some(cache), None) = (&cache, source) {
             match cache.get_data().filter(|data| data.len() > EMPTY_CACHE_BYTES) {
-                Some(data) => folder.store(key, &data),
+                Some(data) => held.put(&self.kept.shelf, key, data),
                 None => tracing::debug!(device = found.adapter.label(), "the driver keeps no program"),
             }
         }
         Ok(Entry { pipeline, layout, immediate_bytes, name: abi.name })
     }
 
-    /// A pipeline cache for one program, where the device has them, and whether it came from the disk.
-    fn cache(&self, gpu: &Gpu, found: &Found, key: &Key) -> (Option<PipelineCache>, bool) {
-        let Some(folder) = self.folder.as_ref() else { return (None, false) };
+    /// A pipeline cache for one program, where the device has them, and where its content was.
+    fn cache(
+        &self,
+        gpu: &Gpu,
+        found: &Found,
+        key: &Key,
+        held: &mut Held<'_>,
+    ) -> (Option<PipelineCache>, Option<Source>) {
         if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
-            return (None, false);
+            return (None, None);
         }
         let make = |data: Option<&[u8]>| {
             let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
@@ -193,15 +211,18 @@ impl Programs {
             // their checksum is right.
             gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) })
         };
-        let kept = folder.load(key);
-        match kept.as_deref().map(|data| make(Some(data))) {
-            Some(Ok(cache)) => return (Some(cache), true),
-            Some(Err(failure)) => {
-                tracing::debug!(device = found.adapter.label(), %key, ?failure, "a kept program was refused");
+        if let Some((kept, source)) = held.get(&self.kept.shelf, key) {
+            match make(Some(&kept)) {
+                Ok(cache) => {
+                    held.take(kept);
+                    return (Some(cache), Some(source));
+                }
+                Err(failure) => {
+                    tracing::debug!(device = found.adapter.label(), %key, ?failure, "a kept program was refused");
+                }
             }
-            None => {}
         }
-        (make(None).ok(), false)
+        (make(None).ok(), None)
     }
 
     /// Bindings in the ABI's order, all of them writable: wgpu refuses one buffer that is bound to be read here and to be

@@ -5,7 +5,7 @@
 
 use crate::backend::open_one;
 use crate::gpu::Failure;
-use crate::probe::probe;
+use crate::probe::{instance, probe};
 use ragtag_hal::{
     BufferId, BufferRange, Command, Device, DeviceId, Error, Limits, ProgramId, QueueKind, Submission,
     Timeline, TimelineId, Work,
@@ -29,7 +29,7 @@ fn fill(queue: QueueKind, value: u64, waits: Vec<ragtag_hal::Point>) -> Submissi
 
 #[test]
 fn a_lost_device_says_so_and_closes() {
-    let found = probe("wgpu").unwrap_or_else(|unavailable| {
+    let found = probe("wgpu", &instance()).unwrap_or_else(|unavailable| {
         println!("skipped: wgpu: {unavailable}");
         Vec::new()
     });
@@ -70,7 +70,7 @@ fn a_lost_device_says_so_and_closes() {
 /// A device that wgpu does not know to be lost yet: what is submitted is refused, and nothing panics.
 #[test]
 fn what_wgpu_refuses_is_an_error() {
-    let Some(found) = probe("wgpu").ok().and_then(|found| found.into_iter().next()) else {
+    let Some(found) = probe("wgpu", &instance()).ok().and_then(|found| found.into_iter().next()) else {
         return println!("skipped: wgpu shows no device");
     };
     let device = open_one(ID, found, &Limits::default()).unwrap();

@@ -45,16 +45,22 @@ fn what_was_compiled_once_is_not_compiled_again() {
         device.create_module(ModuleId(2), &two_programs()).unwrap();
         assert_eq!(first.counters(), counters(2, 0, 4), "{}", adapter.label());
         drop(device);
+        let gives = !files(folder.path()).is_empty();
+        let mut device = open(&first, &adapter, 0, &Limits::default());
+        device.create_module(ModuleId(1), &two_programs()).unwrap();
+        let again = if gives { counters(2, 0, 7) } else { counters(4, 0, 5) };
+        assert_eq!(first.counters(), again, "{}: a device opened anew", adapter.label());
+        drop(device);
 
         // A later process has a backend of its own.
         let second = backend_with(folder.path());
         let mut bench = Bench::new(open(&second, &adapter, 0, &Limits::default()));
         bench.device.create_module(ModuleId(1), &two_programs()).unwrap();
-        if files(folder.path()).is_empty() {
+        if gives {
+            assert_eq!(second.counters(), counters(0, 2, 2), "{}", adapter.label());
+        } else {
             println!("skipped: {} ({}) gives no compiled programs away", adapter.label(), adapter.driver);
             assert_eq!(second.counters(), counters(2, 0, 2), "{}", adapter.label());
-        } else {
-            assert_eq!(second.counters(), counters(0, 2, 2), "{}", adapter.label());
         }
         bench.works();
     }
@@ -100,6 +106,11 @@ fn twins_are_two_devices() {
     let devices = ragtag_hal::Backend::open(&backend, &wanted, &Limits::default()).unwrap();
     let mut benches: Vec<Bench> =
         devices.into_iter().map(|device| Bench::new(ragtag_hal::Checked::new(device))).collect();
-    assert_eq!(backend.counters(), counters(2, 0, 0), "each compiles for itself");
+    let (taken, own) = (counters(1, 0, 1), counters(2, 0, 0));
+    let now = backend.counters();
+    assert!(
+        now == taken || now == own,
+        "the second takes what the driver gives away of the first's: {now:?}"
+    );
     benches.iter_mut().for_each(Bench::works);
 }

@@ -174,24 +174,21 @@ impl Actor {
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
         let row_bytes = compiled.edge_row_bytes();
         let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
-        let memory = StageMemory::new(&mut device, compiled, slots);
-        let memory = memory.map_err(|cause| match cause.is_out_of_memory() {
-            true => {
-                let held_bytes = device.pool_stats().in_use_bytes;
-                Error::Memory { stage, device: label.clone(), cause, held_bytes, needed_bytes }
-            }
-            false => failed(cause),
-        })?;
-        let edges = [(INCOMING, &previous), (OUTGOING, &next)];
-        for (id, edge) in edges.into_iter().filter_map(|(id, edge)| Some((id, edge.as_ref()?))) {
-            device.register_region(id, Arc::clone(&edge.ring)).map_err(failed)?;
-        }
-        if let Some((region, _)) = &logits {
-            device.register_region(LOGITS, Arc::clone(region)).map_err(failed)?;
-        }
+        let edges =
+            [(INCOMING, &previous), (OUTGOING, &next)].map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
+        let logits_region = logits.as_ref().map(|(region, _)| (LOGITS, region));
+        let regions = edges.into_iter().chain([logits_region]).flatten();
         let uploads = &own[QueueKind::Upload.index()];
         let loading = Loading { stage, device_label: &label, uploads, abort, progress };
-        loading.run(&mut device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+        let loaded = StageMemory::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
+            for (id, region) in regions {
+                device.register_region(id, Arc::clone(region)).map_err(failed)?;
+            }
+            loading.run(&mut device, &memory, weights.as_ref(), &mut points.upload, &mut recorder)?;
+            Ok(memory)
+        });
+        let held_bytes = device.pool_stats().in_use_bytes;
+        let memory = loaded.map_err(|error| error.while_loading(held_bytes, needed_bytes))?;
 
         let shape = StageShape {
             slots,

@@ -66,14 +66,13 @@ impl Loading<'_> {
         let chunks = self.plan(memory, source)?;
         let Some(chunk_bytes) = chunks.iter().map(|(_, chunk)| chunk.bytes).max() else { return Ok(()) };
         let failed = |cause| self.failed(cause);
-        let region = Arc::new(HostRegion::new(chunk_bytes as usize * HALF * 2).map_err(failed)?);
-        device.register_region(STAGING, Arc::clone(&region)).map_err(failed)?;
+        let (region, in_half) = staging(device, chunk_bytes).map_err(failed)?;
         // For each half, the value that the timeline has when it may be filled again.
         let mut busy = [0; 2];
-        for (turn, batch) in chunks.chunks(HALF).enumerate() {
+        for (turn, batch) in chunks.chunks(in_half).enumerate() {
             let half = turn % 2;
             self.wait(busy[half])?;
-            let start = (half * HALF) as u64 * chunk_bytes;
+            let start = (half * in_half) as u64 * chunk_bytes;
             self.fill(memory, source, &region, start, chunk_bytes, batch)?;
             let signal = points.allot();
             busy[half] = signal.value;
@@ -155,5 +154,17 @@ impl Loading<'_> {
     fn weight(&self, memory: &StageMemory, index: usize, cause: String) -> Error {
         let weight = memory.compiled().weights[index].name.clone();
         Error::Weight { stage: self.stage, device: self.device_label.into(), weight, cause }
+    }
+}
+
+/// The staging memory on a device, and how many chunks a half of it has: fewer where memory is short.
+fn staging(device: &mut dyn Device, chunk_bytes: u64) -> ragtag_hal::Result<(Arc<HostRegion>, usize)> {
+    let mut in_half = HALF;
+    loop {
+        let region = Arc::new(HostRegion::new(chunk_bytes as usize * in_half * 2)?);
+        match device.register_region(STAGING, Arc::clone(&region)) {
+            Err(error) if error.is_out_of_memory() && in_half > 1 => in_half /= 2,
+            registered => return registered.map(|()| (region, in_half)),
+        }
     }
 }

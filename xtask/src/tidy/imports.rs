@@ -79,10 +79,10 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Backends run the conformance suite on themselves.
     ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
     // Tests load stand-ins for AMD's driver.
-    ("ragtag-hip", &["test-drivers"]),
+    ("ragtag-hip", &["device-bench", "test-drivers"]),
     // Points between two APIs need a second API.
     ("ragtag-opencl", &["ragtag-cpu", "device-bench"]),
-    ("ragtag-cuda", &["ragtag-cpu"]),
+    ("ragtag-cuda", &["ragtag-cpu", "device-bench"]),
     ("ragtag-vulkan", &["ragtag-cpu", "device-bench", "test-drivers"]),
     ("ragtag-wgpu", &["device-bench", "test-drivers"]),
     // The suite is tested on the one device that is everywhere.

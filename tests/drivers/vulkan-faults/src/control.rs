@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// Most bytes that the allocations of each device may take, in processes that no test tells.
+const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
+
 /// What a device fails at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -94,7 +97,10 @@ pub fn next_number() -> u32 {
     let mut records = records();
     let number = records.opened;
     records.opened += 1;
-    records.records.entry(number).or_default().open = true;
+    let record = records.records.entry(number).or_default();
+    record.open = true;
+    let of_all = || std::env::var(LIMIT).ok()?.parse().ok();
+    record.limit_bytes = record.limit_bytes.or_else(of_all);
     number
 }
 

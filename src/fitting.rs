@@ -1,0 +1,77 @@
+//! Starting an engine on devices that hold less than they said: another program took some, a driver keeps some for itself, or
+//! what is free lies in pieces.
+//!
+//! What a device refuses is learnt from: everything that was loaded is given back, and the planner makes a plan for what the
+//! device really gave. This module must not know how an engine starts, or what a plan is made of.
+
+use crate::devices::Devices;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::planner::Planner;
+use ragtag_scheduler::RefusedMemory;
+use ragtag_scheduler::plan::Plan;
+use std::collections::HashMap;
+
+/// How often a device may refuse memory. Once it is believed what it says, once it is known what it gave, and once there was no
+/// room for what lies beside the buffers; after that something is wrong with it.
+const REFUSALS: u32 = 4;
+
+impl Engine {
+    /// As [`Engine::start`], and if a device turns out to hold less than it said when the plan was made, `planner` makes a
+    /// smaller one for what it holds: with more of the model on other devices, or with a smaller chunk, fewer slots, in the
+    /// end a shorter context, as far as these were not asked for. `less` is told why, the planner with what it knows now, and
+    /// its plan, which is tried next.
+    ///
+    /// # Errors
+    /// As [`Engine::start`]; if nothing smaller fits, what a device said to the first plan, with sizes.
+    pub fn start_fitting(
+        model: &Model,
+        devices: &Devices,
+        planner: &Planner,
+        plan: &Plan,
+        options: EngineOptions,
+        mut less: impl FnMut(&Error, &Planner, &Plan),
+    ) -> Result<Self> {
+        let (mut planner, mut plan, options) = (planner.clone(), plan.clone(), options.into());
+        let mut refusals: HashMap<String, u32> = HashMap::new();
+        let mut first: Option<Error> = None;
+        loop {
+            let error = match Self::start_told(model, devices, &plan, &options) {
+                Err(Error::Run(error)) => error,
+                other => return other,
+            };
+            let Some(refused) = error.refused_memory() else { return Err(error.into()) };
+            let count = refusals.entry(refused.device.into()).or_default();
+            *count += 1;
+            tell(&refused);
+            let believed = *count == 1 && refused.is_plausible();
+            planner = planner.holding_at_most(refused.device, most_bytes(&refused, believed, &plan));
+            let smaller = if *count < REFUSALS { planner.smaller_than(&plan).ok() } else { None };
+            let error = Error::Run(error);
+            match smaller {
+                Some(smaller) => {
+                    less(&error, &planner, &smaller);
+                    plan = smaller;
+                    first.get_or_insert(error);
+                }
+                None => return Err(first.unwrap_or(error)),
+            }
+        }
+    }
+}
+
+/// Most bytes that the next plan may take of the device: less than this one in any case, so that there is an end to it.
+fn most_bytes(refused: &RefusedMemory<'_>, believed: bool, plan: &Plan) -> u64 {
+    let stage = plan.stages.iter().find(|stage| stage.device == refused.device);
+    let memory = stage.map(|stage| stage.memory_bytes);
+    let (total, staging) = memory.map_or((0, 0), |memory| (memory.total, memory.staging));
+    // Staging is planned for, but no buffer of the device; not to the byte for one that nobody believes.
+    let staging = if believed { staging } else { 0 };
+    refused.available_bytes(believed).saturating_add(staging).min(total.saturating_sub(1))
+}
+
+fn tell(refused: &RefusedMemory<'_>) {
+    let RefusedMemory { device, wanted_bytes, free_bytes, held_bytes, needed_bytes } = *refused;
+    tracing::warn!(device, wanted_bytes, free_bytes, held_bytes, needed_bytes, "the device refuses memory");
+}
