@@ -1,8 +1,7 @@
 // The product for many rows on matrix units: a group takes TILE_X rows of x and TILE_W rows of weights, K_STEP columns at a
 // time through local memory. Its sub-groups divide the tile's result: slices of LINES_X by LINES_W squares of 16 × 16.
 //
-// The next columns are on their way from memory while the present ones are multiplied. Local memory has room for BUFFERS
-// steps: with two, a step is written while others still read the one before.
+// The next columns are on their way from memory while the present ones are multiplied.
 //
 // Items whose control flow depends on what they read from buffers do not count as being together: what decides it is shared
 // through `facts` first.
@@ -20,13 +19,14 @@ const ROWS: u32 = ITEMS / VECTORS;
 @group(0) @binding(1) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
 
-var<workgroup> tile_x: array<vec4<f16>, BUFFERS * TILE_X * PITCH>;
-var<workgroup> tile_w: array<vec4<f16>, BUFFERS * TILE_W * PITCH>;
+var<workgroup> tile_x: array<vec4<f16>, TILE_X * PITCH>;
+var<workgroup> tile_w: array<vec4<f16>, TILE_W * PITCH>;
 var<workgroup> squares: array<f32, SLICES * 256u>;
 // 16 bytes, as the others have multiples of 16: matrices are loaded from places that are multiples of it, and nobody says in
 // which order a driver lays these out.
 var<workgroup> facts: vec4<u32>;
 
+// Nothing is converted where the translator sees that these are halves as they are.
 fn halves(words: vec2<u32>) -> vec4<f16> {
     return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
 }
@@ -68,22 +68,18 @@ fn multiply_slice(place: Place, slice: u32, writes: bool, first_row: u32, first_
     workgroupBarrier();
     let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
     var sum_$i_$j = zeros;
-    var buffer = 0u;
     for (var at = VECTORS; at <= pitch; at += VECTORS) {
-        if BUFFERS == 1u { workgroupBarrier(); }
-        let to_x = buffer * (TILE_X * PITCH) + to;
-        let to_w = buffer * (TILE_W * PITCH) + to;
-        { let at = to_x + $xu * ROWS * PITCH; tile_x[at] = halves(next_x$x.xy); tile_x[at + 1u] = halves(next_x$x.zw); }
-        { let at = to_w + $wu * ROWS * PITCH; tile_w[at] = weight_halves(next_w$w.xy); tile_w[at + 1u] = weight_halves(next_w$w.zw); }
+        workgroupBarrier(); // the step before has been read
+        { let at = to + $xu * ROWS * PITCH; tile_x[at] = halves(next_x$x.xy); tile_x[at + 1u] = halves(next_x$x.zw); }
+        { let at = to + $wu * ROWS * PITCH; tile_w[at] = weight_halves(next_w$w.xy); tile_w[at + 1u] = weight_halves(next_w$w.zw); }
         workgroupBarrier();
         if at < pitch {
             next_x$x = x[from_x$x + at];
             next_w$w = weights[from_w$w + at];
         }
-        let of_x = (buffer * TILE_X + x_line) * PITCH;
-        let of_w = (buffer * TILE_W + w_line) * PITCH;
+        let of_x = x_line * PITCH;
+        let of_w = w_line * PITCH;
         MULTIPLY;
-        buffer = (buffer + 1u) % BUFFERS;
     }
     let to_row = first_row + x_line;
     let to_line = first_line + w_line;

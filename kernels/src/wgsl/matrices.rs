@@ -31,17 +31,15 @@ struct Tile {
     lines: [u32; 2],
     /// Columns that are in local memory at once: 64 are a multiple of it.
     k_step: u32,
-    /// Steps in local memory.
-    buffers: u32,
 }
 
 /// Many loads under way for each of few groups: what counts is how fast weights are read.
-const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64, buffers: 1 };
+const SMALL: Tile = Tile { slices: [2, 2], lines: [2, 1], k_step: 64 };
 /// Two groups on a multiprocessor of NVIDIA's, whose registers it fills: one multiplies while the other waits.
-const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 32, buffers: 2 };
+const LARGE: Tile = Tile { slices: [2, 2], lines: [4, 4], k_step: 64 };
 /// The same for devices with 32 KiB of local memory. Its sub-groups have half the sums, so that there are registers for more of
 /// them: where both fit, nobody has compared them.
-const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32, buffers: 1 };
+const WIDE: Tile = Tile { slices: [4, 2], lines: [2, 4], k_step: 32 };
 
 impl Tile {
     const fn items(self) -> u32 {
@@ -66,20 +64,19 @@ impl Tile {
 
     fn local_bytes(self) -> u64 {
         let [x, weights] = self.rows();
-        let tiles = self.buffers * (x + weights) * (self.k_step + 8) * 2;
+        let tiles = (x + weights) * (self.k_step + 8) * 2;
         let squares = self.slices[0] * self.slices[1] * 256 * 4;
         u64::from(tiles + squares + 16)
     }
 
     fn figures(self) -> String {
-        let Self { slices: [slices_x, slices_w], lines: [lines_x, lines_w], k_step, buffers } = self;
+        let Self { slices: [slices_x, slices_w], lines: [lines_x, lines_w], k_step } = self;
         let figures = [
             ("SLICES_X", slices_x),
             ("SLICES_W", slices_w),
             ("LINES_X", lines_x),
             ("LINES_W", lines_w),
             ("K_STEP", k_step),
-            ("BUFFERS", buffers),
         ];
         figures.map(|(name, figure)| format!("const {name}: u32 = {figure}u;\n")).concat()
     }
