@@ -26,7 +26,7 @@ use ragtag::compare::{Burst, ComparedPart};
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
 use ragtag::{
     Activations, Baseline, Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions,
-    Handicap, KvType, Model, Objective, Plan, Planner, Workload,
+    Handicap, KvType, MAX_CHUNK, Model, Objective, Plan, Planner, Workload,
 };
 use ragtag_scheduler::planner::PlanError;
 use rand::rngs::SmallRng;
@@ -176,7 +176,8 @@ impl<'a> Bench<'a> {
         let options = CalibrationOptions {
             activations,
             kv,
-            chunk: CHUNKS[CHUNKS.len() - 1].min(context),
+            // All that the planner may choose.
+            chunk: MAX_CHUNK.min(context),
             sequences: arguments.sequences,
             seconds: arguments.calibration,
             force: true,
@@ -240,8 +241,8 @@ impl<'a> Bench<'a> {
         let load_s = self.simulated_s(&plan, sequences, tokens)?;
         let alone_s = self.simulated_s(&plan, 1, tokens)?;
         let predicted = self.rates(plan.predicted.decode_tokens_per_s, [prefill_s, load_s, alone_s]);
-        // Before that there is a prompt more.
-        let seconds = prefill_s + rounds as f64 * (prefill_s + load_s + alone_s);
+        // Before that the load is run once for nothing.
+        let seconds = load_s + rounds as f64 * (prefill_s + load_s + alone_s);
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
@@ -322,8 +323,9 @@ impl<'a> Bench<'a> {
         let engine = Engine::start(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
         let prompts = Burst::Prompts { tokens: prompt, sequences };
         let load = |sequences| Burst::Generations { prompt, tokens, sequences };
-        // Programs are recorded when they are first needed.
-        burst(&engine, &Burst::Generations { prompt, tokens: 3.min(tokens), sequences })?;
+        // Programs are recorded when they are first needed, clocks rise, and threads find their places: the very load that is
+        // measured comes once before.
+        burst(&engine, &load(sequences))?;
         let mut rates: Vec<Rates> = Vec::new();
         for _ in 0..rounds.max(1) {
             let prefill_s = burst(&engine, &prompts)?.seconds;

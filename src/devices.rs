@@ -32,6 +32,9 @@ pub struct DeviceOptions {
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
 const USABLE_SHARE: f64 = 0.95;
 
+/// The share of a processor's threads, one part in so many, that is left at most to those who serve other devices.
+const SPARED_SHARE: u32 = 8;
+
 /// What was found, and what of it is selected. Nothing is opened before an engine starts.
 pub struct Devices {
     backends: Backends,
@@ -58,7 +61,10 @@ impl Devices {
         let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
         let backends = backends(options);
         let report = backends.probe();
-        let choice = requested.choose(&report)?;
+        let mut choice = requested.choose(&report)?;
+        if options.cpu_threads.is_none() {
+            spare_threads(&mut choice.selected, &options.handicaps);
+        }
         let selected: Vec<_> = choice.selected.iter().map(Adapter::label).collect();
         let handicaps = options.handicaps.clone();
         Handicap::check(&handicaps, &selected)?;
@@ -192,6 +198,26 @@ fn backends(options: &DeviceOptions) -> Backends {
     })
 }
 
+/// Leaves a thread for each device beside the processor, and one for the coordinator, to those who serve them: all threads
+/// of a processor's device wait for each other after every operator, so one that has to share its core holds up the rest.
+/// A device whose threads somebody chose keeps them.
+fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
+    let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
+    let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();
+    let others = selected.len() - processors;
+    if others == 0 {
+        return;
+    }
+    let each = (others + 1).div_ceil(processors.max(1)) as u32;
+    let chosen = |label: &str| {
+        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device == label))
+    };
+    for adapter in selected.iter_mut().filter(|adapter| is_processor(adapter) && !chosen(&adapter.label())) {
+        let threads = adapter.caps.parallel_units;
+        adapter.caps.parallel_units = threads - each.min(threads / SPARED_SHARE);
+    }
+}
+
 fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let (bytes, source) = match adapter.memory.first() {
         Some(memory) => {
@@ -227,5 +253,29 @@ mod tests {
         devices.choice.selected.push(other);
         let shares: Vec<_> = devices.facts().iter().map(|facts| facts.memory_bytes).collect();
         assert_eq!(shares, [alone / 2; 2]);
+    }
+
+    #[test]
+    fn a_processor_beside_other_devices_leaves_them_threads() {
+        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let found = Devices::probe(&options).unwrap().selected()[0].clone();
+        let processor = |index, threads| {
+            let mut adapter = Adapter { index, ..found.clone() };
+            adapter.caps.parallel_units = threads;
+            adapter
+        };
+        let gpu =
+            |index| Adapter { backend: "abacus".into(), kind: AdapterKind::Discrete, ..processor(index, 99) };
+        let left = |mut selected: Vec<Adapter>, handicaps: &[&str]| {
+            let handicaps: Vec<Handicap> = handicaps.iter().map(|text| text.parse().unwrap()).collect();
+            spare_threads(&mut selected, &handicaps);
+            selected.iter().map(|adapter| adapter.caps.parallel_units).collect::<Vec<_>>()
+        };
+        assert_eq!(left(vec![processor(0, 32), processor(1, 32)], &[]), [32, 32], "nobody else is there");
+        assert_eq!(left(vec![gpu(0), gpu(1), processor(0, 32)], &[]), [99, 99, 29]);
+        assert_eq!(left(vec![gpu(0), processor(0, 32), processor(1, 32)], &[]), [99, 31, 31]);
+        assert_eq!(left(vec![gpu(0), processor(0, 8)], &[]), [99, 7]);
+        assert_eq!(left(vec![gpu(0), processor(0, 4)], &[]), [99, 4], "few threads are all needed");
+        assert_eq!(left(vec![gpu(0), processor(0, 32)], &["cpu:0=threads:32"]), [99, 32]);
     }
 }

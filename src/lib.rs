@@ -50,7 +50,7 @@ pub use devices::{DeviceOptions, Devices};
 pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
-pub use planner::{DEFAULT_CHUNK, Planner, Replanned, SLOTS};
+pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
 pub use ragtag_conformance::Shapes;

@@ -20,8 +20,11 @@ use ragtag_scheduler::{DeviceFacts, Fleet, Links, Objective, Split, Workload};
 /// one prompt fills a pipeline.
 pub const DEFAULT_CHUNK: u32 = 128;
 
+/// The longest prefill chunk that is tried unless one is asked for; the context bounds it.
+pub const MAX_CHUNK: u32 = 1024;
+
 /// The others that are tried: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
-const OTHER_CHUNKS: [u32; 4] = [64, 256, 512, 1024];
+const OTHER_CHUNKS: [u32; 4] = [64, 256, 512, MAX_CHUNK];
 
 /// Micro-batches that a stage holds: one arriving, one computed, one leaving.
 pub const SLOTS: u32 = 3;

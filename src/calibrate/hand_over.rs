@@ -1,176 +1,154 @@
-//! Timing the way of a token through a real pipeline: what of it no stage, no edge and no return of tokens accounts for.
+//! Timing what lies between devices at work, in pipelines in small: what a step loses on a stage, the return of tokens, the
+//! ways from device to device.
 //!
-//! The pipeline has two stages on one device, which is opened twice: the blocks that are timed elsewhere, and nothing. One
-//! sequence goes round. Whatever is measured of a round is taken off the same round, so that neither a device that drifts
-//! nor a host that is busy is taken for something else.
+//! Whatever is measured of a round is taken off the same round, so that neither a device that drifts nor a host that is busy
+//! is taken for something else. Of several rounds the median counts: threads are woken as slowly in a run.
 
+use super::miniature::{Miniature, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
-use crate::engine::FileWeights;
-use crate::error::{Error, Result};
-use crate::model::Model;
-use ragtag_hal::Timing;
-use ragtag_scheduler::core::Sample;
-use ragtag_scheduler::{
-    Crossed, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling, StageSpec,
-};
-use std::sync::mpsc;
+use crate::error::Result;
+use ragtag_scheduler::LinkFacts;
+use ragtag_scheduler::cost::{Profile, TokenReturn};
+use ragtag_transfer::Route;
+use std::time::{Duration, Instant};
 
-/// Sequences that go round, one after the other, and the tokens of each.
-const SEQUENCES: usize = 6;
-const TOKENS: u32 = 16;
-/// The pipeline's stages.
-const STAGES: usize = 2;
+/// New tokens of a sequence.
+const TOKENS: u32 = 12;
+/// Runs of each kind, and for how long there are more than two of them.
+const RUNS: usize = 5;
+const LIMIT: Duration = Duration::from_millis(250);
 
-/// What a round of one sequence loses.
+/// What a step loses on a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct HandOver {
-    /// On each stage, besides the stage's own time, in microseconds.
+    /// On a stage, besides the stage's own time, in microseconds.
     pub(super) stage_us: f64,
-    /// From the end of the last stage's work until the coordinator has sent on what follows, in microseconds.
-    pub(super) return_us: f64,
+    /// From the end of the last stage's work until the coordinator has sent on what follows.
+    pub(super) token_return: TokenReturn,
 }
 
 /// Times a device; `None` if it does not tell how long it works.
 pub(super) fn measure(
-    model: &Model,
     devices: &Devices,
     steps: &Steps,
     label: &str,
+    profile: &Profile,
 ) -> Result<Option<HandOver>> {
-    let segments = steps.keys.len();
-    let cut = steps.window.end;
-    let mut specs = Vec::new();
-    let labels = [label.to_owned(), label.to_owned()];
-    for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
-        let range = if at == 0 { 0..cut } else { cut..segments };
-        let mut compiled = steps.compile(range, &adapter)?;
-        if at > 0 {
-            compiled.programs.iter_mut().for_each(|program| program.steps.clear());
-            compiled.weights.clear();
-            compiled.kv_bytes.clear();
-        }
-        let weights = Box::new(FileWeights::new(model, &compiled));
-        specs.push(StageSpec { device: Box::new(device), compiled, weights });
+    let miniature = Miniature::start(devices, steps, &[(label.to_owned(), profile)])?;
+    let alone = runs(|| miniature.run(1, 1, TOKENS))?;
+    let most = steps.lowering.sequences;
+    let many = if most > 1 { runs(|| miniature.run(most, 1, TOKENS))? } else { Vec::new() };
+    Ok(HandOver::of(&alone, &many))
+}
+
+/// Some runs, after one that does not count: it has recorded the programs on the way.
+fn runs(mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
+    run()?;
+    let start = Instant::now();
+    let mut seen = Vec::new();
+    while seen.len() < RUNS && (seen.len() < 2 || start.elapsed() < LIMIT) {
+        seen.push(run()?);
     }
-    let lowering = &steps.lowering;
-    let mut options = PipelineOptions::new(STAGES, lowering.context, lowering.cache_blocks(), lowering.chunk);
-    options.decode_groups = 1;
-    let pipeline = Pipeline::start(specs, &options, |_| ())?;
-    let mut rounds = Vec::new();
-    for _ in 0..SEQUENCES {
-        let before = pipeline.stats();
-        let round_us = round_us(&pipeline)?;
-        rounds.extend(Round::between(&before, &pipeline.stats(), round_us));
-    }
-    pipeline.shutdown();
-    // The one that was disturbed least. The first has recorded its programs on the way.
-    let undisturbed = rounds.iter().min_by(|a, b| a.overhead_us().total_cmp(&b.overhead_us()));
-    Ok(undisturbed.map(Round::hand_over))
+    Ok(seen)
 }
 
-/// From a token of a sequence alone in the pipeline to its next, on average, in microseconds.
-fn round_us(pipeline: &Pipeline) -> Result<f64> {
-    let (tell, told) = mpsc::channel();
-    // What a stage of nothing leaves for logits means nothing.
-    let sampler = Sampler::new(Sampling::greedy()).map_err(|error| Error::Usage(error.to_string()))?;
-    let job = Job::Generate {
-        max_new_tokens: TOKENS,
-        end_tokens: Vec::new(),
-        sampler: Box::new(Whatever { sampler }),
-    };
-    let reply = Box::new(move |reply| {
-        // Nobody listens any more: then nobody wants it.
-        let _ = tell.send((Timing::now_ns(), reply));
-    });
-    pipeline.submit(Request { prompt: vec![1], job, reply });
-    let mut times_ns = Vec::new();
-    for (at_ns, reply) in told {
-        match reply {
-            Reply::Token { .. } => times_ns.push(at_ns),
-            Reply::Failed(error) => return Err(error.into()),
-            Reply::Finished(_) => break,
-            Reply::Logits { .. } => {}
-        }
-    }
-    let between_ns = times_ns.last().zip(times_ns.first()).map_or(0, |(last, first)| last - first);
-    Ok(between_ns as f64 / 1e3 / (times_ns.len().max(2) - 1) as f64)
-}
-
-/// Takes as long as choosing a token does, and chooses the same whatever comes of that.
-struct Whatever {
-    sampler: Sampler,
-}
-
-impl Sample for Whatever {
-    fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
-        Ok(self.sampler.sample(logits, history).map_or(1, |_| 1))
-    }
-}
-
-/// A round of one sequence on average, and what was measured of it, in microseconds.
-#[derive(Clone, Copy, Debug)]
-struct Round {
-    whole_us: f64,
-    stages_us: f64,
-    edge_us: f64,
-    return_us: f64,
-}
-
-impl Round {
-    /// What was measured between two looks at a pipeline; `None` if something was not.
-    fn between(before: &PipelineStats, after: &PipelineStats, whole_us: f64) -> Option<Self> {
-        let mean_us = |busy_ns: u64, count: u64| (count > 0).then(|| busy_ns as f64 / 1e3 / count as f64);
-        let stages = before.stages.iter().zip(&after.stages).map(|(before, after)| {
-            let (before, after) = (before.decode, after.decode);
-            mean_us(after.busy_ns - before.busy_ns, after.micro_batches - before.micro_batches)
-        });
-        let crossed = |before: Crossed, after: Crossed| {
-            mean_us(after.busy_ns - before.busy_ns, after.crossings - before.crossings)
+impl HandOver {
+    /// Of runs of one sequence, and of several at the same time, through a single stage.
+    fn of(alone: &[Seen], many: &[Seen]) -> Option<Self> {
+        let lost = |seen: &Seen| Some(seen.round_us - seen.stages_us()? - seen.token_return()?.1);
+        let stage_us = median(alone.iter().filter_map(lost))?.max(0.0);
+        let returned = |runs: &[Seen]| {
+            let returns = || runs.iter().filter_map(Seen::token_return);
+            Some((median(returns().map(|(rows, _)| rows))?, median(returns().map(|(_, us)| us))?))
         };
-        let (edge_before, edge_after) = (before.edges.first()?, after.edges.first()?);
-        Some(Self {
-            whole_us,
-            stages_us: stages.sum::<Option<f64>>()?,
-            edge_us: crossed(edge_before.decode, edge_after.decode)?,
-            return_us: crossed(before.token_return.decode, after.token_return.decode)?,
-        })
+        let (one, one_us) = returned(alone)?;
+        // Of a row: its copy, reading it and choosing a token.
+        let row_us = match returned(many) {
+            Some((rows, us)) if rows > one => ((us - one_us) / (rows - one)).max(0.0),
+            _ => 0.0,
+        };
+        let latency_us = (one_us - one * row_us).max(0.0);
+        Some(Self { stage_us, token_return: TokenReturn { latency_us, row_us } })
     }
+}
 
-    fn overhead_us(&self) -> f64 {
-        self.whole_us - self.stages_us
+/// Times the ways from each of these devices to the next, with as many rows as a decode step has and as chunks have; `None`
+/// where a device does not tell when it copies.
+pub(super) fn measure_links(
+    devices: &Devices,
+    steps: &Steps,
+    stages: &[(String, &Profile)],
+) -> Result<Vec<Option<LinkFacts>>> {
+    let miniature = Miniature::start(devices, steps, stages)?;
+    let lowering = &steps.lowering;
+    let longest = lowering.chunk.min(lowering.context.saturating_sub(TOKENS)).max(1);
+    let decode = runs(|| miniature.run(1, 1, TOKENS))?;
+    let mut chunks = Vec::new();
+    for rows in [longest.div_ceil(8), longest] {
+        chunks.push(runs(|| miniature.run(1, rows, 1))?);
     }
+    let link = |stage: usize| {
+        let all = std::iter::once((&decode, true)).chain(chunks.iter().map(|chunk| (chunk, false)));
+        let sample = |(runs, decode): (&Vec<Seen>, bool)| {
+            let crossings = || runs.iter().filter_map(|seen| seen.edge(stage, decode));
+            let bytes = median(crossings().map(|crossing| crossing.bytes))?;
+            Some((bytes.round() as u64, median(crossings().map(|crossing| crossing.us))?))
+        };
+        let samples: Vec<_> = all.map(sample).collect::<Option<_>>()?;
+        Some(LinkFacts::fitted(Route::HOST_STAGED, &samples))
+    };
+    Ok((1..stages.len()).map(|next| link(next - 1)).collect())
+}
 
-    fn hand_over(&self) -> HandOver {
-        let lost_us = self.overhead_us() - self.edge_us - self.return_us;
-        HandOver { stage_us: (lost_us / STAGES as f64).max(0.0), return_us: self.return_us }
-    }
+/// Orders of so many devices in which each comes right before each other one: the rows of a balanced square (E. J. Williams,
+/// Experimental designs balanced for the estimation of residual effects of treatments, 1949), without the last of an odd
+/// number's.
+pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
+    let even = count.next_multiple_of(2);
+    let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };
+    let row =
+        |shift: usize| (0..even).map(|at| (zigzag(at) + shift) % even).filter(|&at| at < count).collect();
+    if count < 2 { Vec::new() } else { (0..even).map(row).collect() }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::miniature::tests::seen;
     use super::*;
-    use ragtag_scheduler::{Computed, EdgeReport, StageReport};
 
     #[test]
-    fn what_nothing_accounts_for_is_lost_on_the_stages() {
-        let at = |steps: u64| {
-            let computed =
-                |us| Computed { micro_batches: steps, busy_ns: steps * us * 1000, ..Computed::default() };
-            let stage = |us| StageReport { decode: computed(us), ..StageReport::default() };
-            let crossed = |us| Crossed { crossings: steps, bytes: 0, busy_ns: steps * us * 1000 };
-            let edge = |us| EdgeReport { decode: crossed(us), ..EdgeReport::default() };
-            PipelineStats {
-                stages: vec![stage(500), stage(10)],
-                edges: vec![edge(40)],
-                token_return: edge(60),
-                ..PipelineStats::default()
+    fn what_nothing_accounts_for_is_lost_on_the_stage() {
+        let alone = |round_us| seen(round_us, &[500], &[], 60, 1);
+        // One was disturbed.
+        let alone = [alone(605.0), alone(905.0), alone(600.0)];
+        let token_return = |latency_us, row_us| TokenReturn { latency_us, row_us };
+        let measured = HandOver::of(&alone, &[]).unwrap();
+        assert_eq!(measured, HandOver { stage_us: 45.0, token_return: token_return(60.0, 0.0) });
+        let many = [seen(900.0, &[700], &[], 140, 5)];
+        assert_eq!(HandOver::of(&alone, &many).unwrap().token_return, token_return(40.0, 20.0));
+        let quick = [seen(550.0, &[500], &[], 60, 1)];
+        assert_eq!(HandOver::of(&quick, &[]).unwrap().stage_us, 0.0, "clocks are not exact");
+        assert!(HandOver::of(&[], &many).is_none(), "nothing was timed");
+    }
+
+    #[test]
+    fn each_device_comes_before_each_other() {
+        for count in 0..=9 {
+            let orders = orders(count);
+            assert!(orders.len() <= count.next_multiple_of(2));
+            for from in 0..count {
+                for to in (0..count).filter(|&to| to != from) {
+                    let follows = |order: &Vec<usize>| order.windows(2).any(|pair| pair == [from, to]);
+                    assert!(orders.iter().any(follows), "{from} {to} of {count}");
+                }
             }
-        };
-        let round = Round::between(&at(10), &at(30), 700.0).unwrap();
-        assert_eq!(round.hand_over(), HandOver { stage_us: 45.0, return_us: 60.0 });
-        let quick = Round::between(&at(10), &at(30), 600.0).unwrap();
-        assert_eq!(quick.hand_over().stage_us, 0.0, "clocks are not exact");
-        assert!(Round::between(&at(10), &at(10), 700.0).is_none(), "nothing was timed");
+        }
     }
 }

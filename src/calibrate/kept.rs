@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Version of the files of links.
-const LINK_VERSION: u32 = 1;
+const LINK_VERSION: u32 = 2;
 
 /// A measured link.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

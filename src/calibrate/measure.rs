@@ -3,7 +3,7 @@
 //! A stage of no dispatches says what a micro-batch costs however many segments it passes; that is taken off every other
 //! time, and what is left is divided among the segments of the stage.
 
-use super::steps::{Steps, micro_batch};
+use super::steps::{Patience, Steps, micro_batch};
 use crate::engine::FileWeights;
 use crate::error::Result;
 use crate::model::Model;
@@ -191,13 +191,14 @@ impl Timer<'_> {
         if steps.window.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let (whole, warnings) = self.window(device)?;
+        let (whole, warnings) = self.window(device, stage_us)?;
+        let batches = || steps.batches.iter().zip(&whole).filter_map(|(batch, time)| Some((batch, (*time)?)));
         let uniform = steps.is_uniform();
         // Of each kind that is timed alone, the time of each batch.
         let mut alone: Vec<(usize, Vec<Stats>)> = Vec::new();
         for &segment in steps.kinds.iter().filter(|&&segment| !uniform || segment != steps.window.start) {
             let mut stage = self.load(device, segment..segment + 1)?;
-            let times = steps.batches.iter().map(|batch| self.time(&mut stage, batch));
+            let times = batches().map(|(batch, _)| self.time(&mut stage, batch));
             alone.push((segment, times.collect::<Result<_>>()?));
         }
         let of_key = |key: SegmentKey| alone.iter().find(|(segment, _)| steps.keys[*segment] == key);
@@ -205,12 +206,12 @@ impl Timer<'_> {
         let kind = |&segment: &usize| {
             let key = steps.keys[segment];
             let inside = steps.window.clone().any(|other| steps.keys[other] == key);
-            let sample = |(index, batch): (usize, &SoloBatch)| {
+            let sample = |(index, (batch, whole)): (usize, (&SoloBatch, Stats))| {
                 let at = key.point(&micro_batch(batch));
-                let together_us = net_us(&whole[index]);
+                let together_us = net_us(&whole);
                 let own = of_key(key).map(|(_, times)| times[index]);
                 match own {
-                    None => whole[index].sample(at, |_| together_us / steps.window.len() as f64),
+                    None => whole.sample(at, |_| together_us / steps.window.len() as f64),
                     Some(own) if !inside => own.sample(at, |us| us - stage_us),
                     Some(own) => {
                         let each = steps.window.clone().filter_map(|s| of_key(steps.keys[s]));
@@ -220,17 +221,27 @@ impl Timer<'_> {
                     }
                 }
             };
-            KindProfile::new(key, steps.batches.iter().enumerate().map(sample).collect())
+            KindProfile::new(key, batches().enumerate().map(sample).collect())
         };
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// The times of the window for each batch. The first is timed once more at the end: whether the device has drifted.
-    fn window(&self, device: &mut SoloDevice) -> Result<(Vec<Stats>, Vec<String>)> {
+    /// The times of the window for each batch; none of chunks that are too long to be worth it. The first is timed once more
+    /// at the end: whether the device has drifted.
+    fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<Option<Stats>>, Vec<String>)> {
         let mut stage = self.load(device, self.steps.window.clone())?;
-        let times = self.steps.batches.iter().map(|batch| self.time(&mut stage, batch));
-        let times: Vec<_> = times.collect::<Result<_>>()?;
-        let (Some(batch), Some(first)) = (self.steps.batches.first(), times.first()) else {
+        let mut patience = Patience::default();
+        let mut times = Vec::new();
+        for batch in &self.steps.batches {
+            if !patience.allows(batch) {
+                times.push(None);
+                continue;
+            }
+            let stats = self.time(&mut stage, batch)?;
+            patience.note(batch, stats.median_us - stage_us);
+            times.push(Some(stats));
+        }
+        let (Some(batch), Some(Some(first))) = (self.steps.batches.first(), times.first().copied()) else {
             return Ok((times, Vec::new()));
         };
         let last = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;

@@ -7,6 +7,7 @@
 mod hand_over;
 mod kept;
 mod measure;
+mod miniature;
 mod steps;
 
 use crate::devices::Devices;
@@ -47,7 +48,7 @@ impl Default for CalibrationOptions {
         Self {
             activations: Activations::Int8,
             kv: KvType::F16,
-            chunk: crate::planner::DEFAULT_CHUNK,
+            chunk: crate::planner::MAX_CHUNK,
             sequences: 1,
             seconds: 1.0,
             force: false,
@@ -87,8 +88,7 @@ impl Calibration {
         for adapter in devices.selected() {
             let identity = steps.identity(adapter, together(devices, adapter))?;
             let profile = if options.force { None } else { kept.profile(&identity) };
-            let complete =
-                profile.as_ref().is_some_and(|profile| steps.wanted().all(|(k, at)| profile.has(&k, &at)));
+            let complete = profile.as_ref().is_some_and(|profile| steps.are_all_in(profile));
             known.push(Known { adapter: adapter.clone(), identity, profile, complete });
         }
         // Those that share a processor are timed together or not at all.
@@ -226,17 +226,16 @@ impl Job<'_> {
                 }
             }
         }
-        for (from, to, facts) in links.iter_mut().filter(|(_, _, facts)| facts.is_none()) {
+        let missing: Vec<_> =
+            links.iter().filter(|link| link.2.is_none()).map(|&(from, to, _)| (from, to)).collect();
+        let is_missing = |link: &&mut KnownLink| missing.contains(&(link.0, link.1));
+        for (from, to, facts) in links.iter_mut().filter(is_missing) {
             match measure::link(&mut solo, (*from, *to), self.steps.row_bytes()) {
-                Ok(measured) => {
-                    self.kept.keep_link(&known[*from].adapter, &known[*to].adapter, &measured);
-                    *facts = Some(measured);
-                }
+                Ok(measured) => *facts = Some(measured),
                 Err(error) => {
                     let (from, to) = (&labels[*from], &labels[*to]);
-                    calibration
-                        .warnings
-                        .push(format!("the link from {from} to {to} is not calibrated: {error}"));
+                    let warning = format!("the link from {from} to {to} is not calibrated: {error}");
+                    calibration.warnings.push(warning);
                 }
             }
             (self.tick)();
@@ -250,8 +249,45 @@ impl Job<'_> {
             }
             (self.tick)();
         }
+        if let Err(error) = self.links_at_work(devices, &known, &mut links, &missing) {
+            calibration.warnings.push(format!("links are timed between devices at rest alone: {error}"));
+        }
+        for (from, to, facts) in links.iter_mut().filter(is_missing) {
+            if let Some(facts) = facts {
+                self.kept.keep_link(&known[*from].adapter, &known[*to].adapter, facts);
+            }
+        }
         calibration.links.known = named(&labels, links);
         calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
+        Ok(())
+    }
+
+    /// Times the missing links again between devices at work, all of them in a few pipelines.
+    fn links_at_work(
+        &self,
+        devices: &Devices,
+        known: &[Known],
+        links: &mut [KnownLink],
+        missing: &[(usize, usize)],
+    ) -> Result<()> {
+        let stages = known.iter().enumerate().filter(|_| !self.steps.window.is_empty());
+        let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.as_ref()?)));
+        let stages: Vec<_> = stages.collect();
+        for order in hand_over::orders(stages.len()) {
+            let order: Vec<_> = order.into_iter().map(|at| &stages[at]).collect();
+            let pairs: Vec<_> = order.windows(2).map(|pair| (pair[0].0, pair[1].0)).collect();
+            if !pairs.iter().any(|pair| missing.contains(pair)) {
+                continue;
+            }
+            let named: Vec<_> = order.iter().map(|(_, label, profile)| (label.clone(), *profile)).collect();
+            let measured = hand_over::measure_links(devices, self.steps, &named)?;
+            for (pair, facts) in pairs.iter().zip(measured).filter(|(pair, _)| missing.contains(pair)) {
+                let link = links.iter_mut().find(|link| (link.0, link.1) == *pair);
+                if let Some((link, facts)) = link.zip(facts) {
+                    link.2 = Some(facts);
+                }
+            }
+        }
         Ok(())
     }
 
@@ -272,10 +308,10 @@ impl Job<'_> {
         let Some(profile) = known.profile.as_mut().filter(|_| !self.steps.window.is_empty()) else {
             return Ok(());
         };
-        let measured = hand_over::measure(self.model, devices, self.steps, &known.adapter.label())?;
+        let measured = hand_over::measure(devices, self.steps, &known.adapter.label(), profile)?;
         if let Some(measured) = measured {
             profile.hand_over_us = measured.stage_us;
-            profile.token_return.latency_us = (measured.return_us - profile.token_return.row_us).max(0.0);
+            profile.token_return = measured.token_return;
             self.kept.keep_profile(profile);
         }
         Ok(())

@@ -5,21 +5,24 @@
 use super::CalibrationOptions;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment};
+use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
 use ragtag_scheduler::SoloBatch;
-use ragtag_scheduler::cost::{MicroBatch, ProfileIdentity, SegmentKey, TimePoint};
+use ragtag_scheduler::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint};
 use std::ops::Range;
 
 /// Positions at which decode is timed: a short context, and a long one.
 const CONTEXTS: [u32; 2] = [32, 512];
 /// Most sequences that are timed together; more are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
-/// The smallest chunk that is timed, and the step from one to the next.
-const CHUNKS: (u32, u32) = (16, 4);
+/// The smallest chunk that is timed, unless the largest is smaller.
+const SMALLEST_CHUNK: u32 = 16;
+/// A chunk is timed unless one of half its rows or fewer takes the window longer than this: what keeps a device busy for so
+/// long takes time by its operations, and longer chunks as much more as they have more of them.
+const LONG_US: f64 = 50e3;
 /// Blocks are timed several at once, so that none finds its weights in a cache because there are so few of them: at least
-/// so many bytes, at most so many blocks.
-const WINDOW: (u64, usize) = (64 << 20, 8);
+/// so many bytes, which is more than the last caches of most servers hold, at most so many blocks.
+const WINDOW: (u64, usize) = (512 << 20, 8);
 /// An embedding table beyond this is not loaded to time it: looking rows up takes next to nothing.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 
@@ -47,12 +50,11 @@ pub(super) struct Steps {
 impl Steps {
     pub(super) fn new(model: &Model, options: &CalibrationOptions) -> Result<Self> {
         let longest = model.hyperparameters().context.max(2);
-        let doubled = std::iter::successors(Some(1u32), |rows| rows.checked_mul(2));
         let most = options.sequences.clamp(1, MAX_SEQUENCES).next_power_of_two();
-        let decode_rows: Vec<u32> = doubled.take_while(|&rows| rows <= most).collect();
+        let decode_rows = ends_of_buckets(most);
         let chunk = options.chunk.clamp(1, longest);
-        let grown = std::iter::successors(Some(CHUNKS.0), |rows| rows.checked_mul(CHUNKS.1));
-        let chunks: Vec<u32> = grown.take_while(|&rows| rows < chunk).chain([chunk]).collect();
+        let is_timed = |&rows: &u32| rows >= SMALLEST_CHUNK || rows == chunk;
+        let chunks: Vec<u32> = buckets(chunk).into_iter().filter(is_timed).collect();
         let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
         contexts.dedup();
         let context = longest.min(CONTEXTS[1]).max(chunk);
@@ -126,18 +128,27 @@ impl Steps {
         self.row_bytes
     }
 
-    /// Everything that a complete profile has.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (SegmentKey, TimePoint)> + '_ {
-        let middle = self.kinds.iter().flat_map(|&segment| {
-            let key = self.keys[segment];
-            self.batches.iter().map(move |batch| (key, key.point(&micro_batch(batch))))
+    /// Whether a profile has everything that is timed.
+    pub(super) fn are_all_in(&self, profile: &Profile) -> bool {
+        let has = |segment: usize, at: &TimePoint| profile.has(&self.keys[segment], at);
+        let plain = |rows: u32| TimePoint { rows, sequences: rows, positions: 0.0 };
+        let mut patience = Patience::default();
+        let batches = self.batches.iter().filter(|batch| {
+            let wanted = patience.allows(batch);
+            patience.note(batch, self.window_us(profile, batch));
+            wanted
         });
-        let plain = |segment: usize, rows: u32| {
-            (self.keys[segment], TimePoint { rows, sequences: rows, positions: 0.0 })
-        };
-        let embedding = self.embedding_rows().iter().map(move |&rows| plain(0, rows));
-        let head = self.head_rows.iter().map(move |&rows| plain(self.head(), rows));
-        middle.chain(embedding).chain(head)
+        let points = |batch: &SoloBatch, segment: usize| self.keys[segment].point(&micro_batch(batch));
+        let middle = |batch: &SoloBatch| self.kinds.iter().all(|&kind| has(kind, &points(batch, kind)));
+        self.embedding_rows().iter().all(|&rows| has(0, &plain(rows)))
+            && self.head_rows.iter().all(|&rows| has(self.head(), &plain(rows)))
+            && batches.into_iter().all(middle)
+    }
+
+    /// What the blocks of the window take together by a profile, in microseconds; without those that it does not know.
+    fn window_us(&self, profile: &Profile, batch: &SoloBatch) -> f64 {
+        let time = |segment: usize| profile.time(&self.keys[segment], &micro_batch(batch));
+        self.window.clone().filter_map(time).map(|time| time.value).sum()
     }
 
     /// How many things are timed on a device.
@@ -196,6 +207,43 @@ impl Steps {
     }
 }
 
+/// Which chunks are still worth timing.
+#[derive(Debug)]
+pub(super) struct Patience {
+    most_rows: u32,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { most_rows: u32::MAX }
+    }
+}
+
+impl Patience {
+    /// Whether a batch is to be timed.
+    pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
+        batch.rows_each <= self.most_rows
+    }
+
+    /// The window took so long for a batch, in microseconds.
+    pub(super) fn note(&mut self, batch: &SoloBatch, us: f64) {
+        if us > LONG_US && batch.rows_each > 1 {
+            self.most_rows = self.most_rows.min(batch.rows_each.saturating_mul(2));
+        }
+    }
+}
+
+/// Numbers of rows up to `most`, a power of two: the first and the last of each bucket, for programs change their kernels
+/// from one bucket to the next, and times take a step there.
+fn ends_of_buckets(most: u32) -> Vec<u32> {
+    let buckets = buckets(most);
+    let firsts = buckets.iter().take(buckets.len() - 1).map(|rows| rows + 1);
+    let mut ends: Vec<u32> = firsts.chain(buckets.iter().copied()).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
 /// A solo batch as the cost model sees it.
 pub(super) fn micro_batch(batch: &SoloBatch) -> MicroBatch {
     MicroBatch {
@@ -226,4 +274,28 @@ fn shape(model: &Model) -> String {
         hasher.update(format!("{} {:?} {:?};", tensor.name, tensor.tensor_type, tensor.shape).as_bytes());
     }
     hasher.finalize().to_hex()[..32].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_of_each_bucket_are_timed() {
+        assert_eq!(ends_of_buckets(1), [1]);
+        assert_eq!(ends_of_buckets(2), [1, 2]);
+        assert_eq!(ends_of_buckets(16), [1, 2, 3, 4, 5, 8, 9, 16]);
+    }
+
+    #[test]
+    fn chunks_beyond_a_long_one_are_spared() {
+        let mut patience = Patience::default();
+        let chunk = |rows| SoloBatch::chunk(rows, 0);
+        patience.note(&SoloBatch::decode(64, 32), 2.0 * LONG_US);
+        patience.note(&chunk(16), LONG_US);
+        assert!(patience.allows(&chunk(1024)), "no chunk was long so far");
+        patience.note(&chunk(32), 1.5 * LONG_US);
+        patience.note(&chunk(64), 3.0 * LONG_US);
+        assert!(patience.allows(&SoloBatch::chunk(64, 480)) && !patience.allows(&chunk(65)));
+    }
 }

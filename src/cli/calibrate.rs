@@ -8,7 +8,7 @@ use crate::calibrate::{Calibration, CalibrationOptions};
 use crate::devices::Devices;
 use crate::error::Result;
 use crate::model::Model;
-use crate::planner::DEFAULT_CHUNK;
+use crate::planner::MAX_CHUNK;
 use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     let options = CalibrationOptions {
         activations: args.activations.into(),
         kv: kv_type(args.kv, args.activations),
-        chunk: args.chunk.unwrap_or(DEFAULT_CHUNK),
+        chunk: args.chunk.unwrap_or(MAX_CHUNK),
         sequences: args.parallel,
         seconds: args.seconds,
         force: args.force,
@@ -54,7 +54,7 @@ pub(super) fn for_placement(
     let options = CalibrationOptions {
         activations: placement.activations.into(),
         kv: kv_type(placement.kv, placement.activations),
-        chunk: placement.chunk.unwrap_or(DEFAULT_CHUNK),
+        chunk: placement.chunk.unwrap_or(MAX_CHUNK),
         sequences,
         seconds: QUICK_SECONDS,
         ..CalibrationOptions::default()

@@ -100,7 +100,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
         let spoilt = [
             whole[..whole.len() / 2].to_owned(),
-            whole.replacen("\"ragtag_profile\": 2", "\"ragtag_profile\": 3", 1),
+            whole.replacen("\"ragtag_profile\": 3", "\"ragtag_profile\": 4", 1),
             std::fs::read_to_string(&profiles[1]).unwrap(),
         ];
         for content in spoilt {
@@ -275,7 +275,7 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     assert!(!calibrates(&said), "{said}");
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["profiles"].as_array().unwrap().len(), 2);
-    assert_eq!(json["profiles"][0]["ragtag_profile"], 2);
+    assert_eq!(json["profiles"][0]["ragtag_profile"], 3);
     assert_eq!(json["links"]["known"].as_array().unwrap().len(), 2);
     let (table, said) = command(&with(&["calibrate", "--force", "--seconds", "0"]));
     assert!(calibrates(&said), "{said}");

@@ -139,13 +139,16 @@ impl Backend for CpuBackend {
         Ok(self.adapters())
     }
 
+    /// A device has the threads that its adapter says, which may be fewer than it was found with.
     fn open(&self, adapters: &[(Adapter, DeviceId)], limits: &Limits) -> Result<Vec<Box<dyn Device>>> {
         let present = self.adapters();
         let open = |(wanted, id): &(Adapter, DeviceId)| {
             let found = present.iter().find(|adapter| adapter.label() == wanted.label());
             let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
             let duty = self.handicap(adapter.index).duty_percent;
-            Ok(Box::new(CpuDevice::open(*id, adapter.clone(), duty, limits)?) as Box<dyn Device>)
+            let mut adapter = adapter.clone();
+            adapter.caps.parallel_units = wanted.caps.parallel_units.clamp(1, adapter.caps.parallel_units);
+            Ok(Box::new(CpuDevice::open(*id, adapter, duty, limits)?) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }

@@ -15,7 +15,7 @@ use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format.
-pub const PROFILE_VERSION: u32 = 2;
+pub const PROFILE_VERSION: u32 = 3;
 
 /// What one device does with the segments of one model shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
