@@ -153,10 +153,16 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, what: &str) -> usize {
 }
 
 /// The cuts that are tried between two devices. Shaders on the processor take too long for all: with them a pair has one cut,
-/// in one of its orders, unless all are asked for.
+/// in one of its orders. `RAGTAG_TEST_ALL_CUTS` asks for all with `1`, or with a list of APIs for all whose first stage is on one
+/// of these.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
-    let all = std::env::var_os("RAGTAG_TEST_ALL_CUTS").is_some();
-    if all || !slow.iter().any(|label| label == first || label == second) {
+    if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
+        let backend = first.split(':').next().unwrap_or_default();
+        let is_wanted =
+            wanted == "1" || wanted.to_str().is_some_and(|all| all.split(',').any(|w| w == backend));
+        return if is_wanted { (1..SEGMENTS).collect() } else { vec![] };
+    }
+    if !slow.iter().any(|label| label == first || label == second) {
         return (1..SEGMENTS).collect();
     }
     // Which of a pair's orders it is does not depend on the order that is asked about.

@@ -136,6 +136,17 @@ pub struct Lease<'a> {
     range: Range<usize>,
 }
 
+impl Lease<'_> {
+    /// The bytes as 32-bit floats, as the host stores them; `None` if the lease does not begin or end between two.
+    pub fn floats(&self) -> Option<&[f32]> {
+        // SAFETY: any bits are a float.
+        match unsafe { self.align_to::<f32>() } {
+            ([], floats, []) => Some(floats),
+            _ => None,
+        }
+    }
+}
+
 impl Deref for Lease<'_> {
     type Target = [u8];
 
@@ -214,6 +225,19 @@ mod tests {
         let region = HostRegion::new(64).unwrap();
         region.write(8..12).unwrap().copy_from_slice(&[1, 2, 3, 4]);
         assert_eq!(region.read(7..13).unwrap()[..], [0, 1, 2, 3, 4, 0]);
+    }
+
+    #[test]
+    fn a_lease_of_whole_floats_is_floats() {
+        let region = HostRegion::new(64).unwrap();
+        region
+            .write(8..16)
+            .unwrap()
+            .copy_from_slice(&[1.5f32.to_ne_bytes(), (-2.0f32).to_ne_bytes()].concat());
+        assert_eq!(region.read(8..16).unwrap().floats(), Some(&[1.5, -2.0][..]));
+        assert!(
+            region.read(9..17).unwrap().floats().is_none() && region.read(8..15).unwrap().floats().is_none()
+        );
     }
 
     #[test]

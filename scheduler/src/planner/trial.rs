@@ -16,10 +16,11 @@ use crate::plan::Explanation;
 use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
 use rayon::prelude::*;
 
-/// Most placements that are tried at a time.
-const TRIALS: usize = 12;
-/// Most of them that are tuned: the best, as long as they come this near to the very best.
-const TUNED: usize = 2;
+/// Most placements that are tried at a time, and most of them that are tuned: the best, as long as they come [`NEAR`] to the
+/// very best.
+const TRIED: Most = Most { trials: 12, tuned: 2 };
+/// The same over more than [`MOST_DEVICES`], whose pipelines take long to simulate: a plan is wanted within a second.
+const TRIED_OF_MANY: Most = Most { trials: 6, tuned: 1 };
 const NEAR: f64 = 0.15;
 /// Of what was tuned, all that comes this near to the best is tried again for longer.
 const FINAL: f64 = 0.05;
@@ -40,6 +41,13 @@ const SAME: f64 = 1e-3;
 /// How far cuts are moved to make prompts and decode steps even.
 const MOVES: [usize; 4] = [8, 4, 2, 1];
 
+/// How much is tried.
+#[derive(Clone, Copy)]
+struct Most {
+    trials: usize,
+    tuned: usize,
+}
+
 /// What was tried, for people.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
@@ -58,8 +66,13 @@ pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
     let mut placements: Vec<Vec<Run>> = Vec::new();
-    let mut tried = tried(grid, rules.iter(), &mut placements);
-    tried.extend(self::tried(grid, found.all(), &mut placements));
+    let mut tried = if grid.input.devices.len() > MOST_DEVICES {
+        tried(grid, rules.iter().chain(found.all()), TRIED_OF_MANY, &mut placements)
+    } else {
+        let mut tried = tried(grid, rules.iter(), TRIED, &mut placements);
+        tried.extend(self::tried(grid, found.all(), TRIED, &mut placements));
+        tried
+    };
     for _ in 0..MORE_SOLVED {
         let point = best_of(&tried)?.1.point;
         if solved.contains(&point) || grid.input.devices.len() > MOST_DEVICES {
@@ -67,7 +80,7 @@ pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
         }
         solved.push(point);
         let Some(found) = grid.solve(point, &[]) else { break };
-        tried.extend(self::tried(grid, found.all(), &mut placements));
+        tried.extend(self::tried(grid, found.all(), TRIED, &mut placements));
     }
     let near = best_of(&tried)?.0 * (1.0 - FINAL);
     let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
@@ -87,9 +100,10 @@ fn best_of(tried: &[Tried]) -> Option<&Tried> {
 fn tried<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
+    most: Most,
     placements: &mut Vec<Vec<Run>>,
 ) -> Vec<Tried> {
-    let different = different(grid, choices, placements);
+    let different = different(grid, choices, most.trials, placements);
     placements.extend(different.iter().map(|choice| choice.runs.clone()));
     let tried = |choice: Choice| Some((requests_per_s(grid, &choice, ROUNDS)?, choice));
     let mut tried: Vec<Tried> = different.into_par_iter().filter_map(tried).collect();
@@ -97,7 +111,7 @@ fn tried<'a>(
     tried.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let near = tried.first().map_or(0.0, |(rate, _)| *rate) * (1.0 - NEAR);
     tried.retain(|(rate, _)| *rate >= near);
-    tried.truncate(TUNED);
+    tried.truncate(most.tuned);
     tried.into_par_iter().map(|tried| tuned_further(grid, tried)).collect()
 }
 
@@ -113,6 +127,7 @@ pub(super) fn tuned(grid: &Grid<'_>, choice: Choice) -> Choice {
 fn different<'a>(
     grid: &Grid<'_>,
     choices: impl Iterator<Item = &'a Choice>,
+    most: usize,
     before: &[Vec<Run>],
 ) -> Vec<Choice> {
     // Rules know no constraints.
@@ -128,7 +143,7 @@ fn different<'a>(
             different.push(choice);
         }
     }
-    different.truncate(TRIALS);
+    different.truncate(most);
     different
 }
 

@@ -12,7 +12,7 @@ use crate::runtime::PipelineStats;
 use crate::runtime::request::{Client, Reply};
 use crate::runtime::spec::Layout;
 use crossbeam_channel::{Receiver, select_biased};
-use ragtag_hal::{Anticipation, DeviceId, HostRegion, Outcome, Timeline, Timing, Turn};
+use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,6 @@ pub(super) struct Logits {
     pub(super) region: Arc<HostRegion>,
     part_bytes: u64,
     row_bytes: u64,
-    row: Vec<f32>,
 }
 
 impl Logits {
@@ -33,20 +32,21 @@ impl Logits {
             usize::try_from(part_bytes.saturating_mul(u64::from(layout.run.credits))).unwrap_or(usize::MAX);
         let region = HostRegion::new(bytes)
             .map_err(|e| Error::Spec { what: format!("host memory for logits: {e}") })?;
-        Ok(Self { region: Arc::new(region), part_bytes, row_bytes, row: Vec::new() })
+        Ok(Self { region: Arc::new(region), part_bytes, row_bytes })
     }
 
-    /// Reads a row of a micro-batch's logits.
-    fn read(&mut self, credit: u32, row: u32) -> Result<&[f32]> {
+    /// A row of a micro-batch's logits.
+    fn row(&self, credit: u32, row: u32) -> Result<Lease<'_>> {
         let start = (u64::from(credit) * self.part_bytes + u64::from(row) * self.row_bytes) as usize;
-        let lease = self.region.read(start..start + self.row_bytes as usize);
         // The download has passed, so nobody writes there.
-        let lease = lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))?;
-        self.row.clear();
-        let words = lease.as_chunks::<4>().0;
-        self.row.extend(words.iter().map(|word| f32::from_ne_bytes(*word)));
-        Ok(&self.row)
+        let lease = self.region.read(start..start + self.row_bytes as usize);
+        lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))
     }
+}
+
+/// The floats of a row.
+fn floats<'a>(row: &'a Lease<'_>) -> Result<&'a [f32]> {
+    row.floats().ok_or_else(|| Error::protocol("a row of logits begins within a float"))
 }
 
 /// What clients are to be told when everything that devices wait for is done.
@@ -236,14 +236,14 @@ impl Coordinator {
                 LogitRows::None => {}
                 LogitRows::All => {
                     for (row, position) in (first..row).zip(item.first_position..) {
-                        let row = self.logits.read(batch.credit, row)?.to_vec();
+                        let row = floats(&self.logits.row(batch.credit, row)?)?.to_vec();
                         (client.reply)(Reply::Logits { position, row });
                     }
                 }
                 LogitRows::Last => {
-                    let logits = self.logits.read(batch.credit, first)?;
+                    let row = self.logits.row(batch.credit, first)?;
                     let Some(sampler) = &mut client.sampler else { continue };
-                    let token = sampler.sample(logits, &client.history);
+                    let token = sampler.sample(floats(&row)?, &client.history);
                     sampled.push(Sampled { sequence: item.sequence, token });
                 }
             }

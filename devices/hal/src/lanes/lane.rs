@@ -37,6 +37,9 @@ const INLINE_BYTES: usize = 64 << 10;
 const MAX_TIMINGS: usize = 1 << 16;
 /// How long a watcher looks before it sleeps, where cores are to spare: small copies take no longer.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
+/// How long a watcher sleeps at a time while it expects the driver to take longer: the driver does not wake it, and what ends
+/// early must not be noticed late.
+const NAP: Duration = Duration::from_micros(100);
 
 /// The work of a submission: commands ready for the driver. It keeps alive what they name.
 pub trait Script: Send + Sync + 'static {
@@ -419,7 +422,7 @@ impl Patience {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
             (Turn::Look, Some(false)) => Outcome::Nothing,
             (Turn::Rest(Some(limit)), Some(false)) => {
-                std::thread::sleep(limit);
+                std::thread::sleep(limit.min(NAP));
                 Outcome::Nothing
             }
             _ => Outcome::Found(queue.wait(event)),

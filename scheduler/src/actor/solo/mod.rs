@@ -279,14 +279,12 @@ impl SoloStage<'_> {
         let work = Work::Commands(download.into_iter().collect());
         let there = self.on.submit(QueueKind::Download, work, &[computed])?;
         self.on.wait(there)?;
-        let (mut row, row_bytes) = (Vec::new(), self.memory.compiled().logit_row_bytes as usize);
+        let row_bytes = self.memory.compiled().logit_row_bytes as usize;
         for at in 0..from.map_or(0, |_| batch.logit_rows() as usize) {
             let Some(region) = &self.on.logits else { break };
             let lease = region.read(at * row_bytes..(at + 1) * row_bytes);
             let lease = lease.map_err(|e| Error::protocol(format!("logits are not there yet: {e}")))?;
-            row.clear();
-            row.extend(lease.as_chunks::<4>().0.iter().map(|word| f32::from_ne_bytes(*word)));
-            choose(&row);
+            choose(lease.floats().unwrap_or_default());
         }
         let wall_us = start.elapsed().as_secs_f64() * 1e6;
         let timing = self.on.timing(computed);
