@@ -32,7 +32,8 @@ fn a_lost_submission_ends_its_device_and_no_other() {
 #[test]
 fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
     with_vulkan_faults("a_device_that_is_lost_while_it_works_ends_and_no_other", VULKAN, |faults| {
-        loses_each(faults, LostAt::Wait, "Device::poll");
+        // Whoever asks first after that says so: the wait itself, or what is submitted next.
+        loses_each(faults, LostAt::Wait, "");
     });
 }
 

@@ -173,7 +173,7 @@ fn profiles_are_json_that_says_what_is_wrong_with_it() {
         change(&mut changed);
         Profile::from_json(&json(&changed)).expect_err("invalid").to_string()
     };
-    assert!(with(&|p| p.ragtag_profile = 3).contains("version 3"));
+    assert!(with(&|p| p.ragtag_profile = 4).contains("version 4"));
     assert!(with(&|p| p.stage_us = -1.0).contains("stage_us"));
     assert!(with(&|p| p.hand_over_us = f64::MAX).contains("hand_over_us"));
     assert!(with(&|p| p.host_bandwidth_bytes_per_s = 0.0).contains("host_bandwidth_bytes_per_s"));
