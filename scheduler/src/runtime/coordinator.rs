@@ -15,6 +15,7 @@ use crossbeam_channel::{Receiver, select_biased};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, Lease, Outcome, Timeline, Timing, Turn};
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -63,6 +64,8 @@ pub(super) struct Coordinator {
     pub(super) core: RunCore,
     pub(super) inbox: Mailbox<RunMessage, RunUrgent>,
     pub(super) requests: Receiver<RequestMessage>,
+    /// Set when no request is taken any more.
+    pub(super) ended: Arc<AtomicBool>,
     pub(super) stages: Vec<StageAddress>,
     pub(super) devices: Vec<(DeviceId, String)>,
     /// The last stage's download timeline.
@@ -87,6 +90,15 @@ enum Letter {
     Request(RequestMessage),
 }
 
+/// Tells those whose requests nobody takes any more.
+pub(super) fn refuse(requests: &Receiver<RequestMessage>) {
+    while let Ok(message) = requests.try_recv() {
+        if let RequestMessage::Submit { mut client, .. } = message {
+            (client.reply)(Reply::Failed(Error::Stopped));
+        }
+    }
+}
+
 impl Coordinator {
     /// Works until told to stop. A panic in a sampler or a reply sink ends the run; every sequence is told.
     pub(super) fn serve(mut self) {
@@ -98,11 +110,9 @@ impl Coordinator {
             }
             self.stop_stages();
         }
-        while let Ok(message) = self.requests.try_recv() {
-            if let RequestMessage::Submit { mut client, .. } = message {
-                (client.reply)(Reply::Failed(Error::Stopped));
-            }
-        }
+        // Who sends from now on looks after what is left, in this order: a request is seen by one of the two.
+        self.ended.store(true, Ordering::SeqCst);
+        refuse(&self.requests);
     }
 
     fn work(&mut self) {
@@ -330,6 +340,7 @@ mod tests {
             core: RunCore::new(layout.run.clone()).unwrap(),
             inbox,
             requests,
+            ended: Arc::default(),
             stages: vec![stage],
             devices: vec![(DeviceId(0), "made-up:0".into())],
             last: Arc::clone(&last),

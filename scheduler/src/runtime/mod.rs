@@ -23,8 +23,8 @@ use crate::message::{
     RequestMessage, RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent,
 };
 use crate::trace::{Ends, Trace, TraceSink};
-use coordinator::{Coordinator, Logits};
-use crossbeam_channel::{Sender, bounded};
+use coordinator::{Coordinator, Logits, refuse};
+use crossbeam_channel::{Receiver, Sender, bounded};
 use ragtag_hal::{Anticipation, DeviceId, HostRegion, QueueKind, Timeline, TimelineId};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
@@ -71,6 +71,9 @@ pub struct PipelineReport {
 /// Loaded stages at work. Dropping it stops it: unfinished sequences are told that they were cancelled.
 pub struct Pipeline {
     requests: Sender<RequestMessage>,
+    /// What is left there when the coordinator has ended: a channel keeps what was sent at the last moment.
+    leftovers: Receiver<RequestMessage>,
+    ended: Arc<AtomicBool>,
     run: RunAddress,
     coordinator: Option<JoinHandle<()>>,
     actors: Vec<JoinHandle<()>>,
@@ -116,6 +119,7 @@ impl Pipeline {
         let actors = loader.start(specs, &addresses, Arc::new(progress))?;
 
         let (requests, request_inbox) = bounded(REQUESTS);
+        let ended = Arc::<AtomicBool>::default();
         let stats = Arc::new(Mutex::new(PipelineStats::default()));
         let notice = Notice::default();
         let moved = run.clone();
@@ -123,7 +127,8 @@ impl Pipeline {
         let coordinator = Coordinator {
             core,
             inbox: run_inbox,
-            requests: request_inbox,
+            requests: request_inbox.clone(),
+            ended: Arc::clone(&ended),
             stages: addresses,
             devices,
             last,
@@ -139,6 +144,8 @@ impl Pipeline {
         let coordinator = spawn("ragtag coordinator".into(), move || coordinator.serve())?;
         Ok(Self {
             requests,
+            leftovers: request_inbox,
+            ended,
             run,
             coordinator: Some(coordinator),
             actors,
@@ -165,12 +172,7 @@ impl Pipeline {
         let (history, untold) = (request.prompt.clone(), Vec::new());
         let client = Client { prompt_tokens, history, sampler, untold, reply: request.reply };
         let prompt = Prompt { tokens: request.prompt.into(), want };
-        let message = RequestMessage::Submit { sequence, prompt, client };
-        if let Err(unsent) = self.requests.send(message)
-            && let RequestMessage::Submit { mut client, .. } = unsent.into_inner()
-        {
-            (client.reply)(Reply::Failed(Error::Stopped));
-        }
+        self.send(RequestMessage::Submit { sequence, prompt, client });
         sequence
     }
 
@@ -178,7 +180,15 @@ impl Pipeline {
     /// Nothing happens if it has ended already.
     pub fn cancel(&self, sequence: SequenceId) {
         // If the coordinator has ended, so has the sequence.
-        let _ = self.requests.send(RequestMessage::Cancel { sequence });
+        self.send(RequestMessage::Cancel { sequence });
+    }
+
+    fn send(&self, message: RequestMessage) {
+        // There is a receiver as long as there is a pipeline.
+        let _ = self.requests.send(message);
+        if self.ended.load(Ordering::SeqCst) {
+            refuse(&self.leftovers);
+        }
     }
 
     /// What the pipeline has done and holds.
