@@ -10,12 +10,13 @@ use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 /// What is left of a device's memory.
 const ROOM: u64 = 4 << 20;
 
-/// Loses each device in turn, with regions that are imported and with shadows of them.
-fn loses_each(faults: &VulkanFaults, at: LostAt, call: &str) {
+/// Loses each device in turn, with regions that are imported and with shadows of them. A call of Vulkan's is named; which one is
+/// open, since several threads ask a device, and the first that does so after it was lost says so.
+fn loses_each(faults: &VulkanFaults, at: LostAt) {
     for import_regions in [true, false] {
         let backend = VulkanBackend::new(VulkanConfig { import_regions, ..config() });
         for adapter in adapters(&backend) {
-            loses_one_of_two(faults, &backend, &adapter, at, &[call, "code -4"]);
+            loses_one_of_two(faults, &backend, &adapter, at, &["vk", "code -4"]);
         }
         no_objections(&backend);
     }
@@ -24,14 +25,14 @@ fn loses_each(faults: &VulkanFaults, at: LostAt, call: &str) {
 #[test]
 fn a_lost_submission_ends_its_device_and_no_other() {
     with_vulkan_faults("faults::a_lost_submission_ends_its_device_and_no_other", &[], |faults| {
-        loses_each(faults, LostAt::Submit, "vkQueueSubmit");
+        loses_each(faults, LostAt::Submit);
     });
 }
 
 #[test]
 fn a_device_that_is_lost_while_it_works_ends_and_no_other() {
     with_vulkan_faults("faults::a_device_that_is_lost_while_it_works_ends_and_no_other", &[], |faults| {
-        loses_each(faults, LostAt::Wait, "vkWaitSemaphores");
+        loses_each(faults, LostAt::Wait);
     });
 }
 
