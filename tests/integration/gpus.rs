@@ -19,8 +19,8 @@ const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
 const SEGMENTS: u32 = 14;
 /// A whole prompt, in chunks of many rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Tokens of a prompt that goes row by row.
-const FEW_ROWS: usize = 9;
+/// Tokens of a prompt that goes row by row, or by threes, which leaves a row.
+const FEW_ROWS: usize = 4;
 /// The models' page promises equal tokens from this margin on.
 const MARGIN: f64 = 0.005;
 
@@ -270,9 +270,13 @@ fn five_stages_on_four_apis_give_the_golden_tokens() {
 
 #[test]
 fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
-    let all: Vec<String> = adapters().iter().map(Adapter::label).collect();
-    let [first, .., second] = &all[..] else { return };
-    let (first, second) = (first.clone(), second.clone());
+    let all = adapters();
+    let [.., second] = &all[..] else { return };
+    // Another than the last one; where there is a choice none that computes everything with shaders on the processor.
+    let slow = slow(&all);
+    let others = || all.iter().filter(|one| one.label() != second.label());
+    let Some(first) = others().find(|one| !slow.contains(&one.label())).or(others().next()) else { return };
+    let (first, second) = (first.label(), second.label());
     within(900, move || {
         let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
         let devices = format!("cpu:0,cpu:1,{first},{second}");
