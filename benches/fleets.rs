@@ -98,7 +98,8 @@ fn drawn(seed: u64) -> (Vec<&'static str>, SmallRng) {
 }
 
 fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
-    Ok(Planner::new(model).fleet(fleet)?.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
+    let planner = Planner::new(model).fleet(fleet)?.unexplained();
+    Ok(planner.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
 }
 
 /// Which of the models a fleet holds.

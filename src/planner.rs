@@ -52,6 +52,7 @@ pub struct Planner {
     /// Whether the chunk was asked for.
     chunk_given: bool,
     constraints: Constraints,
+    explained: bool,
     split: Option<Split>,
 }
 
@@ -82,6 +83,7 @@ impl Planner {
             limits,
             chunk_given: false,
             constraints: Constraints::default(),
+            explained: true,
             split: None,
         }
     }
@@ -223,6 +225,13 @@ impl Planner {
         self
     }
 
+    /// The plan says where everything is and what is expected of it, not why: no reasons and no explanation, which take longer
+    /// than the search. For programs that look at many fleets.
+    pub fn unexplained(mut self) -> Self {
+        self.explained = false;
+        self
+    }
+
     /// Makes the plan: memory is proved, then the objective is made as small as the segments allow, over all subsets and
     /// orders of the devices. For many sequences the best few placements and those of the rules are tried in simulation,
     /// some tens of milliseconds each, with neighbouring chunks and numbers of decode groups and with fewer credits; what is
@@ -282,6 +291,7 @@ impl Planner {
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
             trials: true,
+            explained: self.explained,
             split: self.split.as_ref(),
         })
     }

@@ -126,14 +126,16 @@ fn main() {
     println!("the solver on random fleets, {cores} cores; scores are a sum, the busiest of 32 and a mix");
     println!("devices  segments  fleet     score       median ms  longest ms  largest gap  exact");
     each_size(|devices, segments, runs, (fleet, name)| one_point(devices, segments, runs, fleet, name));
-    println!("\nwhole plans: all points of the grid, and reasons");
-    println!("devices  segments  fleet     objective   median ms  longest ms");
+    println!("\nwhole plans: all points of the grid, alone and with the reasons for what was chosen");
+    println!("devices  segments  fleet     objective   median ms  longest ms  with reasons  longest ms");
     each_size(|devices, segments, runs, (fleet, name)| {
         for (objective_name, objective) in whole::objectives() {
             let times = (0..runs).map(|seed| whole::plan_ms(seed, devices, segments, fleet, objective));
-            let (median, longest) = median_and_longest(times.collect());
+            let (alone, explained): (Vec<_>, Vec<_>) =
+                times.map(|[alone, explained]| (alone, explained)).unzip();
+            let [(median, longest), (with, longest_with)] = [alone, explained].map(median_and_longest);
             println!(
-                "{devices:7}  {segments:8}  {name:8}  {objective_name:10}  {median:9.2}  {longest:10.2}"
+                "{devices:7}  {segments:8}  {name:8}  {objective_name:10}  {median:9.2}  {longest:10.2}  {with:12.2}  {longest_with:10.2}"
             );
         }
     });

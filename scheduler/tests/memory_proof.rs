@@ -74,6 +74,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
         },
         constraints: planner::Constraints::NONE,
         trials: false,
+        explained: true,
         split: Some(&split),
     })
     .expect("fits")

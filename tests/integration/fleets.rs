@@ -1,7 +1,7 @@
 //! Plans for devices that are not here, and for models of which there is only a description.
 
 use crate::support::{self, model_bytes, model_path, ragtag, text};
-use ragtag::{Fleet, Model, Planner, TensorType};
+use ragtag::{Fleet, Model, Plan, Planner, TensorType};
 use ragtag_graph::Lowering;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::{Activations, KvType};
@@ -62,6 +62,18 @@ fn a_line_of_cards_is_planned_for_without_any_device() {
     let again = json(&["plan", "--fleet", line, "--plan", text(&file), "--json"]);
     assert_eq!(devices_of(&again), devices_of(&split));
     refused(&["plan", "--fleet", "l4", "--plan", text(&file)], PLACEMENT, &["no device arc-a770:1"]);
+}
+
+#[test]
+fn a_plan_without_reasons_is_the_same_plan() {
+    let model = Model::open(model_path("tales-bitnet-tq2_0").expect("bundled")).unwrap();
+    let fleet = Fleet::from_line("2x-arc-a770+rx7900xtx").unwrap();
+    let planner = Planner::new(&model).fleet(&fleet).unwrap().sequences(4);
+    let (plan, bare) = (planner.plan().unwrap(), planner.unexplained().plan().unwrap());
+    assert!(!plan.reasons.is_empty() && bare.reasons.is_empty());
+    let (explanation, reasons) = (plan.explanation.clone(), plan.reasons.clone());
+    assert_ne!(explanation, bare.explanation);
+    assert_eq!(plan, Plan { explanation, reasons, ..bare });
 }
 
 #[test]

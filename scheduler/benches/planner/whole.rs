@@ -22,8 +22,15 @@ pub(super) fn objectives() -> [(&'static str, Objective); 3] {
     [("latency", Objective::Latency), ("throughput", Objective::Throughput), ("mix", Objective::Mix(mix))]
 }
 
-/// How long the plan for a model takes whose weights fill between half and four fifths of a fleet, in milliseconds.
-pub(super) fn plan_ms(seed: u64, devices: usize, segments: usize, fleet: Fleet, objective: Objective) -> f64 {
+/// How long the plan for a model takes whose weights fill between half and four fifths of a fleet, in milliseconds: the search
+/// alone, and with the reasons for what it chose.
+pub(super) fn plan_ms(
+    seed: u64,
+    devices: usize,
+    segments: usize,
+    fleet: Fleet,
+    objective: Objective,
+) -> [f64; 2] {
     let rng = &mut SmallRng::seed_from_u64(seed);
     let facts: Vec<DeviceFacts> = (0..devices).map(|at| device(rng, at, fleet)).collect();
     let memory: u64 = facts.iter().map(|device| device.memory_bytes).sum();
@@ -58,11 +65,14 @@ pub(super) fn plan_ms(seed: u64, devices: usize, segments: usize, fleet: Fleet, 
         },
         constraints: Constraints::NONE,
         trials: false,
+        explained: true,
         split: None,
     };
-    let start = Instant::now();
-    plan(&input).expect("it fits");
-    start.elapsed().as_secs_f64() * 1e3
+    [false, true].map(|explained| {
+        let start = Instant::now();
+        plan(&PlannerInput { explained, ..input }).expect("it fits");
+        start.elapsed().as_secs_f64() * 1e3
+    })
 }
 
 fn device(rng: &mut SmallRng, at: usize, fleet: Fleet) -> DeviceFacts {

@@ -28,4 +28,5 @@ pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TokenReturn,
 };
+pub(crate) use time::kind_time;
 pub use time::{MicroBatch, segment_time, segment_time_us};

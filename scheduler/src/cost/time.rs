@@ -53,15 +53,24 @@ pub fn segment_time(
     activations: Activations,
     batch: &MicroBatch,
 ) -> Figure {
-    let key = SegmentKey::from(segment);
+    kind_time(&SegmentKey::from(segment), device, activations, batch)
+}
+
+/// The same for all segments of a kind.
+pub(crate) fn kind_time(
+    key: &SegmentKey,
+    device: &DeviceFacts,
+    activations: Activations,
+    batch: &MicroBatch,
+) -> Figure {
     let at = key.point(batch);
     if at.rows == 0 {
         return Figure { value: 0.0, source: FigureSource::Measured };
     }
     let profile = device.profile.as_ref().filter(|profile| profile.identity.activations == activations);
     profile
-        .and_then(|profile| profile.time(&key, batch))
-        .unwrap_or_else(|| roofline(segment.kind, &key.work(&at), device, activations))
+        .and_then(|profile| profile.time(key, batch))
+        .unwrap_or_else(|| roofline(key.kind, &key.work(&at), device, activations))
 }
 
 /// Launch overhead plus the slower of moving and computing.

@@ -123,6 +123,8 @@ pub struct PlannerInput<'a> {
     pub constraints: &'a Constraints,
     /// Whether the best few placements for many sequences are tried in simulation, and the best of them there is chosen.
     pub trials: bool,
+    /// Whether the plan says why it is as it is; what other plans would give takes longer than the search.
+    pub explained: bool,
     /// The user's placement, if there is one: checked and proved, not improved.
     pub split: Option<&'a Split>,
 }
@@ -488,6 +490,9 @@ fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> P
 }
 
 fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
+    if !grid.input.explained {
+        return assemble_choice(grid, &found.best, Explanation::default(), Vec::new());
+    }
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
     // Behind what was predicted.

@@ -118,6 +118,7 @@ impl World {
             limits: self.limits,
             constraints: &self.constraints,
             trials: false,
+            explained: true,
             split: self.split.as_ref(),
         }
     }

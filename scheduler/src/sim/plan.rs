@@ -86,13 +86,13 @@ impl SimSpec {
         let made = stages.iter().map(|(stage, facts)| SimStage {
             device: stage.device.clone(),
             slots: plan.slots,
-            compute: ComputeTime::Modelled(Arc::new(StageCosts {
-                segments: segments[stage.segments.range()].to_vec(),
-                device: (*facts).clone(),
-                activations: plan.activations,
-                boundary: plan.boundary,
-                row_bytes: model.row_bytes,
-            })),
+            compute: ComputeTime::Modelled(Arc::new(StageCosts::new(
+                &segments[stage.segments.range()],
+                facts,
+                plan.activations,
+                plan.boundary,
+                model.row_bytes,
+            ))),
             hand_over_ns: nanoseconds(facts.hand_over_us.value),
             upload: CopyTime::default(),
             download: CopyTime::default(),

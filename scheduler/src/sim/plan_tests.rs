@@ -77,13 +77,9 @@ impl Planned {
 
     /// The time of a stage for so many rows, all with their logits or one alone.
     fn stage_us(&self, stage: usize, rows: u32, logit_rows: u32, positions: f64) -> f64 {
-        let costs = StageCosts {
-            segments: self.segments[self.plan.stages[stage].segments.range()].to_vec(),
-            device: self.devices[stage].clone(),
-            activations: Activations::Int8,
-            boundary: self.plan.boundary,
-            row_bytes: ROW_BYTES,
-        };
+        let segments = &self.segments[self.plan.stages[stage].segments.range()];
+        let (device, boundary) = (&self.devices[stage], self.plan.boundary);
+        let costs = StageCosts::new(segments, device, Activations::Int8, boundary, ROW_BYTES);
         costs.time_us(&MicroBatch { rows, logit_rows, sequences: logit_rows, positions })
     }
 

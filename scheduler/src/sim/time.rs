@@ -3,7 +3,7 @@
 //! This module must not know plans, and not what happens when.
 
 use crate::core::{self, Nanoseconds};
-use crate::cost::{self, BoundaryTime, DeviceFacts, segment_time_us};
+use crate::cost::{self, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
 use std::sync::Arc;
@@ -35,24 +35,42 @@ impl ComputeTime {
 /// What the cost model needs to know of a stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageCosts {
-    /// The segments of the stage.
-    pub segments: Vec<Segment>,
-    /// The device that it is on.
-    pub device: DeviceFacts,
-    /// How activations enter matrix products.
-    pub activations: Activations,
-    /// The form in which they cross.
-    pub boundary: Boundary,
-    /// Bytes of one row of them, as the stage keeps it.
-    pub row_bytes: u64,
+    /// How many segments of which kind.
+    kinds: Vec<(SegmentKey, f64)>,
+    device: DeviceFacts,
+    activations: Activations,
+    boundary: Boundary,
+    row_bytes: u64,
 }
 
 impl StageCosts {
+    /// Those of segments on a device, with the form in which activations enter matrix products and that in which they cross.
+    /// A row of them has `row_bytes`, as the stage keeps it.
+    pub fn new(
+        segments: &[Segment],
+        device: &DeviceFacts,
+        activations: Activations,
+        boundary: Boundary,
+        row_bytes: u64,
+    ) -> Self {
+        let mut kinds: Vec<(SegmentKey, f64)> = Vec::new();
+        for segment in segments {
+            let key = SegmentKey::from(segment);
+            match kinds.iter_mut().find(|(known, _)| *known == key) {
+                Some((_, count)) => *count += 1.0,
+                None => kinds.push((key, 1.0)),
+            }
+        }
+        Self { kinds, device: device.clone(), activations, boundary, row_bytes }
+    }
+
     /// The time of a micro-batch, in microseconds.
     pub fn time_us(&self, batch: &cost::MicroBatch) -> f64 {
-        let segment = |s: &Segment| segment_time_us(s, &self.device, self.activations, batch);
+        let of_kind = |(key, count): &(SegmentKey, f64)| {
+            count * kind_time(key, &self.device, self.activations, batch).value
+        };
         let boundary = BoundaryTime::new(self.boundary, &self.device, batch.rows.into(), self.row_bytes);
-        self.device.stage_us.value + self.segments.iter().map(segment).sum::<f64>() + boundary.sum_us()
+        self.device.stage_us.value + self.kinds.iter().map(of_kind).sum::<f64>() + boundary.sum_us()
     }
 }
 

@@ -49,8 +49,11 @@ pub(super) struct World<'a> {
     spec: &'a SimSpec,
     rng: SmallRng,
     now: Nanoseconds,
-    heap: BinaryHeap<Reverse<(Nanoseconds, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
+    /// When something happens, a number by which what happens at once keeps its order, and where it lies.
+    heap: BinaryHeap<Reverse<(Nanoseconds, u64, usize)>>,
+    happenings: Vec<Option<Happening>>,
+    /// Places in `happenings` where nothing lies.
+    vacant: Vec<usize>,
     next: u64,
     devices: Vec<SimDevice>,
     rings: Vec<RingMemory>,
@@ -114,7 +117,8 @@ impl<'a> World<'a> {
             rng: SmallRng::seed_from_u64(spec.seed ^ 0x7361_6c74),
             now: 0,
             heap: BinaryHeap::new(),
-            happenings: BTreeMap::new(),
+            happenings: Vec::new(),
+            vacant: Vec::new(),
             next: 0,
             rings: spec.stages.iter().map(|_| RingMemory::default()).collect(),
             devices,
@@ -170,9 +174,10 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
-        while let Some(Reverse((at, id))) = self.heap.pop() {
+        while let Some(Reverse((at, _, place))) = self.heap.pop() {
             self.now = at;
-            let Some(happening) = self.happenings.remove(&id) else { continue };
+            let Some(happening) = self.happenings[place].take() else { continue };
+            self.vacant.push(place);
             self.happen(happening).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
         }
         self.report.makespan_ns = self.now;
@@ -181,8 +186,12 @@ impl<'a> World<'a> {
     }
 
     fn at(&mut self, at: Nanoseconds, happening: Happening) {
-        self.heap.push(Reverse((at, self.next)));
-        self.happenings.insert(self.next, happening);
+        let place = self.vacant.pop().unwrap_or_else(|| {
+            self.happenings.push(None);
+            self.happenings.len() - 1
+        });
+        self.happenings[place] = Some(happening);
+        self.heap.push(Reverse((at, self.next, place)));
         self.next += 1;
     }
 
@@ -352,7 +361,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        self.start_all()
+        self.start_around(stage)
     }
 
     fn submit(&mut self, stage: usize, submitted: Submitted) {
@@ -365,9 +374,10 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Starts whatever can start now, on all devices: a point that passed may have been waited for anywhere.
-    fn start_all(&mut self) -> Result<(), String> {
-        for stage in 0..self.devices.len() {
+    /// Starts whatever can start now that something has changed at a stage: there, or at its neighbours, which wait for its
+    /// points. No others do.
+    fn start_around(&mut self, changed: usize) -> Result<(), String> {
+        for stage in changed.saturating_sub(1)..self.devices.len().min(changed + 2) {
             for hardware in 0..QueueKind::ALL.len() {
                 let devices = &self.devices;
                 let passed = |p: ragtag_hal::Point| {
@@ -481,7 +491,7 @@ impl<'a> World<'a> {
                 }
             }
         }
-        self.start_all()
+        self.start_around(stage)
     }
 
     fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
