@@ -5,7 +5,7 @@
 //! than itself in both largest terms; what is left of the box is cut into parts. All numbers of stages share the regions.
 //!
 //! The least time needs a look at the table. Before that prices (`dual`) bound the box, which takes far less: boxes in which
-//! they prove that nothing matters are forgotten, and wide ones are halved.
+//! they prove that nothing matters are forgotten, and wide ones are halved, but where the larger of two terms counts.
 //!
 //! A table knows nothing of the true loads of shared buses. Where a placement overloads one, the region is parted by its
 //! crossings: those without the first of them, those with the first and without the second, and so on.
@@ -16,7 +16,7 @@ use super::dual::{self, Prices, Relaxed};
 use super::exact::{Cells, Table};
 use super::rules::{Limits, Rules};
 use super::values::Values;
-use super::{Costs, Instance, SHARE, Solution, Stage, kinds, orders};
+use super::{Costs, Instance, SHARE, Score, Solution, Stage, kinds, orders};
 use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -240,7 +240,7 @@ impl Search<'_> {
     /// The parts of a region in which a placement was seen, or that is wide; `None` if it is to be looked at.
     fn parts(&self, region: &Region, stages: usize) -> Option<Vec<Region>> {
         match region.open[stages].as_ref().and_then(|open| open.seen.as_ref()) {
-            Some(seen) => Some(self.parts_around(region, seen)),
+            Some(seen) => Some(self.parts_around(region, stages, seen)),
             None => self.halves(region).map(Vec::from),
         }
     }
@@ -252,6 +252,10 @@ impl Search<'_> {
 
     /// The halves of a wide region, along the term that counts more; `None` if it is not wide, or without end.
     fn halves(&self, region: &Region) -> Option<[Region; 2]> {
+        // Where the larger of two terms counts, what was seen parts a box better.
+        if matches!(self.instance.score, Score::Busy { .. }) {
+            return None;
+        }
         let Region { lower, upper, .. } = *region;
         let (busy_weight, chunk_weight) = self.instance.score.weights();
         let least = Costs { time: Self::least(region), ..lower };
@@ -364,32 +368,34 @@ impl Search<'_> {
         placements
     }
 
-    /// The parts of a region that has been looked at, by a placement that was seen in it.
-    fn parts_around(&self, region: &Region, seen: &Seen) -> Vec<Region> {
+    /// The parts of a region that has been looked at, by the placement with so many stages (less one) that was seen in it.
+    fn parts_around(&self, region: &Region, stages: usize, seen: &Seen) -> Vec<Region> {
         let Costs { busy, chunk, .. } = seen.totals;
         if busy > region.upper.busy {
             return self.parts_by_bus(region, seen);
         }
-        let Region { lower, upper, .. } = *region;
-        // What is better by less than the margin does not count: it may be rounding.
-        let below = |value: f64| value - value * MARGIN;
-        // Less busy than the placement, in two halves; else with smaller chunks, in two halves; else the others.
-        let mut parts = Vec::new();
-        if below(busy) > lower.busy {
-            let middle = (lower.busy + below(busy)) / 2.0;
-            parts.push(region.within(lower, Costs { busy: middle, ..upper }));
-            parts.push(region.within(Costs { busy: middle, ..lower }, Costs { busy: below(busy), ..upper }));
+        match self.instance.score {
+            // The larger of two terms counts. What is better has less of the one that counts here, or takes less time, which
+            // nothing in the region does.
+            Score::Busy { .. } => {
+                let sum = self.instance.score.of(&Costs { busy: 0.0, ..seen.totals });
+                if busy > sum {
+                    let (less_busy, rest) = region.parts_by_busy(busy);
+                    return less_busy.into_iter().flatten().chain([rest]).collect();
+                }
+                let (smaller, mut rest) = region.parts_by_chunk(chunk);
+                if let Some(open) = &mut rest.open[stages] {
+                    open.bound = open.bound.max(sum);
+                }
+                smaller.into_iter().flatten().chain([rest]).collect()
+            }
+            // Less busy than the placement; else with smaller chunks; else the others.
+            Score::Sum { .. } | Score::Mix { .. } => {
+                let (less_busy, rest) = region.parts_by_busy(busy);
+                let (smaller, rest) = rest.parts_by_chunk(chunk);
+                less_busy.into_iter().chain(smaller).flatten().chain([rest]).collect()
+            }
         }
-        let lower = Costs { busy: lower.busy.max(busy), ..lower };
-        if below(chunk) > lower.chunk {
-            let middle = (lower.chunk + below(chunk)) / 2.0;
-            parts.push(region.within(lower, Costs { chunk: middle, ..upper }));
-            parts.push(
-                region.within(Costs { chunk: middle, ..lower }, Costs { chunk: below(chunk), ..upper }),
-            );
-        }
-        parts.push(region.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper));
-        parts
     }
 
     /// The parts of a region by the crossings of a placement that overloads a bus.
@@ -433,6 +439,32 @@ impl Region {
         Self { lower, upper, ..self.clone() }
     }
 
+    /// What is less busy than this, in two halves, and the others.
+    fn parts_by_busy(&self, busy: f64) -> (Option<[Self; 2]>, Self) {
+        let Self { lower, upper, .. } = *self;
+        let less = (below(busy) > lower.busy).then(|| {
+            let middle = (lower.busy + below(busy)) / 2.0;
+            [
+                self.within(lower, Costs { busy: middle, ..upper }),
+                self.within(Costs { busy: middle, ..lower }, Costs { busy: below(busy), ..upper }),
+            ]
+        });
+        (less, self.within(Costs { busy: lower.busy.max(busy), ..lower }, upper))
+    }
+
+    /// What has smaller chunks than this, in two halves, and the others.
+    fn parts_by_chunk(&self, chunk: f64) -> (Option<[Self; 2]>, Self) {
+        let Self { lower, upper, .. } = *self;
+        let smaller = (below(chunk) > lower.chunk).then(|| {
+            let middle = (lower.chunk + below(chunk)) / 2.0;
+            [
+                self.within(lower, Costs { chunk: middle, ..upper }),
+                self.within(Costs { chunk: middle, ..lower }, Costs { chunk: below(chunk), ..upper }),
+            ]
+        });
+        (smaller, self.within(Costs { chunk: lower.chunk.max(chunk), ..lower }, upper))
+    }
+
     /// Takes these limits of `busy` and `chunk`, and keeps of what was seen what still says something.
     fn confine(&mut self, busy: (f64, f64), chunk: (f64, f64)) {
         let (lower, upper) = (
@@ -451,4 +483,9 @@ impl Region {
             }
         }
     }
+}
+
+/// What is better than a value by more than rounding.
+fn below(value: f64) -> f64 {
+    value - value * MARGIN
 }
