@@ -241,8 +241,8 @@ impl<'a> Bench<'a> {
         let load_s = self.simulated_s(&plan, sequences, tokens)?;
         let alone_s = self.simulated_s(&plan, 1, tokens)?;
         let predicted = self.rates(plan.predicted.decode_tokens_per_s, [prefill_s, load_s, alone_s]);
-        // Before that the load is run once for nothing.
-        let seconds = load_s + rounds as f64 * (prefill_s + load_s + alone_s);
+        // Before that the loads are run once for nothing.
+        let seconds = load_s + alone_s + rounds as f64 * (prefill_s + load_s + alone_s);
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
@@ -323,9 +323,10 @@ impl<'a> Bench<'a> {
         let engine = Engine::start(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
         let prompts = Burst::Prompts { tokens: prompt, sequences };
         let load = |sequences| Burst::Generations { prompt, tokens, sequences };
-        // Programs are recorded when they are first needed, clocks rise, and threads find their places: the very load that is
-        // measured comes once before.
+        // Programs are recorded when they are first needed, clocks rise, and threads find their places: the very loads that are
+        // measured come once before.
         burst(&engine, &load(sequences))?;
+        burst(&engine, &load(1))?;
         let mut rates: Vec<Rates> = Vec::new();
         for _ in 0..rounds.max(1) {
             let prefill_s = burst(&engine, &prompts)?.seconds;

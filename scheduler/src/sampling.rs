@@ -119,19 +119,33 @@ impl Candidate {
     }
 }
 
-/// The token with the largest logit, the lowest among equals. Devices wait for this, so it goes over the logits in lanes.
+/// The token with the largest logit, the lowest among equals. Devices wait for this, so the logits are gone over once, block by
+/// block, and only the block that has the largest is gone through again, wherever that is.
 fn likeliest(logits: &[f32]) -> Option<u32> {
+    const BLOCK: usize = 1024;
+    let (mut best, mut first) = (f32::NEG_INFINITY, 0);
+    for (start, block) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)) {
+        let largest = largest(block);
+        if largest > best {
+            (best, first) = (largest, start);
+        }
+    }
+    let logits = logits.get(first..).filter(|_| best > f32::NEG_INFINITY)?;
+    u32::try_from(first + logits.iter().position(|&logit| logit >= best)?).ok()
+}
+
+/// The largest logit, in lanes that a compiler makes vectors of; negative infinity if there is no number. The largest number is as
+/// good as infinity.
+fn largest(logits: &[f32]) -> f32 {
     let (lanes, rest) = logits.as_chunks::<16>();
     let mut best = [f32::NEG_INFINITY; 16];
     for lane in lanes {
         for (best, &logit) in best.iter_mut().zip(lane) {
+            // What is not a number is never the larger of two.
             *best = if logit > *best { logit } else { *best };
         }
     }
-    // What is not a number is never the larger of two. The largest number is as good as infinity.
-    let largest = best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX);
-    let first = logits.iter().position(|&logit| logit >= largest && logit > f32::NEG_INFINITY)?;
-    u32::try_from(first).ok()
+    best.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX)
 }
 
 /// Chooses tokens one after the other, for one sequence.

@@ -81,6 +81,23 @@ fn greedy_takes_the_largest_and_the_lowest_id_among_equals() {
 }
 
 #[test]
+fn greedy_takes_the_first_of_the_largest_in_a_vocabulary_of_any_size() {
+    let mut greedy = sampler(Sampling::greedy());
+    for vocabulary in [1, 15, 16, 17, 1023, 1024, 1025, 5000] {
+        for at in [0, vocabulary / 2, vocabulary - 1] {
+            let mut logits: Vec<f32> = (0..vocabulary).map(|id| -1.0 - (id * 37 % 101) as f32).collect();
+            logits[vocabulary - 1] = 7.0;
+            logits[at] = 7.0;
+            assert_eq!(greedy.sample(&logits, &[]), Ok(at as u32), "{vocabulary}");
+            logits[0] = f32::NAN;
+            let first = if at == 0 { vocabulary - 1 } else { at };
+            let wanted = if vocabulary == 1 { None } else { Some(first as u32) };
+            assert_eq!(greedy.sample(&logits, &[]).ok(), wanted, "{vocabulary}");
+        }
+    }
+}
+
+#[test]
 fn without_candidates_there_is_an_error() {
     for settings in [Sampling::greedy(), plain(), Sampling::default()] {
         let mut sampler = sampler(settings);
