@@ -13,8 +13,8 @@ use ragtag_scheduler::cost::{Profile, TokenReturn};
 use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 
-/// New tokens of a sequence.
-const TOKENS: u32 = 12;
+/// New tokens of a sequence, as far as the context goes: so many that threads have learnt for most of them when to be awake.
+const TOKENS: u32 = 32;
 /// Runs of each kind, and for how long there are more than two of them.
 const RUNS: usize = 5;
 const LIMIT: Duration = Duration::from_millis(250);
@@ -36,10 +36,15 @@ pub(super) fn measure(
     profile: &Profile,
 ) -> Result<Option<HandOver>> {
     let miniature = Miniature::start(devices, steps, &[(label.to_owned(), profile)])?;
-    let alone = runs(|| miniature.run(1, 1, TOKENS))?;
+    let tokens = tokens(steps);
+    let alone = runs(|| miniature.run(1, 1, tokens))?;
     let most = steps.lowering.sequences;
-    let many = if most > 1 { runs(|| miniature.run(most, 1, TOKENS))? } else { Vec::new() };
+    let many = if most > 1 { runs(|| miniature.run(most, 1, tokens))? } else { Vec::new() };
     Ok(HandOver::of(&alone, &many))
+}
+
+fn tokens(steps: &Steps) -> u32 {
+    TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
 /// Some runs, after one that does not count: it has recorded the programs on the way.
@@ -82,8 +87,8 @@ pub(super) fn measure_links(
 ) -> Result<Vec<Option<LinkFacts>>> {
     let miniature = Miniature::start(devices, steps, stages)?;
     let lowering = &steps.lowering;
-    let longest = lowering.chunk.min(lowering.context.saturating_sub(TOKENS)).max(1);
-    let decode = runs(|| miniature.run(1, 1, TOKENS))?;
+    let longest = lowering.chunk.min(lowering.context.saturating_sub(1)).max(1);
+    let decode = runs(|| miniature.run(1, 1, tokens(steps)))?;
     let mut chunks = Vec::new();
     for rows in [longest.div_ceil(8), longest] {
         chunks.push(runs(|| miniature.run(1, rows, 1))?);

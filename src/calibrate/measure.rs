@@ -3,6 +3,7 @@
 //! A stage of no dispatches says what a micro-batch costs however many segments it passes; that is taken off every other
 //! time, and what is left is divided among the segments of the stage.
 
+use super::is_processor;
 use super::steps::{Patience, Steps, micro_batch};
 use crate::engine::FileWeights;
 use crate::error::Result;
@@ -13,6 +14,7 @@ use ragtag_scheduler::cost::{
 };
 use ragtag_scheduler::{Crossing, LinkFacts, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
 use ragtag_transfer::Route;
+use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -70,6 +72,28 @@ impl Stats {
 fn undisturbed_us(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or(0.0)
+}
+
+/// Goes over so much of the host's memory that what a processor had in its caches is there no more: in a run blocks come before
+/// the head, and it never finds its weights where it left them.
+struct Sweep(Vec<u64>);
+
+impl Sweep {
+    fn new(bytes: usize) -> Self {
+        let mut words = Vec::new();
+        // Without the memory for it the caches stay as they are.
+        if words.try_reserve_exact(bytes / 8).is_ok() {
+            words.resize(bytes / 8, 0);
+        }
+        Self(words)
+    }
+
+    fn go(&mut self) {
+        /// Of a line in a cache.
+        const WORDS: usize = 8;
+        self.0.par_chunks_mut(1 << 16).for_each(|part| part.iter_mut().step_by(WORDS).for_each(|w| *w += 1));
+        std::hint::black_box(&mut self.0);
+    }
 }
 
 /// Times one device.
@@ -159,10 +183,20 @@ impl Timer<'_> {
 
     fn head(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(KindProfile, TokenReturn)> {
         let head = self.steps.head();
+        let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(self.steps.sweep_bytes()));
         let mut stage = self.load(device, head..head + 1)?;
         let mut samples = Vec::new();
         for &rows in &self.steps.head_rows {
-            let stats = self.time(&mut stage, &SoloBatch::decode(rows, 1))?;
+            let batch = SoloBatch::decode(rows, 1);
+            let once = || match &mut sweep {
+                None => Ok(stage.burst_us(&batch)?),
+                Some(sweep) => {
+                    sweep.go();
+                    Ok(stage.single_us(&batch)?)
+                }
+            };
+            let stats = Stats::taken(self.share(), once)?;
+            (self.tick)();
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -227,32 +261,51 @@ impl Timer<'_> {
     }
 
     /// The times of the window for each batch; none of chunks that are too long to be worth it. The first is timed once more
-    /// at the end: whether the device has drifted.
+    /// at the end: whether the device has drifted. If so all are timed again, for what was slow may have been the start.
     fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<Option<Stats>>, Vec<String>)> {
+        let label = device.adapter().label();
         let mut stage = self.load(device, self.steps.window.clone())?;
-        let mut patience = Patience::default();
-        let mut times = Vec::new();
-        for batch in &self.steps.batches {
-            if !patience.allows(batch) {
-                times.push(None);
-                continue;
-            }
-            let stats = self.time(&mut stage, batch)?;
-            patience.note(batch, stats.median_us - stage_us);
-            times.push(Some(stats));
+        let mut times = self.batches(&mut stage, stage_us, self.tick)?;
+        let mut drift = self.drift(&mut stage, &times)?;
+        if drift.is_some() {
+            times = self.batches(&mut stage, stage_us, &|| ())?;
+            drift = self.drift(&mut stage, &times)?;
         }
-        let (Some(batch), Some(Some(first))) = (self.steps.batches.first(), times.first().copied()) else {
-            return Ok((times, Vec::new()));
-        };
-        let last = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;
-        drop(stage);
-        let drifted = (last.median_us / first.median_us - 1.0).abs() > DRIFT;
-        let warning = drifted.then(|| {
-            let (label, blocks) = (device.adapter().label(), self.steps.window.len());
-            let (first, last) = (first.median_us, last.median_us);
+        let warning = drift.map(|[first, last]| {
+            let blocks = self.steps.window.len();
             format!("{label} drifts: {blocks} blocks took {first:.0} µs at first and {last:.0} µs at last")
         });
         Ok((times, warning.into_iter().collect()))
+    }
+
+    /// The times of a stage for each batch.
+    fn batches(
+        &self,
+        stage: &mut SoloStage<'_>,
+        stage_us: f64,
+        tick: &dyn Fn(),
+    ) -> Result<Vec<Option<Stats>>> {
+        let mut patience = Patience::default();
+        let time = |batch: &SoloBatch| {
+            if !patience.allows(batch) {
+                return Ok(None);
+            }
+            let stats = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;
+            tick();
+            patience.note(batch, stats.median_us - stage_us);
+            Ok(Some(stats))
+        };
+        self.steps.batches.iter().map(time).collect()
+    }
+
+    /// What the first batch took at first and takes now, if that is not the same.
+    fn drift(&self, stage: &mut SoloStage<'_>, times: &[Option<Stats>]) -> Result<Option<[f64; 2]>> {
+        let (Some(batch), Some(Some(first))) = (self.steps.batches.first(), times.first()) else {
+            return Ok(None);
+        };
+        let last = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;
+        let drifted = (last.median_us / first.median_us - 1.0).abs() > DRIFT;
+        Ok(drifted.then_some([first.median_us, last.median_us]))
     }
 }
 

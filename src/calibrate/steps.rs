@@ -43,6 +43,7 @@ pub(super) struct Steps {
     /// Rows that the embedding is given.
     embedding_rows: Vec<u32>,
     row_bytes: u64,
+    window_bytes: u64,
     shape: String,
     graph: ragtag_graph::Model,
 }
@@ -89,13 +90,14 @@ impl Steps {
         let kinds = middle.clone().filter(|&s| (1..s).all(|before| keys[before] != keys[s])).collect();
         Ok(Self {
             lowering,
-            window,
             kinds,
             times_embedding: bytes(&segments[0]) <= MAX_TABLE_BYTES,
             batches,
             head_rows: decode_rows,
             embedding_rows,
             row_bytes: u64::from(model.hyperparameters().width) * 4,
+            window_bytes: segments[window.clone()].iter().map(bytes).sum(),
+            window,
             shape: shape(model),
             graph: model.graph().clone(),
             keys,
@@ -121,6 +123,11 @@ impl Steps {
     /// Whether all blocks of the window are of one kind.
     pub(super) fn is_uniform(&self) -> bool {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
+    }
+
+    /// Bytes that the blocks of the window have, at most as many as a window needs.
+    pub(super) fn sweep_bytes(&self) -> usize {
+        self.window_bytes.min(WINDOW.0) as usize
     }
 
     /// Bytes of one row of activations.

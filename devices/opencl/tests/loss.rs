@@ -20,9 +20,10 @@ fn a_kernel_that_goes_astray_loses_the_device() {
     if adapters.is_empty() {
         println!("skipped: a device with memory of its own");
     }
-    for adapter in adapters {
+    // One of them alone: some drivers are good for nothing in this process afterwards.
+    if let Some(adapter) = adapters.first() {
         let anew = support::backend();
-        let lost = goes_astray([&backend, &anew], &adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
+        let lost = goes_astray([&backend, &anew], adapter, (KernelLanguage::OpenClC, TEXT), 0x7000_0000);
         assert!(lost.is_some(), "{}", adapter.label());
     }
 }

@@ -115,7 +115,8 @@ impl DeviceFacts {
         if let Some(roofline) = &profile.roofline {
             let fitted = |value| figure(value, FigureSource::Fitted);
             self.bandwidth_bytes_per_s = fitted(roofline.bandwidth_bytes_per_s);
-            self.launch_us = fitted(roofline.launch_us);
+            // The shortest time of a segment has its work in it: it is no less than a launch, and may be far more.
+            self.launch_us = fitted(roofline.launch_us.min(self.launch_us.value));
             match profile.identity.activations {
                 Activations::F32 => self.exact_flops_per_s = fitted(roofline.flops_per_s),
                 Activations::Int8 | Activations::F16 => self.fast_flops_per_s = fitted(roofline.flops_per_s),

@@ -138,6 +138,20 @@ fn what_was_not_measured_gets_the_fitted_roofline_or_the_assumed_one() {
 }
 
 #[test]
+fn a_launch_takes_no_longer_than_the_shortest_segment_nor_than_is_usual() {
+    let facts =
+        || DeviceFacts::assumed("cpu:0", ragtag_hal::AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
+    let with = |launch_us: f64| {
+        let mut profile = profile();
+        profile.roofline.as_mut().unwrap().launch_us = launch_us;
+        facts().with_profile(Arc::new(profile)).launch_us
+    };
+    assert_eq!(with(7.0), fitted(7.0));
+    // Large segments alone were timed.
+    assert_eq!(with(4000.0), fitted(facts().launch_us.value));
+}
+
+#[test]
 fn no_measured_time_is_below_the_roofline() {
     let profile = profile();
     let roofline = profile.roofline.unwrap();

@@ -19,6 +19,9 @@ pub enum Preset {
     /// 7.2 billion weights, in the shape of a well-known Llama-like model
     #[value(name = "7b")]
     B7,
+    /// 69 billion weights, in the shape of a well-known large Llama: blocks that no cache holds
+    #[value(name = "70b")]
+    B70,
 }
 
 /// Architectures with a name in GGUF files.
@@ -79,6 +82,7 @@ impl Preset {
             Preset::M300 => (16, 1024, 16, 4, 3840, 32000, 2048),
             Preset::B1_1 => (22, 2048, 32, 4, 5632, 32000, 2048),
             Preset::B7 => (32, 4096, 32, 8, 14336, 32000, 32768),
+            Preset::B70 => (80, 8192, 64, 8, 28672, 32000, 4096),
         };
         let (architecture, tensor_type) = (Architecture::Llama, TensorType::Q8_0);
         Shape { architecture, tensor_type, layers, width, heads, kv_heads, ffn, vocabulary, context }

@@ -264,6 +264,21 @@ impl SoloStage<'_> {
         })
     }
 
+    /// Time that a micro-batch takes by itself, in microseconds.
+    ///
+    /// # Errors
+    /// As [`SoloStage::burst_us`].
+    pub fn single_us(&mut self, batch: &SoloBatch) -> Result<f64> {
+        let batch = self.micro_batch(batch);
+        let start = Instant::now();
+        let computed = self.compute(0, &batch)?;
+        self.on.wait(computed)?;
+        let wall_us = start.elapsed().as_secs_f64() * 1e6;
+        let timing = self.on.timing(computed);
+        self.on.timings.clear();
+        Ok(timing.map_or(wall_us, |t| t.end_ns.saturating_sub(t.start_ns) as f64 / 1e3))
+    }
+
     /// Time from handing a micro-batch to the device until `choose` has seen each row of its logits, in microseconds, without
     /// the time that the device computes. What a device has just written is in no cache of the host: so it is in a pipeline.
     ///
