@@ -118,7 +118,7 @@ impl Timer<'_> {
         if let Some(kind) = self.embedding(device, stage_us)? {
             kinds.push(kind);
         }
-        let (head, token_return) = self.head(device, stage_us)?;
+        let (head, token_return) = self.head(device, stage_us, identity.together)?;
         let (blocks, warnings) = self.blocks(device, stage_us)?;
         kinds.extend(blocks);
         kinds.push(head);
@@ -181,9 +181,16 @@ impl Timer<'_> {
         Ok(Some(KindProfile::new(self.steps.keys[0], samples)))
     }
 
-    fn head(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(KindProfile, TokenReturn)> {
+    /// The head, and the return of tokens; so many parts of a processor are timed at the same time.
+    fn head(
+        &self,
+        device: &mut SoloDevice,
+        stage_us: f64,
+        together: u32,
+    ) -> Result<(KindProfile, TokenReturn)> {
         let head = self.steps.head();
-        let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(self.steps.sweep_bytes()));
+        let sweep_bytes = self.steps.sweep_bytes() / together.max(1) as usize;
+        let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(sweep_bytes));
         let mut stage = self.load(device, head..head + 1)?;
         let mut samples = Vec::new();
         for &rows in &self.steps.head_rows {

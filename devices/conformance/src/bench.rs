@@ -67,6 +67,8 @@ pub(crate) struct Bench {
     signalled: [u64; 3],
     buffers: Vec<BufferId>,
     regions: Vec<RegionId>,
+    /// What tests put into buffers and get from them goes through: making some anew takes longer than most kernels.
+    staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
     _companion: Option<Companion>,
@@ -76,6 +78,9 @@ impl Drop for Bench {
     fn drop(&mut self) {
         // Of a test that failed something may still be outstanding; the device warns of what it is left with.
         let _ = self.clear();
+        if let Some((id, _)) = self.staging.take() {
+            let _ = self.device.unregister_region(id);
+        }
         for id in std::mem::take(&mut self.modules) {
             let _ = self.device.destroy_module(id);
         }
@@ -105,6 +110,7 @@ impl Bench {
             signalled: [0; 3],
             buffers: Vec::new(),
             regions: Vec::new(),
+            staging: None,
             programs: Vec::new(),
             modules: Vec::new(),
             _companion: companion,
@@ -158,11 +164,29 @@ impl Bench {
 
     /// A region that lasts as long as the test.
     pub(crate) fn region(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
+        let (id, region) = self.registered(bytes)?;
+        self.regions.push(id);
+        Ok((id, region))
+    }
+
+    fn registered(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
         let region = Arc::new(HostRegion::new(bytes).context("a host region")?);
         let id = RegionId(self.id());
         self.device.register_region(id, Arc::clone(&region)).context("registering a region")?;
-        self.regions.push(id);
         Ok((id, region))
+    }
+
+    /// A region of at least so many bytes, and of one at least, for the next copy alone.
+    fn staging(&mut self, bytes: usize) -> Attempt<(RegionId, Arc<HostRegion>)> {
+        const LEAST: usize = 64 << 10;
+        if let Some((id, _)) = self.staging.take_if(|(_, region)| region.bytes() < bytes) {
+            self.device.unregister_region(id).context("unregistering a region")?;
+        }
+        if let Some(staging) = &self.staging {
+            return Ok(staging.clone());
+        }
+        let staging = self.registered(bytes.max(1).next_multiple_of(LEAST))?;
+        Ok(self.staging.insert(staging).clone())
     }
 
     /// A module; modules last as long as the device.
@@ -229,7 +253,7 @@ impl Bench {
 
     /// Writes bytes to a range of the same length, through the upload queue.
     pub(crate) fn put(&mut self, to: BufferRange, bytes: &[u8]) -> Attempt<()> {
-        let (id, region) = self.region(bytes.len())?;
+        let (id, region) = self.staging(bytes.len())?;
         region.write(0..bytes.len()).context("a lease")?.copy_from_slice(bytes);
         let point =
             self.commands(QueueKind::Upload, vec![Command::Upload { region: id, offset: 0, to }], &[])?;
@@ -239,7 +263,7 @@ impl Bench {
     /// Reads a range, through the download queue.
     pub(crate) fn get(&mut self, from: BufferRange) -> Attempt<Vec<u8>> {
         let bytes = from.bytes as usize;
-        let (id, region) = self.region(bytes)?;
+        let (id, region) = self.staging(bytes)?;
         // What is not written by the download must not look right by chance.
         region.write(0..bytes).context("a lease")?.fill(0xe7);
         let point =
