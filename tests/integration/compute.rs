@@ -7,12 +7,12 @@ use ragtag::compute::{
     Pending, Reduction, Rope, Strided, Tensor, TensorType, Type, UnaryFunction,
 };
 use ragtag::{DeviceOptions, Devices};
-use ragtag_hal::Limits;
+use ragtag_hal::{AdapterKind, Limits};
 use ragtag_kernels::blocks;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A device of each adapter.
+/// A device of each adapter, of twins on the processor only the first.
 fn everywhere(test: impl Fn(&Compute)) {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     for backend in devices.report().backends.iter() {
@@ -20,7 +20,12 @@ fn everywhere(test: impl Fn(&Compute)) {
             eprintln!("SKIPPED: no adapter of {}: {:?}", backend.name, backend.status);
         }
     }
-    for adapter in devices.report().adapters() {
+    let mut adapters: Vec<_> = devices.report().adapters().collect();
+    adapters.dedup_by(|b, a| {
+        a.kind == AdapterKind::Software
+            && (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver)
+    });
+    for adapter in adapters {
         println!("{}", adapter.label());
         test(&Compute::on(&devices, adapter).unwrap());
     }

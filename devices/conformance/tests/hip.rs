@@ -7,7 +7,7 @@ mod support;
 
 use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
-use ragtag_hal::{DeviceId, GemmChoice, Limits};
+use ragtag_hal::GemmChoice;
 use test_drivers::{rocblas_kernels, with_hip_on_opencl};
 
 #[test]
@@ -38,11 +38,7 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
             Err(why) => return println!("skipped: HIP on OpenCL: {why}"),
         };
         for adapter in adapters {
-            let open = || {
-                let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
-                Ok(devices.swap_remove(0))
-            };
-            let report = Suite::new().only(names).run(&adapter, open, |_| {});
+            let report = support::run_on(&backends, &adapter, Suite::new().only(names));
             for test in &report.tests {
                 println!("{architecture}, {}: {}: {:?}", adapter.name, test.name, test.verdict);
                 assert!(matches!(test.verdict, Verdict::Passed { .. }), "{}: {:?}", test.name, test.verdict);
@@ -67,11 +63,8 @@ fn products_by_a_library() {
             };
             let found = adapters[0].caps.gemm.as_ref();
             assert_eq!(found.map(|library| library.preferred), preferred, "{found:?}");
-            let open = || {
-                let mut devices = backends.open(&[(adapters[0].clone(), DeviceId(0))], &Limits::default())?;
-                Ok(devices.swap_remove(0))
-            };
-            let report = Suite::new().only("kernel/matmul/F16/f16/library").run(&adapters[0], open, |_| {});
+            let suite = Suite::new().only("kernel/matmul/F16/f16/library");
+            let report = support::run_on(&backends, &adapters[0], suite);
             let verdicts: Vec<_> = report.tests.iter().map(|test| &test.verdict).collect();
             println!("{gemm:?}: {verdicts:?}");
             match preferred {

@@ -6,30 +6,48 @@ mod support;
 
 use ragtag_conformance::{Suite, Verdict};
 use ragtag_devices::{Backends, Config};
-use ragtag_hal::{DeviceId, Feature, Limits};
+use ragtag_hal::{Adapter, Feature};
 
 #[test]
 fn every_vulkan_device() {
     support::every_device_of("vulkan");
 }
 
-/// The kernels on matrix units alone, for drivers that are there because they have them: those that a compiler for processors
+/// The kernels that exchange values within sub-groups, on the devices that `RAGTAG_TEST_SUB_GROUPS` names by a part of their name:
+/// drivers can be told how wide sub-groups are, and nothing else depends on it.
+#[test]
+fn kernels_on_sub_groups() {
+    let Ok(name) = std::env::var("RAGTAG_TEST_SUB_GROUPS") else {
+        return println!("skipped: RAGTAG_TEST_SUB_GROUPS names no device");
+    };
+    let passed = try_kernels(|one| one.name.contains(&name), &["kernel/*sub-groups"]);
+    println!("{passed} kernels on sub-groups passed");
+    assert!(passed > 0, "no device {name} has sub-groups");
+}
+
+/// The kernels on matrix units, for drivers that are there because they have them: those that a compiler for processors
 /// is done with in time. Skipped visibly where none has; `RAGTAG_TEST_VULKAN_MATRICES` says that one must.
 #[test]
 fn kernels_on_matrix_units() {
+    let has = |one: &Adapter| one.caps.features.contains(&Feature::CooperativeMatrix);
+    let passed = try_kernels(has, &["kernel/attention*matrices-short", "kernel/matmul/F16*matrices-"]);
+    println!("{passed} kernels on matrix units passed");
+    let must = std::env::var_os("RAGTAG_TEST_VULKAN_MATRICES").is_some();
+    assert!(passed > 0 || !must, "no device of Vulkan has matrix units");
+}
+
+/// Tries the kernels of these names on chosen devices; none may fail. Returns how many passed.
+#[track_caller]
+fn try_kernels(chosen: impl Fn(&Adapter) -> bool, names: &[&str]) -> usize {
     let backends = Backends::new(&Config::default());
     let adapters = support::adapters(&backends, "vulkan").unwrap_or_else(|why| {
         println!("skipped: vulkan: {why}");
         Vec::new()
     });
     let mut passed = 0;
-    for adapter in adapters.iter().filter(|one| one.caps.features.contains(&Feature::CooperativeMatrix)) {
-        let open = || {
-            let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
-            Ok(devices.swap_remove(0))
-        };
-        for only in ["kernel/attention*matrices-short", "kernel/matmul/F16*matrices-"] {
-            let report = Suite::new().only(only).run(adapter, open, |_| {});
+    for adapter in adapters.iter().filter(|one| chosen(one)) {
+        for only in names {
+            let report = support::run_on(&backends, adapter, Suite::new().only(only));
             for test in &report.tests {
                 println!("{} ({}): {}: {:?}", adapter.label(), adapter.driver, test.name, test.verdict);
             }
@@ -38,7 +56,5 @@ fn kernels_on_matrix_units() {
                 report.tests.iter().filter(|test| matches!(test.verdict, Verdict::Passed { .. })).count();
         }
     }
-    println!("{passed} kernels on matrix units passed");
-    let must = std::env::var_os("RAGTAG_TEST_VULKAN_MATRICES").is_some();
-    assert!(passed > 0 || !must, "no device of Vulkan has matrix units");
+    passed
 }

@@ -1,6 +1,6 @@
 //! The suite on every device that a backend of the table shows; without any it says which library or driver is missing.
 
-use ragtag_conformance::{Part, Suite, Verdict};
+use ragtag_conformance::{Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
@@ -18,9 +18,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// Runs the suite on each device of a backend, and says how many there are. Devices that are parts of the processor are tried
 /// side by side: their drivers compile on one core each.
 ///
-/// Drivers that compile shaders for the processor take long for all variants of all kernels. Where one shows several devices,
-/// or is tried through two APIs, each of these tries one half, and all together every variant; or every one tries all if
-/// `RAGTAG_TEST_EVERY_VARIANT` is set.
+/// Drivers that compile for the processor take long for all variants of all kernels. Alike devices deal these among each
+/// other: twins of one driver, and of APIs that run shaders all that the processor executes. Through Vulkan and through wgpu
+/// a device gets different parts.
 #[track_caller]
 pub fn every_device_of(name: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -35,8 +35,8 @@ pub fn every_device_of(name: &str) -> usize {
         adapters.iter().partition(|adapter| adapter.kind == AdapterKind::Software);
     std::thread::scope(|scope| {
         let running: Vec<_> =
-            parts.into_iter().map(|one| scope.spawn(|| try_device(&backends, one))).collect();
-        others.into_iter().for_each(|one| try_device(&backends, one));
+            parts.iter().map(|one| scope.spawn(|| try_device(&backends, one, dealt(one, &parts)))).collect();
+        others.into_iter().for_each(|one| try_device(&backends, one, Part::default()));
         for device in running {
             device.join().unwrap_or_else(|failure| std::panic::resume_unwind(failure));
         }
@@ -44,19 +44,25 @@ pub fn every_device_of(name: &str) -> usize {
     adapters.len()
 }
 
-fn try_device(backends: &Backends, adapter: &Adapter) {
+/// The part of the variants that is dealt to one of a backend's devices that a processor executes.
+fn dealt(one: &Adapter, all: &[&Adapter]) -> Part {
+    let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
+    let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
+    let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
+    Part { of: alike.len(), index: (place + usize::from(one.backend == "wgpu")) % alike.len() }
+}
+
+/// Runs a suite on an adapter.
+pub fn run_on(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) -> Report {
     let open = || {
         let mut devices = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default())?;
         Ok(devices.swap_remove(0))
     };
-    let halves = adapter.kind == AdapterKind::Software
-        && ["vulkan", "wgpu"].contains(&&*adapter.backend)
-        && std::env::var_os("RAGTAG_TEST_EVERY_VARIANT").is_none();
-    let part = match halves {
-        true => Part { of: 2, index: (adapter.index as usize + usize::from(adapter.backend == "wgpu")) % 2 },
-        false => Part::default(),
-    };
-    let report = Suite::new().part(part).run(adapter, open, |_| {});
+    suite.run(adapter, open, |_| {})
+}
+
+fn try_device(backends: &Backends, adapter: &Adapter, part: Part) {
+    let report = run_on(backends, adapter, Suite::new().part(part));
     let name = format!("{} ({}, {})", adapter.label(), adapter.name, adapter.driver);
     let mut passed = 0;
     for test in &report.tests {
