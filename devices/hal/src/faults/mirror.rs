@@ -182,12 +182,15 @@ impl Shared {
     }
 
     fn fail(&self, queue: usize, error: &Error) {
-        self.inward[queue].fail(error.clone());
         self.told[queue].fail(error.clone());
+        self.inward[queue].fail(error.clone());
         self.news()[queue].clear();
     }
 
     fn fail_all(&self, error: &Error) {
+        // Calls say what `inward` says. Whoever hears of a loss by a call ends the timelines that the device has told so
+        // far, as its own end; the loss is to be there before.
+        self.told.iter().for_each(|timeline| timeline.fail(error.clone()));
         (0..self.told.len()).for_each(|queue| self.fail(queue, error));
     }
 
@@ -202,5 +205,42 @@ impl Shared {
             }
             other => other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceId = DeviceId(3);
+
+    /// A mirror's share, without a device behind it.
+    fn shared() -> Arc<Shared> {
+        let timelines = |device| QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
+        Arc::new(Shared {
+            device: DEVICE,
+            real: timelines(DEVICE),
+            told: timelines(DEVICE),
+            inward: timelines(stranger(DEVICE)),
+            news: Mutex::default(),
+            closing: AtomicBool::new(false),
+        })
+    }
+
+    #[test]
+    fn every_timeline_tells_of_a_loss_before_any_call_does() {
+        let shared = shared();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        for timeline in &shared.told {
+            let (theirs, heard) = (Arc::clone(&shared), Arc::clone(&heard));
+            timeline.subscribe(move |progress| {
+                if progress.failure.is_some() {
+                    heard.lock().unwrap().push(theirs.inward.iter().all(|inward| inward.failure().is_none()));
+                }
+            });
+        }
+        shared.fail_all(&Error::Lost { cause: "unplugged".into() });
+        assert_eq!(*heard.lock().unwrap(), [true; 3]);
+        assert!(shared.inward.iter().all(|inward| matches!(inward.failure(), Some(Error::Lost { .. }))));
     }
 }
