@@ -5,7 +5,7 @@
 
 use crate::bench::{Attempt, Bench, expect_bytes, part};
 use crate::report::Verdict;
-use crate::suite::{Outcomes, Shapes};
+use crate::suite::{Listed, Outcomes, Shapes};
 use ragtag_hal::{Binding, BufferRange, Command, Dispatch, Module, ModuleId, QueueKind, Work};
 use ragtag_kernels::{Case, Variant, module_source};
 
@@ -21,8 +21,8 @@ pub(crate) fn name(variant: &Variant) -> String {
     format!("kernel/{}/{}", variant.kernel, variant.name)
 }
 
-/// All cases of a variant, and so many of random shapes.
-pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outcomes {
+/// Cases of a variant: of the listed ones, and so many of random shapes.
+pub(crate) fn run(bench: &mut Bench, variant: &Variant, listed: Listed, shapes: Shapes) -> Outcomes {
     if !variant.is_taken_by(bench.caps()) {
         return Ok(Verdict::skipped(match variant.language() {
             Some(language) => format!("the device does not take {language:?} kernels"),
@@ -39,7 +39,7 @@ pub(crate) fn run(bench: &mut Bench, variant: &Variant, shapes: Shapes) -> Outco
     let module = bench.module(&Module { name: name(variant), entries: vec![variant.abi], source })?;
     let mut worst: f64 = 0.0;
     let random = shapes.seeds().map(|seed| variant.random_case(seed));
-    for case in variant.cases(SEED).into_iter().chain(random) {
+    for case in listed.of(variant.cases(SEED)).chain(random) {
         worst = worst.max(run_case(bench, variant, module, &case)?);
         bench.clear()?;
     }

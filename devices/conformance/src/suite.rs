@@ -45,6 +45,27 @@ impl Shapes {
     }
 }
 
+/// Which of the shapes listed for a variant are tried.
+#[derive(Clone, Copy)]
+pub(crate) struct Listed {
+    /// The first, counted from 0.
+    pub(crate) first: usize,
+    /// From there on one in so many, at least 1.
+    pub(crate) one_in: usize,
+}
+
+impl Listed {
+    /// Of so many in turn, those that come to the variant at `place` of the part.
+    fn at(place: usize, one_in: usize) -> Self {
+        let one_in = one_in.max(1);
+        Self { first: place % one_in, one_in }
+    }
+
+    pub(crate) fn of<T>(self, shapes: Vec<T>) -> impl Iterator<Item = T> {
+        shapes.into_iter().skip(self.first).step_by(self.one_in)
+    }
+}
+
 /// One of so many equal parts of the kernels' variants, every so manieth of the table: what one of several alike devices tries.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
@@ -66,6 +87,7 @@ pub struct Suite<'a> {
     only: &'a str,
     part: Part,
     shapes: Shapes,
+    listed_one_in: usize,
     known: &'a [KnownFailure],
 }
 
@@ -88,6 +110,12 @@ impl<'a> Suite<'a> {
     /// Other random shapes than a few, the same ones everywhere.
     pub fn shapes(self, shapes: Shapes) -> Self {
         Self { shapes, ..self }
+    }
+
+    /// Of the shapes that are listed for each variant one in so many, others for its neighbours in the part; none counts as
+    /// one.
+    pub fn listed_one_in(self, listed_one_in: usize) -> Self {
+        Self { listed_one_in, ..self }
     }
 
     /// What the adapter is known not to do. Such a failure is reported as skipped, with its reason; a test that passes
@@ -115,7 +143,7 @@ impl<'a> Suite<'a> {
             let name = entry.name();
             starts(&name);
             let start = Instant::now();
-            let verdict = stand.run(&entry, self.shapes);
+            let verdict = stand.run(&entry, self);
             let duration_us = start.elapsed().as_micros() as u64;
             tests.push(Outcome { name, verdict, class: entry.class(), duration_us });
         }
@@ -126,8 +154,8 @@ impl<'a> Suite<'a> {
     fn entries(&self) -> impl Iterator<Item = Entry> {
         let devices = memory::TESTS.iter().chain(queues::TESTS).chain(programs::TESTS).map(Entry::Device);
         let Part { of, index } = self.part;
-        let kernels = ragtag_kernels::variants().iter().skip(index).step_by(of.max(1)).map(Entry::Kernel);
-        devices.chain(kernels).filter(|entry| known::matches(self.only, &entry.name()))
+        let kernels = ragtag_kernels::variants().iter().skip(index).step_by(of.max(1)).enumerate();
+        devices.chain(kernels.map(Entry::Kernel)).filter(|entry| known::matches(self.only, &entry.name()))
     }
 }
 
@@ -164,21 +192,22 @@ fn open(backends: &Backends, adapter: &Adapter) -> Result<Checked> {
 #[derive(Clone, Copy)]
 enum Entry {
     Device(&'static Test),
-    Kernel(&'static Variant),
+    /// With its place in the part.
+    Kernel((usize, &'static Variant)),
 }
 
 impl Entry {
     fn name(self) -> String {
         match self {
             Entry::Device(test) => test.name.into(),
-            Entry::Kernel(variant) => kernels::name(variant),
+            Entry::Kernel((_, variant)) => kernels::name(variant),
         }
     }
 
     fn class(self) -> Option<NumericsClass> {
         match self {
             Entry::Device(_) => None,
-            Entry::Kernel(variant) => Some(variant.class),
+            Entry::Kernel((_, variant)) => Some(variant.class),
         }
     }
 
@@ -186,10 +215,12 @@ impl Entry {
         matches!(self, Entry::Device(test) if test.destroys)
     }
 
-    fn run(self, bench: &mut Bench, shapes: Shapes) -> Outcomes {
+    fn run(self, bench: &mut Bench, suite: &Suite<'_>) -> Outcomes {
         match self {
             Entry::Device(test) => (test.run)(bench),
-            Entry::Kernel(variant) => kernels::run(bench, variant, shapes),
+            Entry::Kernel((place, variant)) => {
+                kernels::run(bench, variant, Listed::at(place, suite.listed_one_in), suite.shapes)
+            }
         }
     }
 }
@@ -201,9 +232,9 @@ struct Stand<F> {
 }
 
 impl<F: Fn() -> Result<Checked>> Stand<F> {
-    fn run(&mut self, entry: &Entry, shapes: Shapes) -> Verdict {
+    fn run(&mut self, entry: &Entry, suite: &Suite<'_>) -> Verdict {
         let outcome = self.bench().and_then(|bench| {
-            let outcome = entry.run(bench, shapes)?;
+            let outcome = entry.run(bench, suite)?;
             bench.clear().map(|()| outcome)
         });
         if entry.destroys() || outcome.is_err() {
@@ -218,5 +249,17 @@ impl<F: Fn() -> Result<Checked>> Stand<F> {
             None => Bench::new((self.open)().map_err(|error| format!("the device does not open: {error}"))?),
         };
         Ok(self.bench.insert(bench))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_try_all_listed_shapes_together() {
+        let of = |place, one_in| Listed::at(place, one_in).of((0..8).collect()).collect::<Vec<_>>();
+        assert_eq!([5, 6, 7].map(|place| of(place, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
+        assert_eq!([of(3, 0), of(3, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
     }
 }

@@ -1,14 +1,17 @@
 //! The CPU's functions: each kernel once, over an instruction set of sixteen lanes, for every instruction set.
 //!
 //! Unsafe code in this crate lives here: the instruction sets' intrinsics, and the views of a launch's bindings.
+//!
+//! The crate's unit tests look at tables and are built with the portable functions alone, since these functions are most of the
+//! time that the crate takes to compile. `tests/host.rs` tries out all of them.
 
 #![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
 
 mod attention;
 mod attention_dense;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(test)))]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(test)))]
 mod avx512;
 mod conv2d;
 mod elements;
@@ -23,14 +26,12 @@ mod launch;
 mod lines;
 mod logits;
 mod matmul;
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(test)))]
 mod neon;
 mod portable;
 mod rope_append;
 mod rows;
 mod split_attention;
-#[cfg(test)]
-mod tests;
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
@@ -63,12 +64,12 @@ pub(crate) trait HostKernel: 'static {
 /// All variants, better ones first.
 pub(crate) fn variants() -> Vec<Variant> {
     let mut out = Vec::new();
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(test)))]
     {
         add::<avx512::Avx512>(&mut out);
         add::<avx2::Avx2>(&mut out);
     }
-    #[cfg(target_arch = "aarch64")]
+    #[cfg(all(target_arch = "aarch64", not(test)))]
     add::<neon::Neon>(&mut out);
     add::<portable::Portable>(&mut out);
     out

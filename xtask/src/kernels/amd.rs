@@ -1,7 +1,7 @@
 //! AMD's GPUs by way of clang: the compiler that hiprtc has inside, without ROCm and without a GPU. What the kernels call of
 //! ROCm's device library stays open, so this proves that the texts compile, not that they link.
 
-use super::jobs;
+use super::jobs::{self, Share};
 use super::programs::{Program, in_language};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::path::Path;
@@ -36,8 +36,8 @@ const OPTIONS: &[&str] = &[
     if cfg!(windows) { "NUL" } else { "/dev/null" },
 ];
 
-/// Compiles the texts that lie in `folder`.
-pub(super) fn compile(programs: &[&Program], folder: &Path) -> Result<(), String> {
+/// Compiles a share of the texts that lie in `folder`.
+pub(super) fn compile(programs: &[&Program], share: Share, folder: &Path) -> Result<(), String> {
     if let Some(why) = jobs::missing(CLANG) {
         println!("SKIPPED AMD's GPUs: {CLANG} does not start: {why}");
         return Ok(());
@@ -45,7 +45,7 @@ pub(super) fn compile(programs: &[&Program], folder: &Path) -> Result<(), String
     let programs = in_language(programs, KernelLanguage::HipC);
     let all = programs.iter().flat_map(|program| GPUS.map(|(gpu, features)| (program, gpu, features)));
     let jobs = all.filter(|(program, _, features)| program.runs_with(features));
-    let jobs: Vec<_> = jobs.map(|(program, gpu, _)| (program, gpu)).collect();
+    let jobs = share.of(jobs.map(|(program, gpu, _)| (program, gpu)).collect());
     let results = jobs::each("AMD", &jobs, |(program, gpu)| {
         let mut command = Command::new(CLANG);
         command.arg(format!("--offload-arch={gpu}")).args(OPTIONS);

@@ -2,9 +2,26 @@
 
 use rayon::prelude::*;
 use std::io;
+use std::num::NonZeroUsize;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+
+/// A part of a list of jobs.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// One in so many.
+    pub one_in: NonZeroUsize,
+    /// Which ones: as many seeds as that, one after another, have all of them.
+    pub seed: usize,
+}
+
+impl Share {
+    pub fn of<J>(self, jobs: Vec<J>) -> Vec<J> {
+        let one_in = self.one_in.get();
+        jobs.into_iter().skip(self.seed % one_in).step_by(one_in).collect()
+    }
+}
 
 /// Does each job, and tells now and then how far it has come; the results in the order of the jobs.
 pub(super) fn each<J: Sync, R: Send>(what: &str, jobs: &[J], work: impl Fn(&J) -> R + Sync) -> Vec<R> {
@@ -48,4 +65,19 @@ pub(super) fn run(command: &mut Command) -> Result<String, String> {
 /// Why a program does not start, if it does not.
 pub(super) fn missing(program: &str) -> Option<io::Error> {
     Command::new(program).arg("--version").output().err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_of_seeds_in_a_row_are_all_jobs_once() {
+        let share =
+            |seed| Share { one_in: NonZeroUsize::new(3).unwrap(), seed }.of((0..8).collect::<Vec<_>>());
+        let mut all = [7, 8, 9].map(share).concat();
+        all.sort_unstable();
+        assert_eq!(all, (0..8).collect::<Vec<_>>());
+        assert_eq!(share(4), [1, 4, 7]);
+    }
 }

@@ -15,8 +15,10 @@ mod ptxas;
 mod spirv;
 
 use clap::Args as ClapArgs;
+use jobs::Share;
 use programs::Program;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 /// Arguments.
@@ -51,6 +53,12 @@ pub struct Args {
     /// AMD's GPUs with RADV_FORCE_FAMILY=navi24, or another name, and no such GPU.
     #[arg(long)]
     vulkan_pipelines: bool,
+    /// Compile one in so many of the programs for NVIDIA's and AMD's GPUs, each for its architectures by turns.
+    #[arg(long, default_value = "1", value_name = "N")]
+    one_in: NonZeroUsize,
+    /// Which ones: N seeds in a row have all of them.
+    #[arg(long, default_value = "0", value_name = "S")]
+    seed: usize,
     /// Devices to compile for, by ocloc's names.
     #[arg(long, value_delimiter = ',', default_value = "acm-g10,acm-g11")]
     devices: Vec<String>,
@@ -64,22 +72,23 @@ pub fn run(root: &Path, args: &Args) -> Result<(), String> {
         write(&args.out.join(program.file_name()), program.text.as_bytes())?;
     }
     println!("{} programs written to {}", chosen.len(), args.out.display());
+    let share = Share { one_in: args.one_in, seed: args.seed };
     let mut failures = Vec::new();
     let mut note = |result: Result<(), String>| failures.extend(result.err());
     let nvrtc = args.nvrtc.as_deref().map(nvrtc::Nvrtc::load).transpose()?;
     match &nvrtc {
         None => println!("SKIPPED building PTX: --nvrtc names no folder with NVRTC"),
-        Some(nvrtc) if args.check => note(ptx::compare(&chosen, nvrtc)),
+        Some(nvrtc) if args.check => note(ptx::compare(&chosen, nvrtc, share)),
         Some(nvrtc) => ptx::build(root, &programs, &args.only, nvrtc)?,
     }
     if args.check {
         note(ptx::check(root, &programs));
     }
     if let Some(folder) = &args.ptxas {
-        note(ptxas::assemble(root, &chosen, folder, &args.out));
+        note(ptxas::assemble(root, &chosen, share, folder, &args.out));
     }
     if args.amd {
-        note(amd::compile(&chosen, &args.out));
+        note(amd::compile(&chosen, share, &args.out));
     }
     if args.ocloc {
         note(ocloc::compile(&chosen, &args.devices, &args.out));

@@ -1,8 +1,9 @@
 //! The PTX that is committed: written, and held to the texts that it was built from.
 
+use super::jobs::{self, Share};
 use super::nvrtc::Nvrtc;
 use super::programs::{Program, in_language};
-use super::{jobs, write};
+use super::write;
 use flate2::{Compression, GzBuilder};
 use ragtag_hal::KernelLanguage;
 use ragtag_kernels::artefacts::{self, artefacts};
@@ -138,9 +139,9 @@ pub(super) fn check(root: &Path, programs: &[Program]) -> Result<(), String> {
     Err(format!("PTX is stale: `cargo xtask kernels --nvrtc DIR` builds it\n  {}", wrong.join("\n  ")))
 }
 
-/// Holds what is committed to what NVRTC makes of the texts, as far as that is the same every time.
-pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc) -> Result<(), String> {
-    let jobs = wanted(programs);
+/// Holds a share of what is committed to what NVRTC makes of the texts, as far as that is the same every time.
+pub(super) fn compare(programs: &[&Program], nvrtc: &Nvrtc, share: Share) -> Result<(), String> {
+    let jobs = share.of(wanted(programs));
     let results = jobs::each("PTX compared", &jobs, |(program, architecture)| {
         let ptx = compile(nvrtc, program, architecture)?;
         let same = |a: &&artefacts::Artefact| a.architecture == *architecture && a.program == program.name;

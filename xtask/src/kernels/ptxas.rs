@@ -1,7 +1,8 @@
 //! ptxas, NVIDIA's assembler: what the driver does with PTX, without a driver. It tells what a kernel takes of a multiprocessor.
 
+use super::jobs::{self, Share};
 use super::programs::Program;
-use super::{jobs, ptx, write};
+use super::{ptx, write};
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
@@ -15,11 +16,17 @@ struct Usage {
     shared: u32,
 }
 
-/// Assembles the PTX of the tree, each for its architecture; writes it and a table of what the entries take.
-pub(super) fn assemble(root: &Path, programs: &[&Program], folder: &Path, out: &Path) -> Result<(), String> {
+/// Assembles a share of the PTX of the tree, each for its architecture; writes it and a table of what the entries take.
+pub(super) fn assemble(
+    root: &Path,
+    programs: &[&Program],
+    share: Share,
+    folder: &Path,
+    out: &Path,
+) -> Result<(), String> {
     let ptxas = folder.join(if cfg!(windows) { "ptxas.exe" } else { "ptxas" });
     jobs::run(Command::new(&ptxas).arg("--version"))?;
-    let jobs = ptx::read(root, programs)?;
+    let jobs = share.of(ptx::read(root, programs)?);
     let results = jobs::each("ptxas", &jobs, |(architecture, program, text)| {
         let path = out.join("ptx").join(architecture).join(format!("{}.ptx", program.name));
         write(&path, text.as_bytes())?;

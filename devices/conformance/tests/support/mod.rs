@@ -4,6 +4,9 @@ use ragtag_conformance::{Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
+/// Where shaders are compiled for the processor, one in so many of the listed shapes is tried.
+pub const SOME: usize = 3;
+
 /// The adapters of a backend, or why there are none.
 pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String> {
     let report = backends.probe();
@@ -20,7 +23,8 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 ///
 /// Drivers that compile for the processor take long for all variants of all kernels. Alike devices deal these among each
 /// other: twins of one driver, and of APIs that run shaders all that the processor executes. Through Vulkan and through wgpu
-/// a device gets different parts.
+/// a device gets different parts. Shaders run slowly there, too, and are tried with some of the shapes. `RAGTAG_TEST_ALL` asks for
+/// all of it on each.
 #[track_caller]
 pub fn every_device_of(name: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -34,9 +38,11 @@ pub fn every_device_of(name: &str) -> usize {
     let (parts, others): (Vec<_>, Vec<_>) =
         adapters.iter().partition(|adapter| adapter.kind == AdapterKind::Software);
     std::thread::scope(|scope| {
-        let running: Vec<_> =
-            parts.iter().map(|one| scope.spawn(|| try_device(&backends, one, dealt(one, &parts)))).collect();
-        others.into_iter().for_each(|one| try_device(&backends, one, Part::default()));
+        let running: Vec<_> = parts
+            .iter()
+            .map(|one| scope.spawn(|| try_device(&backends, one, of_part(one, &parts))))
+            .collect();
+        others.into_iter().for_each(|one| try_device(&backends, one, Suite::new()));
         for device in running {
             device.join().unwrap_or_else(|failure| std::panic::resume_unwind(failure));
         }
@@ -44,12 +50,16 @@ pub fn every_device_of(name: &str) -> usize {
     adapters.len()
 }
 
-/// The part of the variants that is dealt to one of a backend's devices that a processor executes.
-fn dealt(one: &Adapter, all: &[&Adapter]) -> Part {
+/// What is tried on one of a backend's devices that are parts of the processor.
+fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
+    if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
+        return Suite::new();
+    }
     let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
-    Part { of: alike.len(), index: (place + usize::from(one.backend == "wgpu")) % alike.len() }
+    let part = Part { of: alike.len(), index: (place + usize::from(one.backend == "wgpu")) % alike.len() };
+    Suite::new().part(part).listed_one_in(if shades { SOME } else { 1 })
 }
 
 /// Runs a suite on an adapter.
@@ -61,8 +71,8 @@ pub fn run_on(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) -> Repor
     suite.run(adapter, open, |_| {})
 }
 
-fn try_device(backends: &Backends, adapter: &Adapter, part: Part) {
-    let report = run_on(backends, adapter, Suite::new().part(part));
+fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) {
+    let report = run_on(backends, adapter, suite);
     let name = format!("{} ({}, {})", adapter.label(), adapter.name, adapter.driver);
     let mut passed = 0;
     for test in &report.tests {
@@ -74,7 +84,7 @@ fn try_device(backends: &Backends, adapter: &Adapter, part: Part) {
             Verdict::Failed { .. } => {}
         }
     }
-    println!("{name}: {passed} of {} tests passed; part {} of {}", report.tests.len(), part.index, part.of);
+    println!("{name}: {passed} of {} tests passed", report.tests.len());
     let failures: Vec<_> = report.failures().collect();
     assert!(failures.is_empty(), "{name}: {failures:#?}");
     assert!(passed > 10, "{name}: only {passed} tests passed");

@@ -1,9 +1,7 @@
-//! Every case on every variant that this machine runs, in one piece and in pieces.
+//! The CPU's functions: every case on every variant that this machine runs, in one piece and in pieces.
 
-use crate::cases::{Case, cases};
-use crate::kernel::{Activations, Kernel};
-use crate::table::{Code, Variant, variants};
 use ragtag_hal::{Feature, HostBinding, HostCall};
+use ragtag_kernels::{Activations, Case, Code, Kernel, Variant, cases, variants};
 
 /// 64-byte aligned memory.
 #[derive(Clone, Copy)]
