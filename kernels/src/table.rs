@@ -677,15 +677,6 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn the_best_that_a_device_can_run_is_chosen() {
-        for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.is_fused()) {
-            let name = |features: &[Feature]| select(kernel, &caps(features), 1).map(|v| v.name);
-            assert_eq!(name(&[Feature::Avx2]), Some("avx2"), "{kernel}");
-            assert_eq!(name(&[Feature::Avx2, Feature::Avx512Vnni]), Some("avx512-vnni"), "{kernel}");
-        }
-    }
-
-    #[test]
     fn constants_that_overflow_ask_for_more_than_there_is() {
         for variant in variants() {
             for constant in [u32::MAX, u32::MAX - 31] {

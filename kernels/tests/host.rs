@@ -1,7 +1,7 @@
 //! The CPU's functions: every case on every variant that this machine runs, in one piece and in pieces.
 
-use ragtag_hal::{Feature, HostBinding, HostCall};
-use ragtag_kernels::{Activations, Case, Code, Kernel, Variant, cases, variants};
+use ragtag_hal::{Caps, Feature, HostBinding, HostCall, KernelLanguage, QueueLayout};
+use ragtag_kernels::{Activations, Case, Code, Kernel, Variant, cases, select, variants};
 
 /// 64-byte aligned memory.
 #[derive(Clone, Copy)]
@@ -111,6 +111,39 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
         assert!(worst <= rounding, "{} {}: {worst:e}", variant.name, variant.kernel);
     }
     assert!(launches > 200, "{launches}");
+}
+
+#[test]
+fn the_best_that_a_processor_can_run_is_chosen() {
+    for kernel in Kernel::all().into_iter().filter(|kernel| !kernel.is_fused()) {
+        let name = |features: &[Feature]| select(kernel, &processor(features), 1).map(|v| v.name);
+        assert_eq!(name(&[]), Some("portable"), "{kernel}");
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert_eq!(name(&[Feature::Avx2]), Some("avx2"), "{kernel}");
+            assert_eq!(name(&[Feature::Avx2, Feature::Avx512Vnni]), Some("avx512-vnni"), "{kernel}");
+        }
+    }
+}
+
+/// What a processor with these features can do.
+fn processor(features: &[Feature]) -> Caps {
+    Caps {
+        languages: [KernelLanguage::Host].into(),
+        features: features.iter().copied().collect(),
+        queues: QueueLayout::Separate,
+        foreign_points: true,
+        records_programs: false,
+        max_allocation_bytes: 1 << 40,
+        max_binding_bytes: 1 << 40,
+        binding_alignment_bytes: 64,
+        copy_alignment_bytes: 1,
+        parallel_units: 1,
+        max_work_group_items: 1,
+        local_memory_bytes: 0,
+        gemm: None,
+        sharing: Default::default(),
+    }
 }
 
 #[test]

@@ -22,9 +22,9 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
 /// side by side: their drivers compile on one core each.
 ///
 /// Drivers that compile for the processor take long for all variants of all kernels. Alike devices deal these among each
-/// other: twins of one driver, and of APIs that run shaders all that the processor executes. Through Vulkan and through wgpu
-/// a device gets different parts. Shaders run slowly there, too, and are tried with some of the shapes. `RAGTAG_TEST_ALL` asks for
-/// all of it on each.
+/// other: twins of one driver, and of APIs that run shaders all that the processor executes. Of these Vulkan's have one half of
+/// the variants and wgpu's the other, with `RAGTAG_TEST_SEED` by turns; shaders run slowly there, too, and are tried with some
+/// of the shapes. `RAGTAG_TEST_ALL` asks for all of it on each.
 #[track_caller]
 pub fn every_device_of(name: &str) -> usize {
     let backends = Backends::new(&Config::default());
@@ -58,8 +58,16 @@ fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
     let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
-    let part = Part { of: alike.len(), index: (place + usize::from(one.backend == "wgpu")) % alike.len() };
-    Suite::new().part(part).listed_one_in(if shades { SOME } else { 1 })
+    if !shades {
+        return Suite::new().part(Part { of: alike.len(), index: place });
+    }
+    let turn = (seed() + usize::from(one.backend == "wgpu")) % 2;
+    Suite::new().part(Part { of: 2 * alike.len(), index: 2 * place + turn }).listed_one_in(SOME)
+}
+
+/// What `RAGTAG_TEST_SEED` says, or 0.
+fn seed() -> usize {
+    std::env::var("RAGTAG_TEST_SEED").map_or(0, |seed| seed.parse().expect("RAGTAG_TEST_SEED is a number"))
 }
 
 /// Runs a suite on an adapter.
