@@ -675,7 +675,6 @@ mod tests {
         assert!(split.filter(|v| v.min_rows != NEVER).all(|v| v.max_rows <= MAX_ROWS));
     }
 
-    #[cfg(target_arch = "x86_64")]
     #[test]
     fn constants_that_overflow_ask_for_more_than_there_is() {
         for variant in variants() {
