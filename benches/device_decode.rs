@@ -263,7 +263,7 @@ impl Copier {
     }
 
     fn copy(&mut self, times: usize) -> ragtag::Result<()> {
-        let failed = |cause| ragtag::Error::Device { device: self.label.clone(), cause };
+        let failed = |cause| ragtag::Error::Usage(format!("{}: {cause}", self.label));
         let range = |id| BufferRange { buffer: BufferId(id), offset: 0, bytes: COPY_BYTES };
         let commands = vec![Command::Copy { from: range(0), to: range(1) }; times];
         self.signalled += 1;

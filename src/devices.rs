@@ -172,6 +172,9 @@ impl Devices {
     }
 
     /// Opens adapters by label, in this order.
+    ///
+    /// # Errors
+    /// [`Error::Device`] names the one that does not open, or all of them if each opens without the others.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {
             let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
@@ -180,8 +183,16 @@ impl Devices {
             Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
-        let as_error = |cause| Error::Device { device: labels.join(", "), cause };
-        let opened = self.backends.open_with(&wanted, &self.limits, self.check.as_ref()).map_err(as_error)?;
+        let open =
+            |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, self.check.as_ref());
+        let opened = open(&wanted).map_err(|cause| {
+            // Those of an API open together, and it does not say which of them would not.
+            let alone =
+                |one: &(Adapter, DeviceId)| Some((one.0.label(), open(std::slice::from_ref(one)).err()?));
+            let culprit = if wanted.len() > 1 { wanted.iter().find_map(alone) } else { None };
+            let (device, cause) = culprit.unwrap_or_else(|| (labels.join(", "), cause));
+            Error::Device { device, cause }
+        })?;
         Ok(wanted.into_iter().map(|(adapter, _)| adapter).zip(opened).collect())
     }
 }

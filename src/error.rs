@@ -99,8 +99,10 @@ pub enum Error {
         /// Why.
         cause: ragtag_graph::CompileError,
     },
-    /// A device that failed before the pipeline ran.
-    #[error("{device}: {cause}")]
+    /// A device that does not open.
+    #[error(
+        "{device} does not open: {cause}; `ragtag doctor` says what it knows of its driver, --device leaves it out"
+    )]
     Device {
         /// The device.
         device: String,

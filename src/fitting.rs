@@ -1,8 +1,8 @@
 //! Starting an engine on devices that hold less than they said: another program took some, a driver keeps some for itself, or
-//! what is free lies in pieces.
+//! what is free lies in pieces. Or on devices of which one does not open at all.
 //!
 //! What a device refuses is learnt from: everything that was loaded is given back, and the planner makes a plan for what the
-//! device really gave. This module must not know how an engine starts, or what a plan is made of.
+//! device really gave, or for the other devices. This module must not know how an engine starts, or what a plan is made of.
 
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
@@ -20,8 +20,8 @@ const REFUSALS: u32 = 4;
 impl Engine {
     /// As [`Engine::start`], and if a device turns out to hold less than it said when the plan was made, `planner` makes a
     /// smaller one for what it holds: with more of the model on other devices, or with a smaller chunk, fewer slots, in the
-    /// end a shorter context, as far as these were not asked for. `less` is told why, the planner with what it knows now, and
-    /// its plan, which is tried next.
+    /// end a shorter context, as far as these were not asked for. A device that does not open is left out. `less` is told why,
+    /// the planner with what it knows now, and its plan, which is tried next.
     ///
     /// # Errors
     /// As [`Engine::start`]; if nothing smaller fits, what a device said to the first plan, with sizes.
@@ -38,25 +38,29 @@ impl Engine {
         let mut first: Option<Error> = None;
         loop {
             let error = match Self::start_told(model, devices, &plan, &options) {
-                Err(Error::Run(error)) => error,
-                other => return other,
+                Ok(engine) => return Ok(engine),
+                Err(error) => error,
             };
-            let Some(refused) = error.refused_memory() else { return Err(error.into()) };
-            let count = refusals.entry(refused.device.into()).or_default();
-            *count += 1;
-            tell(&refused);
-            let believed = *count == 1 && refused.is_plausible();
-            planner = planner.holding_at_most(refused.device, most_bytes(&refused, believed, &plan));
-            let smaller = if *count < REFUSALS { planner.smaller_than(&plan).ok() } else { None };
-            let error = Error::Run(error);
-            match smaller {
-                Some(smaller) => {
-                    less(&error, &planner, &smaller);
-                    plan = smaller;
-                    first.get_or_insert(error);
+            let next = match &error {
+                Error::Device { device, cause } => {
+                    tracing::warn!(device, %cause, "the device does not open");
+                    planner = planner.exclude(device);
+                    planner.plan().ok()
                 }
-                None => return Err(first.unwrap_or(error)),
-            }
+                Error::Run(cause) if let Some(refused) = cause.refused_memory() => {
+                    let count = refusals.entry(refused.device.into()).or_default();
+                    *count += 1;
+                    tell(&refused);
+                    let believed = *count == 1 && refused.is_plausible();
+                    planner = planner.holding_at_most(refused.device, most_bytes(&refused, believed, &plan));
+                    if *count < REFUSALS { planner.smaller_than(&plan).ok() } else { None }
+                }
+                _ => return Err(error),
+            };
+            let Some(next) = next else { return Err(first.unwrap_or(error)) };
+            less(&error, &planner, &next);
+            plan = next;
+            first.get_or_insert(error);
         }
     }
 }

@@ -94,7 +94,9 @@ impl Planner {
     }
 
     /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
+    /// Devices that did not open are left out.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
+        self.devices.retain(|device| !calibration.closed.contains(&device.label));
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
         self

@@ -66,7 +66,9 @@ pub struct Calibration {
     pub links: Links,
     /// The devices that were timed now; the others' profiles were kept from before.
     pub timed: Vec<String>,
-    /// What went wrong or was odd, for people: a device that could not be timed, times that drifted.
+    /// The devices that did not open. A planner that is told of this leaves them out.
+    pub closed: Vec<String>,
+    /// What went wrong or was odd, for people: a device that does not open or could not be timed, times that drifted.
     pub warnings: Vec<String>,
 }
 
@@ -75,8 +77,38 @@ impl Calibration {
     /// called where everything was kept.
     ///
     /// # Errors
-    /// If the model cannot be lowered, or a device does not open. A device that cannot be timed is left out with a warning.
+    /// If the model cannot be lowered, or no device opens. One that does not open, or cannot be timed, is left out with a
+    /// warning.
     pub fn run(
+        model: &Model,
+        devices: &Devices,
+        options: &CalibrationOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Self> {
+        let mut adapters = devices.selected().to_vec();
+        let (mut closed, mut warnings) = (Vec::new(), Vec::new());
+        loop {
+            let error = match Self::of(&adapters, model, devices, options, progress) {
+                Ok(mut calibration) => {
+                    calibration.closed = closed;
+                    calibration.warnings.splice(0..0, warnings);
+                    return Ok(calibration);
+                }
+                Err(error) => error,
+            };
+            let at = match &error {
+                Error::Device { device, .. } => adapters.iter().position(|a| a.label() == *device),
+                _ => None,
+            };
+            let Some(at) = at.filter(|_| adapters.len() > 1) else { return Err(error) };
+            closed.push(adapters.remove(at).label());
+            warnings.push(error.to_string());
+        }
+    }
+
+    /// Times what is not known of some of the devices.
+    fn of(
+        adapters: &[Adapter],
         model: &Model,
         devices: &Devices,
         options: &CalibrationOptions,
@@ -85,8 +117,8 @@ impl Calibration {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
         let mut known = Vec::new();
-        for adapter in devices.selected() {
-            let identity = steps.identity(adapter, together(devices, adapter))?;
+        for adapter in adapters {
+            let identity = steps.identity(adapter, together(adapters, adapter))?;
             let profile = if options.force { None } else { kept.profile(&identity) };
             let complete = profile.as_ref().is_some_and(|profile| steps.are_all_in(profile));
             known.push(Known { adapter: adapter.clone(), identity, profile, complete });
@@ -103,9 +135,10 @@ impl Calibration {
         };
         let links: Vec<_> = pairs.iter().map(link).collect();
         let mut calibration = Self::default();
+        let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
         if known.iter().all(|k| k.complete) && links.iter().all(|(_, _, facts)| facts.is_some()) {
             calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
-            calibration.links.known = named(&devices.labels(), links);
+            calibration.links.known = named(&labels, links);
             return Ok(calibration);
         }
         let missing = known.iter().filter(|k| !k.complete).count() as u64;
@@ -113,7 +146,7 @@ impl Calibration {
             + links.iter().filter(|(_, _, facts)| facts.is_none()).count() as u64;
         let done = AtomicU64::new(0);
         let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
-        let job = Job { model, steps: &steps, kept: &kept, seconds: options.seconds, tick: &tick };
+        let job = Job { labels, model, steps: &steps, kept: &kept, seconds: options.seconds, tick: &tick };
         job.run(devices, known, links, &mut calibration)?;
         Ok(calibration)
     }
@@ -155,10 +188,10 @@ fn is_processor(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
 }
 
-/// How many selected devices work at the same time as parts of one processor.
-fn together(devices: &Devices, adapter: &Adapter) -> u32 {
+/// How many of the devices work at the same time as parts of one processor.
+fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
     match is_processor(adapter) {
-        true => devices.selected().iter().filter(|other| is_processor(other)).count() as u32,
+        true => adapters.iter().filter(|other| is_processor(other)).count() as u32,
         false => 1,
     }
 }
@@ -176,6 +209,7 @@ fn named(labels: &[String], links: Vec<KnownLink>) -> Vec<(String, String, LinkF
 
 /// The work of one calibration.
 struct Job<'a> {
+    labels: Vec<String>,
     model: &'a Model,
     steps: &'a Steps,
     kept: &'a Kept,
@@ -191,8 +225,8 @@ impl Job<'_> {
         mut links: Vec<KnownLink>,
         calibration: &mut Calibration,
     ) -> Result<()> {
-        let labels = devices.labels();
-        let opened = devices.open(&labels)?;
+        let labels = &self.labels;
+        let opened = devices.open(labels)?;
         let mut solo: Vec<_> =
             opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
         let mut timed = Vec::new();
@@ -257,7 +291,7 @@ impl Job<'_> {
                 self.kept.keep_link(&known[*from].adapter, &known[*to].adapter, facts);
             }
         }
-        calibration.links.known = named(&labels, links);
+        calibration.links.known = named(labels, links);
         calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
         Ok(())
     }

@@ -32,6 +32,9 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
         folder: None,
     };
     let calibration = measured(&model, &devices, &options)?;
+    if args.devices.strict {
+        super::strict::check_calibration(&calibration)?;
+    }
     if args.json {
         print_json(&as_json(&calibration));
     } else {

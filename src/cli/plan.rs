@@ -77,13 +77,23 @@ pub(super) struct Needs {
     pub(super) context: Option<u32>,
 }
 
-/// A planner for devices that are there, with what was measured of them.
-fn on_devices(model: &Model, devices: &Devices, args: &PlacementArgs, needs: Needs) -> Planner {
+/// A planner for devices that are there, with what was measured of them. One that does not open is left out, unless `strict`
+/// forbids it.
+fn on_devices(
+    model: &Model,
+    devices: &Devices,
+    args: &PlacementArgs,
+    needs: Needs,
+    strict: bool,
+) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
-    match super::calibrate::for_placement(model, devices, args, needs.sequences) {
-        Some(calibration) => planner.calibrated(&calibration),
-        None => planner,
+    let Some(calibration) = super::calibrate::for_placement(model, devices, args, needs.sequences) else {
+        return Ok(planner);
+    };
+    if strict {
+        super::strict::check_calibration(&calibration)?;
     }
+    Ok(planner.calibrated(&calibration))
 }
 
 /// A planner for what the arguments describe: a plan that is read, split by hand, or made.
@@ -190,7 +200,7 @@ pub(super) fn for_fleet_or_devices(
 ) -> Result<Planner> {
     let planner = match &fleet.fleet {
         Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
-        None => on_devices(model, &open_devices(model, devices)?, placement, needs),
+        None => on_devices(model, &open_devices(model, devices)?, placement, needs, devices.strict)?,
     };
     arranged(planner, model, placement, needs)
 }
@@ -292,8 +302,9 @@ pub(super) struct Placed {
 }
 
 impl Placed {
-    /// Starts the engine. A device that holds less than it said gets a smaller plan, which takes this one's place and is told on
-    /// standard error, below the warning of what was refused; `--strict` refuses that, and so does a plan from a file.
+    /// Starts the engine. A device that holds less than it said gets a smaller plan, one that does not open none; that takes this
+    /// plan's place and is told on standard error, below the warning of what was refused; `--strict` refuses that, and so does a
+    /// plan from a file.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {
@@ -308,10 +319,15 @@ impl Placed {
             return Engine::start(model, devices, plan, options);
         }
         let mut known = planner.clone();
-        let engine = Engine::start_fitting(model, devices, planner, plan, options, |_, bounded, smaller| {
-            note(&format!("trying a smaller plan: {}", summary(smaller)));
-            known = bounded.clone();
-        })?;
+        let engine =
+            Engine::start_fitting(model, devices, planner, plan, options, |error, bounded, next| {
+                let what = match error {
+                    Error::Device { device, .. } => format!("trying without {device}"),
+                    _ => "trying a smaller plan".into(),
+                };
+                note(&format!("{what}: {}", summary(next)));
+                known = bounded.clone();
+            })?;
         (*planner, *plan) = (known, engine.plan().clone());
         Ok(engine)
     }
@@ -334,7 +350,8 @@ pub(super) fn placed(
     needs: Needs,
 ) -> Result<Placed> {
     let devices = open_devices(model, device_args)?;
-    let planner = arranged(on_devices(model, &devices, placement, needs), model, placement, needs)?;
+    let planner = on_devices(model, &devices, placement, needs, device_args.strict)?;
+    let planner = arranged(planner, model, placement, needs)?;
     let plan = planner.plan()?;
     Ok(Placed { devices, planner, plan, file: placement.plan.clone(), strict: device_args.strict })
 }

@@ -1,12 +1,14 @@
 //! Devices that turn out to hold less than they said: caches go first, then a smaller plan is tried, then the error says
 //! what was wanted and what there is. The process lives on, and tokens are the same as ever.
 
-use crate::support::{Setup, block_on, devices, golden, greedy, listen, model_path, ragtag, text, within};
-use ragtag::{
-    AdapterKind, DeviceFacts, DeviceOptions, Devices, Engine, EngineOptions, Error, FigureSource, Model,
-    Plan, Planner, Prompt, Workload,
+use crate::support::{
+    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, ragtag, text, within,
 };
-use ragtag_hal::{Adapter, Checked, Error as DeviceError, Faults, Limits};
+use ragtag::{
+    AdapterKind, DeviceFacts, Devices, Engine, EngineOptions, Error, FigureSource, Model, Plan, Planner,
+    Prompt, Workload,
+};
+use ragtag_hal::{Checked, Error as DeviceError, Faults, Limits};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Error as RunError;
 use test_drivers::with_vulkan_faults;
@@ -182,25 +184,13 @@ fn a_single_device_that_refuses_everything_is_an_error_with_sizes() {
     });
 }
 
-/// The last device of Vulkan, with a line if there is none.
-fn vulkan() -> Option<String> {
-    let found = Devices::probe(&DeviceOptions::default()).unwrap();
-    let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");
-    let label = ours.last().map(Adapter::label);
-    if label.is_none() {
-        assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of Vulkan");
-        eprintln!("SKIPPED: no device of Vulkan");
-    }
-    label
-}
-
 /// A driver that says it has plenty, and refuses: what it does not give the processor computes.
 #[test]
 fn a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others() {
     let test = "memory::a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others";
     within(600, move || {
         with_vulkan_faults(test, &[], |faults| {
-            let Some(label) = vulkan() else { return };
+            let Some(label) = last_vulkan() else { return };
             let model = model();
             let setup = Setup { devices: &format!("{label},cpu:0"), ..Setup::default() };
             let found = devices(&setup);
@@ -247,7 +237,7 @@ fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
     let drivers = std::env::var_os("VK_DRIVER_FILES");
     within(600, move || {
         with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_LIMIT_BYTES", "65536")], |_| {
-            let Some(label) = vulkan() else { return };
+            let Some(label) = last_vulkan() else { return };
             let run = |arguments: &[&str]| {
                 let mut command = ragtag();
                 command.env_remove("VK_DRIVER_FILES");

@@ -128,6 +128,18 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
+/// The last device of Vulkan, with a line if there is none.
+pub fn last_vulkan() -> Option<String> {
+    let found = Devices::probe(&DeviceOptions::default()).unwrap();
+    let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");
+    let label = ours.last().map(ragtag_hal::Adapter::label);
+    if label.is_none() {
+        assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of Vulkan");
+        eprintln!("SKIPPED: no device of Vulkan");
+    }
+    label
+}
+
 pub fn engine(model: &Model, setup: &Setup<'_>) -> Engine {
     engine_on(model, setup, &devices(setup)).unwrap()
 }

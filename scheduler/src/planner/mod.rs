@@ -119,7 +119,7 @@ pub struct PlannerInput<'a> {
     pub workload: Workload,
     /// What must fit.
     pub limits: PlanLimits,
-    /// What a placement must keep to; a split of the user's need not.
+    /// What a placement must keep to; a split of the user's need not, but it names no excluded device.
     pub constraints: &'a Constraints,
     /// Whether the best few placements for many sequences are tried in simulation, and the best of them there is chosen.
     pub trials: bool,
@@ -411,6 +411,10 @@ fn check_constraints(input: &PlannerInput<'_>) -> Result<(), PlanError> {
                 pin.segment, other.device, pin.device
             ));
         }
+    }
+    let mut parts = input.split.iter().flat_map(|split| &split.parts);
+    if let Some(part) = parts.find(|part| excluded.contains(&part.device)) {
+        return wrong(format!("the split names {}, which is excluded", part.device));
     }
     if input.devices.iter().all(|device| excluded.contains(&device.label)) {
         return wrong("every device is excluded".into());

@@ -483,6 +483,9 @@ fn constraints_are_kept_or_named() {
     assert!(wrong(only(&[pin(3, "cpu:0"), pin(3, "cpu:1")])).contains("pinned to cpu:0 and to cpu:1"));
     let excluded = Constraints { excluded: vec!["cpu:0".into()], ..only(&[pin(3, "cpu:0")]) };
     assert!(wrong(excluded).contains("which is excluded"));
+    let mut split = world.clone().split("0-6=cpu:0,7-13=cpu:1");
+    split.constraints = Constraints { excluded: vec!["cpu:1".into()], ..Constraints::default() };
+    assert!(split.plan().unwrap_err().to_string().contains("the split names cpu:1, which is excluded"));
     let all = (0..3).map(|i| format!("cpu:{i}")).collect();
     assert!(
         wrong(Constraints { excluded: all, ..Constraints::default() }).contains("every device is excluded")

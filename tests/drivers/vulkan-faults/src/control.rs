@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most bytes that the allocations of each device may take, in processes that no test tells.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
+/// Set in processes in which no device opens, for want of memory.
+const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
 
 /// What a device fails at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +92,11 @@ struct Records {
 fn records() -> MutexGuard<'static, Records> {
     static RECORDS: Mutex<Records> = Mutex::new(Records { opened: 0, records: BTreeMap::new() });
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether no device opens.
+pub fn all_are_closed() -> bool {
+    std::env::var_os(CLOSED).is_some()
 }
 
 /// The number of a device that was just opened.

@@ -3,6 +3,7 @@
 #![allow(clippy::missing_safety_doc)] // each asks for what Vulkan's specification says
 
 use crate::chain::{DeviceLink, INTERFACE_VERSION, InstanceLink, Negotiation, key, take};
+use crate::control::all_are_closed;
 use crate::device::Device;
 use ash::vk;
 use std::collections::HashMap;
@@ -121,6 +122,9 @@ unsafe extern "system" fn create_device(
     allocator: *const vk::AllocationCallbacks<'_>,
     device: *mut vk::Device,
 ) -> vk::Result {
+    if all_are_closed() {
+        return vk::Result::ERROR_OUT_OF_DEVICE_MEMORY;
+    }
     let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
     let kind = vk::StructureType::LOADER_DEVICE_CREATE_INFO;
     // SAFETY: the loader's chain of structures, and a physical device of its.

@@ -1,0 +1,177 @@
+//! Devices that are found and do not open: the others do the work, and somebody is told.
+
+use crate::support::{
+    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, ragtag, text, within,
+};
+use ragtag::{
+    Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt,
+};
+use ragtag_hal::{Checked, Error as DeviceError};
+use ragtag_kernels::{Activations, KvType};
+use std::sync::atomic::{AtomicU32, Ordering};
+use test_drivers::with_vulkan_faults;
+
+const MODEL: &str = "tales-bitnet-tq2_0";
+
+fn model() -> Model {
+    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+}
+
+/// What a driver says that has no memory for a context.
+fn full() -> DeviceError {
+    DeviceError::OutOfMemory { wanted: 1 << 20, free: Some(0) }
+}
+
+/// Two devices, of which those do not open that are named.
+fn two_without(closed: &'static [&'static str]) -> Devices {
+    devices(&Setup { cpu_devices: 2, ..Setup::default() }).checked_by(move |adapter, device| {
+        if closed.contains(&adapter.label().as_str()) { Err(full()) } else { Ok(Checked::new(device)) }
+    })
+}
+
+/// A planner that gives both devices a stage.
+fn planner(model: &Model, found: &Devices) -> Planner {
+    let planner = Planner::new(model).devices(found).activations(Activations::F32).kv(KvType::F32);
+    planner.context(256).chunk(32)
+}
+
+/// The plan that runs in the end, and whether the plans that were given up name their device.
+fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<(Plan, Vec<String>)> {
+    let plan = planner.plan().unwrap();
+    assert_eq!(plan.stages.len(), 2, "{}", plan.split());
+    let mut given_up = Vec::new();
+    let engine = Engine::start_fitting(
+        model,
+        found,
+        planner,
+        &plan,
+        EngineOptions::default(),
+        |error, known, next| {
+            let Error::Device { device, .. } = error else { panic!("{error:?}") };
+            assert_eq!(known.plan().unwrap().split().to_string(), next.split().to_string());
+            given_up.push(device.clone());
+        },
+    )?;
+    let case = &golden(MODEL).cases[0];
+    let stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(20)).unwrap();
+    assert_eq!(block_on(listen(stream)).unwrap().ids, case.greedy_ids[..20], "whatever the plan");
+    Ok((engine.plan().clone(), given_up))
+}
+
+#[test]
+fn an_engine_runs_on_the_devices_that_open() {
+    within(120, || {
+        let model = model();
+        for (closed, left) in [(&["cpu:1"], "cpu:0"), (&["cpu:0"], "cpu:1")] {
+            let found = two_without(closed);
+            let (plan, given_up) = started(&model, &found, &planner(&model, &found)).unwrap();
+            assert_eq!(given_up, *closed);
+            assert_eq!(plan.stages.len(), 1);
+            assert_eq!(plan.stages[0].device, left);
+        }
+    });
+}
+
+#[test]
+fn without_another_plan_the_error_names_the_device() {
+    within(120, || {
+        let model = model();
+        let found = two_without(&["cpu:0", "cpu:1"]);
+        let error = started(&model, &found, &planner(&model, &found)).unwrap_err();
+        assert!(error.to_string().starts_with("cpu:0 does not open: out of device memory"), "{error}");
+        assert_eq!(error.exit_code(), 6);
+
+        let found = two_without(&["cpu:1"]);
+        let split = planner(&model, &found).split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
+        let error = started(&model, &found, &split).unwrap_err();
+        assert!(error.to_string().starts_with("cpu:1 does not open: "), "{error}");
+    });
+}
+
+/// Which of several is to blame nobody knows then.
+#[test]
+fn devices_that_open_only_one_by_one_are_all_named() {
+    within(120, || {
+        let model = model();
+        let opened = AtomicU32::new(0);
+        let found = devices(&Setup { cpu_devices: 2, ..Setup::default() }).checked_by(move |_, device| {
+            let is_first = opened.fetch_add(1, Ordering::Relaxed) == 0;
+            if is_first { Err(full()) } else { Ok(Checked::new(device)) }
+        });
+        let error = started(&model, &found, &planner(&model, &found)).unwrap_err();
+        assert!(error.to_string().starts_with("cpu:0, cpu:1 does not open: "), "{error}");
+    });
+}
+
+#[test]
+fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
+    within(120, || {
+        let model = model();
+        let folder = tempfile::tempdir().unwrap();
+        let options = CalibrationOptions {
+            chunk: 32,
+            seconds: 0.0,
+            folder: Some(folder.path().into()),
+            ..CalibrationOptions::default()
+        };
+        let calibrate = |found: &Devices| Calibration::run(&model, found, &options, &|_, _| ());
+        let found = two_without(&["cpu:1"]);
+        let calibration = calibrate(&found).unwrap();
+        assert_eq!(
+            (&calibration.closed[..], &calibration.timed[..]),
+            (&["cpu:1".into()][..], &["cpu:0".into()][..])
+        );
+        assert!(calibration.warnings[0].starts_with("cpu:1 does not open: "), "{:?}", calibration.warnings);
+        let planner = planner(&model, &found).calibrated(&calibration);
+        assert_eq!(planner.labels(), ["cpu:0"]);
+        assert_eq!(planner.plan().unwrap().stages.len(), 1);
+
+        let error = calibrate(&two_without(&["cpu:0", "cpu:1"])).unwrap_err();
+        assert!(matches!(error, Error::Device { .. }), "{error:?}");
+        // A device is not closed for ever.
+        let calibration = calibrate(&two_without(&[])).unwrap();
+        assert_eq!((calibration.closed.len(), calibration.profiles.len()), (0, 2));
+    });
+}
+
+/// The command beside a driver that refuses: it says so and goes on with the processor, if nobody asked for more.
+#[test]
+fn the_command_goes_on_without_a_device_that_does_not_open() {
+    let test = "closed::the_command_goes_on_without_a_device_that_does_not_open";
+    let drivers = std::env::var_os("VK_DRIVER_FILES");
+    within(300, move || {
+        with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_CLOSED", "1")], |_| {
+            let Some(label) = last_vulkan() else { return };
+            let folder = tempfile::tempdir().unwrap();
+            let run = |arguments: &[&str]| {
+                let mut command = ragtag();
+                command.env_remove("VK_DRIVER_FILES").env_remove("RAGTAG_NO_CALIBRATION");
+                command.env("RAGTAG_CACHE_DIR", folder.path());
+                if let Some(drivers) = &drivers {
+                    command.env("VK_DRIVER_FILES", drivers);
+                }
+                let model = model_path(MODEL).unwrap();
+                command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);
+                let output = command.output().unwrap();
+                let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+                (output.status.code(), out, err)
+            };
+            let closed = format!("{label} does not open: vkCreateDevice (ERROR_OUT_OF_DEVICE_MEMORY)");
+            let both = format!("{label},cpu:0");
+
+            let (code, out, said) = run(&["--device", &both]);
+            assert_eq!(code, Some(0), "{said}");
+            assert!(out.starts_with("Once") && said.contains(&format!("note: {closed}")), "{said}");
+            assert!(said.contains("plan: 0-13=cpu:0"), "{said}");
+
+            let (code, _, said) = run(&["--device", &label]);
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains(&closed) && said.contains("ragtag doctor"), "{said}");
+
+            let split = format!("0-6={label},7-13=cpu:0");
+            let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains(&closed), "{said}");
+        });
+    });
+}
