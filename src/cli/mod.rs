@@ -28,6 +28,7 @@ use args::{Cli, Command, DescribedArgs, DeviceArgs};
 use clap::{CommandFactory, Parser};
 use ragtag_devices::ProbeChild;
 use std::ffi::OsString;
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -75,11 +76,15 @@ fn execute(command: &Command) -> Result<()> {
     }
 }
 
-/// `RUST_LOG` chooses what is logged; warnings by default. Logs go to standard error.
+/// `RUST_LOG` chooses what is logged; warnings by default. Logs go to standard error, in colours on a terminal unless
+/// `NO_COLOR` forbids them.
 fn start_logging() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours =
+        std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
+    log.with_writer(std::io::stderr).init();
 }
 
 fn open_model(path: Option<&Path>) -> Result<Model> {

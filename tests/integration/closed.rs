@@ -172,6 +172,8 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
             let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);
             assert_eq!(code, Some(1), "{said}");
             assert!(said.contains(&closed), "{said}");
+            // A warning, into a pipe.
+            assert!(said.contains(" WARN ") && !said.contains('\u{1b}'), "{said:?}");
         });
     });
 }
