@@ -101,7 +101,8 @@ pub enum Error {
     },
     /// A device that does not open.
     #[error(
-        "{device} does not open: {cause}; `ragtag doctor` says what it knows of its driver, --device leaves it out"
+        "{device} does not open: {cause}; `ragtag devices --doctor` says what it knows of the driver, and \
+         --device leaves it out"
     )]
     Device {
         /// The device.

@@ -166,7 +166,7 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
 
             let (code, _, said) = run(&["--device", &label]);
             assert_eq!(code, Some(1), "{said}");
-            assert!(said.contains(&closed) && said.contains("ragtag doctor"), "{said}");
+            assert!(said.contains(&closed) && said.contains("ragtag devices --doctor` says"), "{said}");
 
             let split = format!("0-6={label},7-13=cpu:0");
             let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);
