@@ -1,7 +1,7 @@
 //! Devices that are found and do not open: the others do the work, and somebody is told.
 
 use crate::support::{
-    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, ragtag, text, within,
+    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
 };
 use ragtag::{
     Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Error, Model, Plan, Planner, Prompt,
@@ -144,17 +144,11 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
             let Some(label) = last_vulkan() else { return };
             let folder = tempfile::tempdir().unwrap();
             let run = |arguments: &[&str]| {
-                let mut command = ragtag();
-                command.env_remove("VK_DRIVER_FILES").env_remove("RAGTAG_NO_CALIBRATION");
-                command.env("RAGTAG_CACHE_DIR", folder.path());
-                if let Some(drivers) = &drivers {
-                    command.env("VK_DRIVER_FILES", drivers);
-                }
                 let model = model_path(MODEL).unwrap();
-                command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);
-                let output = command.output().unwrap();
-                let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-                (output.status.code(), out, err)
+                run_with_vulkan(drivers.as_deref(), |command| {
+                    command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", folder.path());
+                    command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);
+                })
             };
             let closed = format!("{label} does not open: vkCreateDevice (ERROR_OUT_OF_DEVICE_MEMORY)");
             let both = format!("{label},cpu:0");

@@ -2,7 +2,7 @@
 //! what was wanted and what there is. The process lives on, and tokens are the same as ever.
 
 use crate::support::{
-    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, ragtag, text, within,
+    Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
 };
 use ragtag::{
     AdapterKind, DeviceFacts, Devices, Engine, EngineOptions, Error, FigureSource, Model, Plan, Planner,
@@ -239,15 +239,9 @@ fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
         with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_LIMIT_BYTES", "65536")], |_| {
             let Some(label) = last_vulkan() else { return };
             let run = |arguments: &[&str]| {
-                let mut command = ragtag();
-                command.env_remove("VK_DRIVER_FILES");
-                if let Some(drivers) = &drivers {
-                    command.env("VK_DRIVER_FILES", drivers);
-                }
-                command.args(arguments).args(["--device", &label]).arg(model_path(MODEL).unwrap());
-                let output = command.output().unwrap();
-                let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
-                (output.status.code(), out, err)
+                run_with_vulkan(drivers.as_deref(), |command| {
+                    command.args(arguments).args(["--device", &label]).arg(model_path(MODEL).unwrap());
+                })
             };
             let (code, _, said) = run(&["run", "-n", "2", "-p", "Once"]);
             assert_eq!(code, Some(6), "{said}");

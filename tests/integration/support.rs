@@ -6,6 +6,7 @@ use ragtag::{
 };
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The four golden models; the last two are not part of the repository.
@@ -208,6 +209,20 @@ pub fn ragtag() -> assert_cmd::Command {
     command.env("RAGTAG_NO_CALIBRATION", "1");
     command.timeout(std::time::Duration::from_secs(300));
     command
+}
+
+/// The same with these drivers of Vulkan's, or with the system's. The second and third are what it prints and what it says
+/// besides.
+pub fn run_with_vulkan(
+    drivers: Option<&OsStr>,
+    prepare: impl FnOnce(&mut assert_cmd::Command),
+) -> (Option<i32>, String, String) {
+    let mut command = ragtag();
+    command.env_remove("VK_DRIVER_FILES").envs(drivers.map(|files| ("VK_DRIVER_FILES", files)));
+    prepare(&mut command);
+    let output = command.output().unwrap();
+    let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    (output.status.code(), out, err)
 }
 
 pub fn read_json(path: &Path) -> serde_json::Value {
