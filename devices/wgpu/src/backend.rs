@@ -69,9 +69,9 @@ fn open(found: &Found) -> Result<Gpu> {
         memory_hints: MemoryHints::MemoryUsage,
         trace: wgpu::Trace::Off,
     };
-    let refused = |why: String| Error::Unsupported { what: format!("{}: {why}", found.adapter.label()) };
+    let refused = |why: String| Error::Unsupported { what: format!("wgpu gives no device: {why}") };
     let opened = ready(found.wgpu.request_device(&descriptor));
-    let opened = opened.ok_or_else(|| refused("wgpu gives no device".into()))?;
+    let opened = opened.ok_or_else(|| refused("it keeps waiting".into()))?;
     opened.map(|(device, queue)| Gpu::new(device, queue)).map_err(|error| refused(error.to_string()))
 }
 
