@@ -96,13 +96,11 @@ impl Calibration {
                 }
                 Err(error) => error,
             };
-            let at = match &error {
-                Error::Device { device, .. } => adapters.iter().position(|a| a.label() == *device),
-                _ => None,
-            };
+            let Error::Device { device, cause } = &error else { return Err(error) };
+            let at = adapters.iter().position(|adapter| adapter.label() == *device);
             let Some(at) = at.filter(|_| adapters.len() > 1) else { return Err(error) };
+            warnings.push(format!("{device} does not open and is left out: {cause}"));
             closed.push(adapters.remove(at).label());
-            warnings.push(error.to_string());
         }
     }
 
