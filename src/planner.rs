@@ -94,12 +94,11 @@ impl Planner {
     }
 
     /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
-    /// Devices that did not open are left out.
+    /// Devices that did not open are excluded.
     pub fn calibrated(mut self, calibration: &Calibration) -> Self {
-        self.devices.retain(|device| !calibration.closed.contains(&device.label));
         self.devices = calibration.apply(self.devices);
         self.links = calibration.links.clone();
-        self
+        calibration.closed.iter().fold(self, |planner, device| planner.exclude(device))
     }
 
     /// Plans for devices described by figures, whether they exist or not.

@@ -66,7 +66,7 @@ pub struct Calibration {
     pub links: Links,
     /// The devices that were timed now; the others' profiles were kept from before.
     pub timed: Vec<String>,
-    /// The devices that did not open. A planner that is told of this leaves them out.
+    /// The devices that did not open. A planner that is told of this excludes them.
     pub closed: Vec<String>,
     /// What went wrong or was odd, for people: a device that does not open or could not be timed, times that drifted.
     pub warnings: Vec<String>,

@@ -127,8 +127,12 @@ fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
             calibration.warnings
         );
         let planner = planner(&model, &found).calibrated(&calibration);
-        assert_eq!(planner.labels(), ["cpu:0"]);
-        assert_eq!(planner.plan().unwrap().stages.len(), 1);
+        let stages_on = |planner: &Planner| planner.plan().unwrap().split().to_string();
+        assert_eq!(stages_on(&planner), "0-13=cpu:0");
+        assert_eq!(stages_on(&planner.clone().exclude("cpu:1")), "0-13=cpu:0", "it may be excluded besides");
+        let split = planner.split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
+        let error = split.plan().unwrap_err().to_string();
+        assert!(error.contains("the split names cpu:1, which is excluded"), "{error}");
 
         let error = calibrate(&two_without(&["cpu:0", "cpu:1"])).unwrap_err();
         assert!(matches!(error, Error::Device { .. }), "{error:?}");
