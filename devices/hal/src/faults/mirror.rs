@@ -36,6 +36,9 @@ struct Shared {
     told: [Arc<Timeline>; 3],
     /// The same again, under another device's name: the device itself waits for these, as if they were foreign.
     inward: [Arc<Timeline>; 3],
+    /// Held while a loss is told, so that timelines and calls tell of it at once. Whoever listens to timelines makes no calls
+    /// meanwhile.
+    telling: Mutex<()>,
     news: Mutex<[VecDeque<News>; 3]>,
     closing: AtomicBool,
 }
@@ -67,6 +70,7 @@ impl Mirror {
             real: QueueKind::ALL.map(|queue| device.timeline(queue)),
             told: timelines(id),
             inward: timelines(stranger(id)),
+            telling: Mutex::default(),
             news: Mutex::default(),
             closing: AtomicBool::new(false),
         });
@@ -96,7 +100,7 @@ impl Mirror {
 
     /// The error with which the device was lost, once it is known.
     pub(super) fn loss(&self) -> Option<Error> {
-        self.shared.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
+        self.shared.loss()
     }
 
     /// The next thing to be told of a queue.
@@ -134,6 +138,16 @@ impl Drop for Mirror {
 impl Shared {
     fn news(&self) -> MutexGuard<'_, [VecDeque<News>; 3]> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn telling(&self) -> MutexGuard<'_, ()> {
+        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What calls say of a loss.
+    fn loss(&self) -> Option<Error> {
+        let _told = self.telling();
+        self.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
     }
 
     /// The body of the thread: sleeps until something is due or the device's timelines move.
@@ -188,8 +202,9 @@ impl Shared {
     }
 
     fn fail_all(&self, error: &Error) {
-        // Calls say what `inward` says. Whoever hears of a loss by a call ends the timelines that the device has told so
-        // far, as its own end; the loss is to be there before.
+        // Whoever hears of a loss by a call ends the timelines that the device has told so far, as its own end; the loss is to
+        // be there before. And whoever hears of it by a timeline is to hear the same by the next call.
+        let _telling = self.telling();
         self.told.iter().for_each(|timeline| timeline.fail(error.clone()));
         (0..self.told.len()).for_each(|queue| self.fail(queue, error));
     }
@@ -222,9 +237,36 @@ mod tests {
             real: timelines(DEVICE),
             told: timelines(DEVICE),
             inward: timelines(stranger(DEVICE)),
+            telling: Mutex::default(),
             news: Mutex::default(),
             closing: AtomicBool::new(false),
         })
+    }
+
+    fn unplugged() -> Error {
+        Error::Lost { cause: "unplugged".into() }
+    }
+
+    /// A call that is made when a timeline has told.
+    #[test]
+    fn after_any_timeline_calls_tell_of_a_loss_too() {
+        let shared = shared();
+        let (sender, calls) = std::sync::mpsc::channel();
+        for timeline in &shared.told {
+            let (theirs, sender) = (Arc::clone(&shared), sender.clone());
+            timeline.subscribe(move |progress| {
+                if progress.failure.is_some() {
+                    let (theirs, sender) = (Arc::clone(&theirs), sender.clone());
+                    std::thread::spawn(move || sender.send(theirs.loss()));
+                    // Time enough for a call that does not wait until all are told.
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+        }
+        drop(sender);
+        shared.fail_all(&unplugged());
+        let said: Vec<_> = (0..3).map(|_| calls.recv().unwrap()).collect();
+        assert_eq!(said, [Some(unplugged()), Some(unplugged()), Some(unplugged())]);
     }
 
     #[test]
@@ -239,7 +281,7 @@ mod tests {
                 }
             });
         }
-        shared.fail_all(&Error::Lost { cause: "unplugged".into() });
+        shared.fail_all(&unplugged());
         assert_eq!(*heard.lock().unwrap(), [true; 3]);
         assert!(shared.inward.iter().all(|inward| matches!(inward.failure(), Some(Error::Lost { .. }))));
     }
