@@ -14,7 +14,8 @@ use ragtag_scheduler::plan::{Plan, PlanModel};
 use ragtag_scheduler::planner::{
     self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
 };
-use ragtag_scheduler::{DeviceFacts, Fleet, Links, Objective, Split, Workload};
+use ragtag_scheduler::{DeviceFacts, Fleet, LinkFacts, Links, Objective, Split, Workload};
+use ragtag_transfer::Route;
 
 /// Prefill chunk that is tried first unless one is asked for: long enough to use the arithmetic of a device, short enough that
 /// one prompt fills a pipeline.
@@ -69,6 +70,7 @@ impl Planner {
             logit_rows: 1,
             slots: SLOTS,
             decode_groups: None,
+            credits: None,
             kv: KvType::F16,
             activations: Activations::Int8,
             boundary: None,
@@ -168,6 +170,25 @@ impl Planner {
     /// Micro-batches over which generating sequences are spread, in place of as many as are best.
     pub fn decode_groups(mut self, groups: u32) -> Self {
         self.limits.decode_groups = Some(groups);
+        self
+    }
+
+    /// Micro-batches in flight at most, in place of as many as are best.
+    pub fn credits(mut self, credits: u32) -> Self {
+        self.limits.credits = Some(credits);
+        self
+    }
+
+    /// Micro-batches that a stage may hold, in place of [`SLOTS`].
+    pub fn slots(mut self, slots: u32) -> Self {
+        self.limits.slots = slots;
+        self
+    }
+
+    /// How activations cross from one device to another, in place of what is known of that link.
+    pub fn route(mut self, from: &str, to: &str, route: Route) -> Self {
+        let facts = LinkFacts { route, ..self.links.between(from, to).clone() };
+        self.links.known.insert(0, (from.into(), to.into(), facts));
         self
     }
 

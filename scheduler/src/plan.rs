@@ -15,6 +15,9 @@ use thiserror::Error;
 /// Version of the format that this build reads and writes.
 pub const PLAN_VERSION: u32 = 2;
 
+/// Most decode groups, credits and slots of a plan.
+const MOST_MICRO_BATCHES: u32 = 1 << 16;
+
 /// Which device runs which segments of which model.
 ///
 /// A plan that was read from a file is held against the model and the devices by [`Plan::validate`]; its memory is
@@ -94,7 +97,7 @@ pub struct PlanEdge {
 pub struct Explanation {
     /// What the objective makes of the plan.
     pub score_us: f64,
-    /// No plan over these devices can be better than this, as far as the cost model goes.
+    /// No placement with these micro-batches can be better than this, as far as the cost model goes.
     pub bound_us: f64,
     /// What is busy for longest in a request.
     pub bottleneck: Bottleneck,
@@ -149,6 +152,15 @@ pub struct LeftOut {
     pub device: String,
     /// The best plan with it; none fits if there is none.
     pub best_with: Option<Alternative>,
+    /// Whether one was searched for: of many devices only the first are tried. True where a plan does not say.
+    #[serde(default = "LeftOut::is_tried")]
+    pub tried: bool,
+}
+
+impl LeftOut {
+    fn is_tried() -> bool {
+        true
+    }
 }
 
 /// A plan that was not chosen.
@@ -171,7 +183,7 @@ pub struct Alternative {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Binding {
-    /// The device, or the two ends of a link as `cpu:0 -> cuda:0`.
+    /// The device, the two ends of a link as `cpu:0 -> cuda:0`, or the name of what links share.
     pub of: String,
     /// What there would be more of, as in `8 GiB more memory`.
     pub more: String,
@@ -254,7 +266,7 @@ pub struct PredictedTimes {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedRun {
-    /// Tokens per second in decode, of all sequences together.
+    /// Tokens per second in decode, of all sequences together; of one where the objective is that of one.
     pub decode_tokens_per_s: f64,
     /// Tokens per second in prefill, with the pipeline full.
     pub prefill_tokens_per_s: f64,
@@ -329,6 +341,14 @@ pub enum InvalidPlan {
     Boundary {
         /// The form.
         boundary: Boundary,
+    },
+    /// A way from one stage to the next that cannot be.
+    #[error("the plan's edges[{edge}].route: {what}")]
+    Route {
+        /// Which edge.
+        edge: usize,
+        /// What is wrong.
+        what: &'static str,
     },
     /// A figure that makes no sense.
     #[error("the plan's {field} is {value}; {wanted}")]
@@ -411,6 +431,15 @@ impl Plan {
         self.validate_figures()
     }
 
+    /// The rows that a decode micro-batch has with the plan's groups.
+    fn rows_of_groups(&self) -> u32 {
+        let sequences = match self.objective {
+            Objective::Latency | Objective::FirstToken => 1,
+            Objective::Throughput | Objective::Mix(_) => self.sequences,
+        };
+        sequences.div_ceil(self.decode_groups).min(self.chunk)
+    }
+
     fn validate_figures(&self) -> Result<(), InvalidPlan> {
         let positive = [
             ("context", self.context),
@@ -426,24 +455,37 @@ impl Plan {
                 return Err(InvalidPlan::Figure { field, value: 0, wanted: "it must be at least 1" });
             }
         }
-        if self.decode_rows > self.chunk {
-            let value = self.decode_rows.into();
+        let counted =
+            [("decode_groups", self.decode_groups), ("credits", self.credits), ("slots", self.slots)];
+        if let Some((field, value)) = counted.into_iter().find(|(_, value)| *value > MOST_MICRO_BATCHES) {
             return Err(InvalidPlan::Figure {
-                field: "decode_rows",
-                value,
-                wanted: "it must be at most the chunk",
+                field,
+                value: value.into(),
+                wanted: "it must be at most 65536",
             });
         }
-        if self.edges.iter().any(|edge| {
-            matches!(
-                edge.route,
-                Route::HostStaged { chunk_bytes: 0, .. } | Route::HostStaged { depth: 0, .. }
-            )
-        }) {
-            let wanted = "a ring needs chunks of at least a byte, and at least one of them";
-            return Err(InvalidPlan::Figure { field: "edges", value: 0, wanted });
+        if self.decode_rows != self.rows_of_groups() {
+            return Err(InvalidPlan::Figure {
+                field: "decode_rows",
+                value: self.decode_rows.into(),
+                wanted: "it must be the sequences of a decode group, as sequences and decode_groups make it",
+            });
+        }
+        let wrong = self.edges.iter().enumerate().find_map(|(edge, e)| Some((edge, unusable(e.route)?)));
+        if let Some((edge, what)) = wrong {
+            return Err(InvalidPlan::Route { edge, what });
         }
         Ok(())
+    }
+}
+
+/// Why activations cannot cross from stage to stage in this way, if they cannot.
+fn unusable(route: Route) -> Option<&'static str> {
+    match route {
+        Route::HostStaged { chunk_bytes: 1.., depth: 1.. } => None,
+        Route::HostStaged { .. } => Some("a ring needs chunks of at least a byte, and at least one of them"),
+        Route::SameDevice => Some("neighbouring stages are on different devices"),
+        Route::Peer | Route::Import => Some("this build knows no way between devices but host-staged"),
     }
 }
 

@@ -68,6 +68,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
             logit_rows: lowering.logit_rows,
             slots: SLOTS,
             decode_groups: None,
+            credits: None,
             kv: lowering.kv,
             activations: lowering.activations,
             boundary: Some(lowering.boundary),

@@ -138,9 +138,10 @@ pub(crate) struct PlacementArgs {
     /// Type of the key-value cache. Default: f32 with --activations f32, else f16.
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
-    /// Form of the activations in products with quantised weights: f32 is exact, int8 is fast.
-    #[arg(long, value_name = "FORM", default_value = "int8")]
-    pub(crate) activations: ActivationsArg,
+    /// Form of the activations in products with quantised weights: f32 is exact, int8 is fast. Default: int8, or as the plan of
+    /// --plan has it.
+    #[arg(long, value_name = "FORM")]
+    pub(crate) activations: Option<ActivationsArg>,
     /// Form in which activations cross between stages: f16 is half the bytes, and not for --activations f32. Default: what is
     /// predicted to be faster, or as the plan of --plan has it.
     #[arg(long, value_name = "FORM")]
@@ -318,9 +319,9 @@ pub(crate) struct PlanArgs {
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
-    /// Sequences that must fit at the full context at the same time.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) parallel: u32,
+    /// Sequences that must fit at the full context at the same time. Default: 1, or as the plan of --plan has it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: Option<u32>,
     /// The plan as JSON, for --plan, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -424,9 +425,9 @@ pub(crate) struct BenchArgs {
     /// Numbers of generated tokens to measure (tg); 0 for none.
     #[arg(short = 'n', long = "tg", value_name = "N", value_delimiter = ',', default_value = "128")]
     pub(crate) new_tokens: Vec<u32>,
-    /// Sequences at the same time.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub(crate) parallel: u32,
+    /// Sequences at the same time. Default: 1, or as the plan of --plan has it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) parallel: Option<u32>,
     /// Repetitions of each measurement, after one that does not count.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repetitions: u32,

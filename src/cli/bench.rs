@@ -47,9 +47,10 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             model.hyperparameters().context
         ));
     }
-    let needs = Needs { sequences: args.parallel, all_logits: false, context: Some(longest) };
+    let needs = Needs { asked: args.parallel, sequences: 1, all_logits: false, context: Some(longest) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
+    let parallel = placed.plan.sequences;
     let options = || EngineOptions {
         trace: records.wants_trace() || args.comparison.report.is_some(),
         progress: Some(progress::loading()),
@@ -58,18 +59,21 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
         for test in &tests {
-            once(&engine.session(), &test.burst(args))?;
+            once(&engine.session(), &test.burst(parallel))?;
         }
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
     let mut measurements = Vec::new();
     for test in &tests {
-        measurements.push(measure(&engine.session(), *test, args, &bar)?);
+        measurements.push(measure(&engine.session(), *test, parallel, args.repetitions, &bar)?);
     }
     bar.finish_and_clear();
-    let bursts: Vec<_> =
-        tests.iter().zip(&measurements).map(|(test, m)| (test.burst(args), m.median_tokens_per_s)).collect();
+    let bursts: Vec<_> = tests
+        .iter()
+        .zip(&measurements)
+        .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
+        .collect();
     let comparison = placed.planner.compare(&engine, &bursts)?;
     compare::write_report(&args.comparison, &engine, &comparison)?;
     if args.json {
@@ -118,8 +122,7 @@ impl Test {
     }
 
     /// As the cost model sees it.
-    fn burst(self, args: &BenchArgs) -> Burst {
-        let sequences = args.parallel;
+    fn burst(self, sequences: u32) -> Burst {
         match self {
             Test::Prompt(tokens) => Burst::Prompts { tokens, sequences },
             Test::Generate(tokens) => Burst::Generations { prompt: 1, tokens, sequences },
@@ -136,13 +139,14 @@ impl Test {
 fn measure(
     session: &Session,
     test: Test,
-    args: &BenchArgs,
+    parallel: u32,
+    repetitions: u32,
     bar: &indicatif::ProgressBar,
 ) -> Result<Measurement> {
-    let tokens = u64::from(test.counted_tokens()) * u64::from(args.parallel);
+    let tokens = u64::from(test.counted_tokens()) * u64::from(parallel);
     let mut samples = Vec::new();
-    for repetition in 0..=args.repetitions {
-        let seconds = once(session, &test.burst(args))?;
+    for repetition in 0..=repetitions {
+        let seconds = once(session, &test.burst(parallel))?;
         bar.inc(1);
         if repetition > 0 {
             samples.push(tokens as f64 / seconds);
@@ -152,7 +156,7 @@ fn measure(
     let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();
     Ok(Measurement {
         test: test.name(),
-        parallel: args.parallel,
+        parallel,
         tokens,
         mean_tokens_per_s: mean,
         deviation_tokens_per_s: (squares / (samples.len() as f64 - 1.0).max(1.0)).sqrt(),

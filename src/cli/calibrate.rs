@@ -55,8 +55,8 @@ pub(super) fn for_placement(
         return None;
     }
     let options = CalibrationOptions {
-        activations: placement.activations.into(),
-        kv: kv_type(placement.kv, placement.activations),
+        activations: placement.activations().into(),
+        kv: kv_type(placement.kv, placement.activations()),
         chunk: placement.chunk.unwrap_or(MAX_CHUNK),
         sequences,
         seconds: QUICK_SECONDS,

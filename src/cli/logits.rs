@@ -13,7 +13,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     check_writable(&args.output)?;
     let records = Records::new(&args.records)?;
     let model = super::open_model(args.model.as_deref())?;
-    let needs = Needs { sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
+    let needs = Needs { asked: None, sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
     let options =

@@ -25,7 +25,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces at a time keep two stages busy.
-    let needs = Needs { sequences: 2, all_logits: true, context: Some(context) };
+    let needs = Needs { asked: None, sequences: 2, all_logits: true, context: Some(context) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     note(&summary(&placed.plan));
     let options =

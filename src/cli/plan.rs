@@ -44,7 +44,12 @@ impl From<GranularityArg> for Granularity {
 
 impl PlacementArgs {
     fn kv(&self) -> KvType {
-        kv_type(self.kv, self.activations)
+        kv_type(self.kv, self.activations())
+    }
+
+    /// The form of activations that was asked for, or the usual one.
+    pub(super) fn activations(&self) -> ActivationsArg {
+        self.activations.unwrap_or(ActivationsArg::Int8)
     }
 
     /// The form in which activations cross, if it is not left to the planner; `usual` where nothing is said.
@@ -69,7 +74,9 @@ pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType
 /// What a command needs of its plan besides what the user says.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Sequences at the same time.
+    /// Sequences at the same time, if the user says how many.
+    pub(super) asked: Option<u32>,
+    /// Sequences at the same time unless the user or a plan that is read says how many.
     pub(super) sequences: u32,
     /// Whether logits of every row of a micro-batch are wanted.
     pub(super) all_logits: bool,
@@ -87,7 +94,8 @@ fn on_devices(
     strict: bool,
 ) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
-    let Some(calibration) = super::calibrate::for_placement(model, devices, args, needs.sequences) else {
+    let sequences = needs.asked.unwrap_or(needs.sequences);
+    let Some(calibration) = super::calibrate::for_placement(model, devices, args, sequences) else {
         return Ok(planner);
     };
     if strict {
@@ -98,10 +106,12 @@ fn on_devices(
 
 /// A planner for what the arguments describe: a plan that is read, split by hand, or made.
 fn arranged(planner: Planner, model: &Model, args: &PlacementArgs, needs: Needs) -> Result<Planner> {
-    let mut planner = planner.sequences(needs.sequences);
-    planner = match &args.plan {
-        Some(path) => like_file(planner, path, model, args)?,
-        None => by_arguments(planner, args, needs.context)?,
+    let mut planner = match &args.plan {
+        Some(path) => like_file(planner, path, model, args, needs.asked)?,
+        None => {
+            let planner = planner.sequences(needs.asked.unwrap_or(needs.sequences));
+            by_arguments(planner, args, needs.context)?
+        }
     };
     if needs.all_logits {
         planner = planner.all_logits();
@@ -110,7 +120,7 @@ fn arranged(planner: Planner, model: &Model, args: &PlacementArgs, needs: Needs)
 }
 
 fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>) -> Result<Planner> {
-    planner = planner.kv(args.kv()).activations(args.activations.into());
+    planner = planner.kv(args.kv()).activations(args.activations().into());
     planner = planner.granularity(args.granularity.map(Granularity::from).unwrap_or_default());
     if let Some(context) = args.ctx.or(context) {
         planner = planner.context(context);
@@ -141,8 +151,14 @@ fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>
 }
 
 /// A plan from a file is held against this model and these devices, and its memory is proved again: less may be free
-/// than when it was made.
-fn like_file(planner: Planner, path: &Path, model: &Model, args: &PlacementArgs) -> Result<Planner> {
+/// than when it was made. What the arguments say goes before it; the rest is as it was written.
+fn like_file(
+    planner: Planner,
+    path: &Path,
+    model: &Model,
+    args: &PlacementArgs,
+    sequences: Option<u32>,
+) -> Result<Planner> {
     let json = std::fs::read_to_string(path).map_err(|cause| Error::File {
         action: "read",
         path: path.into(),
@@ -154,17 +170,30 @@ fn like_file(planner: Planner, path: &Path, model: &Model, args: &PlacementArgs)
     let labels: Vec<_> = labels.iter().map(String::as_str).collect();
     let granularity = args.granularity.map_or(plan.model.granularity, Granularity::from);
     plan.validate(&crate::planner::plan_model(model, granularity)?, &labels).map_err(invalid)?;
-    let planner = match args.boundary(Some(plan.boundary)) {
+    let activations = args.activations.map_or(plan.activations, Activations::from);
+    // Exact activations cross as f32, whatever suited the fast ones of the plan.
+    let usual = if activations == plan.activations { plan.boundary } else { Boundary::F32 };
+    let planner = match args.boundary(Some(usual)) {
         Some(boundary) => planner.boundary(boundary),
         None => planner,
     };
+    let sequences = sequences.unwrap_or(plan.sequences);
+    // For another number of sequences the micro-batches are chosen anew.
+    let planner = match sequences == plan.sequences {
+        true => planner.decode_groups(plan.decode_groups).credits(plan.credits),
+        false => planner,
+    };
+    let ends = plan.stages.windows(2).map(|pair| (&pair[0].device, &pair[1].device));
+    let planner =
+        ends.zip(plan.routes()).fold(planner, |planner, ((from, to), route)| planner.route(from, to, route));
     Ok(planner
         .granularity(granularity)
         .context(args.ctx.unwrap_or(plan.context))
-        .sequences(plan.sequences)
+        .sequences(sequences)
         .chunk(args.chunk.unwrap_or(plan.chunk))
-        .kv(if args.kv.is_some() { args.kv() } else { plan.kv })
-        .activations(plan.activations)
+        .slots(plan.slots)
+        .kv(if args.kv.is_some() || activations != plan.activations { args.kv() } else { plan.kv })
+        .activations(activations)
         .objective(plan.objective)
         .workload(plan.workload)
         .split(plan.split()))
@@ -173,7 +202,7 @@ fn like_file(planner: Planner, path: &Path, model: &Model, args: &PlacementArgs)
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let pictures = Pictures::new(&args.pictures, args.json)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
-    let needs = Needs { sequences: args.parallel, all_logits: false, context: None };
+    let needs = Needs { asked: args.parallel, sequences: 1, all_logits: false, context: None };
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let planner = aimed(planner, args);
     let mut report = Report::new(planner.plan()?);

@@ -26,7 +26,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     // Before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
-    let needs = Needs { sequences: 1, all_logits: false, context: None };
+    let needs = Needs { asked: None, sequences: 1, all_logits: false, context: None };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     if !args.json {
         note(&summary(&placed.plan));

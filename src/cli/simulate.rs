@@ -22,7 +22,8 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let load = load(args)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs {
-        sequences: args.parallel.or(args.closed).unwrap_or(PARALLEL),
+        asked: args.parallel,
+        sequences: args.closed.unwrap_or(PARALLEL),
         all_logits: false,
         context: Some(longest(&load).min(model.hyperparameters().context)),
     };

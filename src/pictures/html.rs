@@ -243,7 +243,7 @@ fn alternatives(report: &Report) -> Markup {
                             @match &left.best_with {
                                 Some(best) => (alternative(plan, best, &format!("the best with {}", left.device))),
                                 None => tr {
-                                    td data-name="Placement" { "none fits" }
+                                    td data-name="Placement" { (if left.tried { "none fits" } else { "not searched for" }) }
                                     td data-name="Why it is here" { "with " (left.device) }
                                     td class="figure" data-name="Time" { "–" }
                                     td class="figure" data-name="Decode" { "–" }

@@ -470,7 +470,15 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
     plan.changed("cpu:1", "cpu:0", PLACEMENT, &["cpu:0 is named twice"]);
     plan.changed("\"context\": 64", "\"context\": 0", PLACEMENT, &["context is 0"]);
     plan.changed("\"context\": 64", "\"context\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
-    plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", DOES_NOT_FIT, &["cpu:0"]);
+    plan.changed("\"sequences\": 1", "\"sequences\": 4294967295", PLACEMENT, &["decode_rows is 1"]);
+    plan.changed(
+        "\"credits\": ",
+        "\"credits\": 1000000",
+        PLACEMENT,
+        &["the plan's credits is", "at most 65536"],
+    );
+    plan.changed("\"depth\": 4", "\"depth\": 0", PLACEMENT, &["the plan's edges[0].route: a ring needs"]);
+    plan.changed("\"chunk_bytes\": ", "\"chunk_bytes\": 9999999999", DOES_NOT_FIT, &["staging"]);
     plan.changed("\"sequences\": 1", "\"sequences\": -1", PLACEMENT, &["not a plan"]);
     plan.changed("\"segments\": 14", "\"segments\": 15", PLACEMENT, &["15 segments"]);
     for cut in [0, 1, 100, plan.json.len() / 2, plan.json.len() - 3] {

@@ -65,6 +65,46 @@ fn a_line_of_cards_is_planned_for_without_any_device() {
 }
 
 #[test]
+fn a_plan_that_is_read_is_as_it_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plan.json");
+    let fleet = ["plan", "--fleet", "2x-rtx3090+arc-a770+rx6800xt", "--json"];
+    let again = |plan: &Value, more: &[&str]| {
+        std::fs::write(&file, plan.to_string()).unwrap();
+        json(&[&fleet[..], &["--plan", text(&file)], more].concat())
+    };
+    // All of it but why: with a split there is less to explain.
+    let without_reasons = |plan: &Value| {
+        let mut plan = plan.clone();
+        let fields = plan.as_object_mut().unwrap();
+        fields.remove("reasons");
+        fields.remove("explanation");
+        plan
+    };
+    let split = ["--split", "0-4=rtx3090:0,5-9=rtx3090:1,10-13=arc-a770:0"];
+    for arguments in [&["--parallel", "8", "--ctx", "256"][..], &[&split[..], &["--parallel", "5"]].concat()]
+    {
+        let plan = json(&[&fleet[..], arguments].concat());
+        assert_eq!(without_reasons(&again(&plan, &[])), without_reasons(&plan));
+        // What was changed by hand as well.
+        let mut changed = plan.clone();
+        (changed["credits"], changed["slots"]) = (11.into(), 5.into());
+        for edge in changed["edges"].as_array_mut().unwrap() {
+            edge["route"] = serde_json::json!({ "host-staged": { "chunk_bytes": 65536, "depth": 2 } });
+        }
+        let read = again(&changed, &[]);
+        assert_eq!([&read["credits"], &read["slots"]], [11, 5]);
+        assert_eq!(read["edges"], changed["edges"]);
+    }
+    // Arguments go before it.
+    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--boundary", "f16"]].concat());
+    let exact = again(&plan, &["--activations", "f32"]);
+    assert_eq!([&exact["activations"], &exact["boundary"], &exact["kv"]], ["f32"; 3]);
+    let more = again(&plan, &["--parallel", "7"]);
+    assert_eq!((&more["sequences"], &more["boundary"]), (&7.into(), &"f16".into()));
+}
+
+#[test]
 fn a_plan_without_reasons_is_the_same_plan() {
     let model = Model::open(model_path("tales-bitnet-tq2_0").expect("bundled")).unwrap();
     let fleet = Fleet::from_line("2x-arc-a770+rx7900xtx").unwrap();

@@ -68,8 +68,9 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
             LeftOut {
                 device: "wgpu:3".into(),
                 best_with: Some(other("0-81=wgpu:3", "the best with it", 4.2e6)),
+                tried: true,
             },
-            LeftOut { device: "cpu:0".into(), best_with: None },
+            LeftOut { device: "cpu:0".into(), best_with: None, tried: true },
         ],
         alternatives: vec![
             other("0-40=vulkan:0,41-81=cuda:0", "even layers", 1_930_000.0),

@@ -59,6 +59,7 @@ pub(super) fn plan_ms(
             logit_rows: SEQUENCES,
             slots: 3,
             decode_groups: None,
+            credits: None,
             kv: KvType::F16,
             activations: Activations::Int8,
             boundary: None,

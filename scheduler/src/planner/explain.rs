@@ -15,7 +15,7 @@ use rayon::prelude::*;
 const SEARCHED_DEVICES: usize = 12;
 /// With more devices than these, a device that is left out is tried with those of the plan alone.
 const TRIED_WITH_ALL: usize = 8;
-/// Most devices that are left out of which the plan tells what they would have cost.
+/// Most devices that are left out for which the best plan with them is searched for.
 const LEFT_OUT: usize = 16;
 /// Most other plans that are told.
 const ALTERNATIVES: usize = 6;
@@ -26,13 +26,16 @@ const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
     let best = &found.best;
+    // Of a placement that was given, or found to be best elsewhere in simulation, nobody asked yet.
+    let solved = || grid.solve(best.point, &[])?.bound_us;
+    let bound_us = found.bound_us.or_else(solved).unwrap_or(best.score_us());
     let (left_out, (alternatives, bindings)) = rayon::join(
         || left_out(grid, best),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
     Explanation {
-        score_us: tenths(best.score_us()),
-        bound_us: tenths(found.bound_us.min(best.score_us())),
+        score_us: score(best.score_us()),
+        bound_us: score(bound_us.min(best.score_us())),
         bottleneck: bottleneck(best),
         prefill_bubble: share(best.pace.bubble(best.runs.len())),
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
@@ -41,6 +44,11 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
         bindings,
         figures: figures(grid, best),
     }
+}
+
+/// A score, as plans tell it: those of mixtures with small weights are small.
+fn score(us: f64) -> f64 {
+    if us < 1e3 { us } else { tenths(us) }
 }
 
 /// A share, as plans tell it.
@@ -76,7 +84,7 @@ fn bottleneck(choice: &Choice) -> Bottleneck {
 fn alternative(grid: &Grid<'_>, choice: &Choice, why: impl Into<String>) -> Alternative {
     Alternative {
         split: placement(grid.input, &choice.runs),
-        score_us: tenths(choice.score_us()),
+        score_us: score(choice.score_us()),
         decode_tokens_per_s: tenths(choice.evaluation.decode_tokens_per_s),
         prefill_tokens_per_s: tenths(choice.evaluation.prefill_tokens_per_s),
         why: why.into(),
@@ -96,14 +104,19 @@ fn is_used(choice: &Choice, device: usize) -> bool {
 /// Each device that the plan leaves out, with the best plan that has it.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
-    if input.split.is_some() || best.runs.len() >= SEARCHED_DEVICES {
+    if input.split.is_some() {
         return Vec::new();
     }
+    let tried = if best.runs.len() < SEARCHED_DEVICES { LEFT_OUT } else { 0 };
     let is_left_out = |device: &usize| {
         !is_used(best, *device) && !input.constraints.excluded.contains(&input.devices[*device].label)
     };
-    let devices: Vec<usize> = (0..input.devices.len()).filter(is_left_out).take(LEFT_OUT).collect();
-    let with = |&device: &usize| {
+    let devices: Vec<usize> = (0..input.devices.len()).filter(is_left_out).collect();
+    let label = |device: usize| input.devices[device].label.clone();
+    let with = |(at, &device): (usize, &usize)| {
+        if at >= tried {
+            return LeftOut { device: label(device), best_with: None, tried: false };
+        }
         let found = grid.solve_with(best.point, |instance| {
             instance.required = vec![device];
             if input.devices.len() > TRIED_WITH_ALL {
@@ -112,9 +125,9 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
             }
         });
         let best_with = found.map(|found| alternative(grid, &found.best, "with this device"));
-        LeftOut { device: input.devices[device].label.clone(), best_with }
+        LeftOut { device: label(device), best_with, tried: true }
     };
-    devices.par_iter().map(with).collect()
+    devices.par_iter().enumerate().map(with).collect()
 }
 
 /// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first.
@@ -162,6 +175,7 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
     }
     let mut asked = more_memory(grid, best);
     asked.extend(faster_crossing(grid, best));
+    asked.extend(faster_shared_link(grid, best));
     asked.truncate(BINDINGS);
     let gain = |what: WhatIf| {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
@@ -239,6 +253,16 @@ fn faster_crossing(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
         devices: input.devices.to_vec(),
         links,
     })
+}
+
+/// What crossings share, if it is busy for longer than any of them, twice as fast.
+fn faster_shared_link(grid: &Grid<'_>, best: &Choice) -> Option<WhatIf> {
+    let Bottleneck { place: Place::SharedLink, index, .. } = bottleneck(best) else { return None };
+    let mut links = grid.input.links.clone();
+    let shared = &mut links.shared[index];
+    shared.bandwidth_bytes_per_s.value *= 2.0;
+    let of = shared.name.clone();
+    Some(WhatIf { of, more: "twice the rate".into(), devices: grid.input.devices.to_vec(), links })
 }
 
 /// How many figures that the plan rests on come from where.

@@ -50,7 +50,8 @@ impl Choice {
     fn of(problem: &Problem<'_>, runs: Vec<Run>) -> Self {
         let evaluation = problem.evaluate(&runs);
         let stages = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-        let credits = problem.point.groups.max(stages).saturating_add(1);
+        let usual = problem.point.groups.max(stages).saturating_add(1);
+        let credits = problem.input.limits.credits.unwrap_or(usual);
         Self { runs, point: problem.point, credits, pace: problem.pace.clone(), evaluation }
     }
 
@@ -74,8 +75,8 @@ pub(super) struct Found {
     pub best: Choice,
     /// The best placements with other numbers of stages, at the same point.
     pub others: Vec<Choice>,
-    /// No placement at this point scores below this.
-    pub bound_us: f64,
+    /// No placement at the point of the best scores below this, where that is known.
+    pub bound_us: Option<f64>,
     /// Those that were found at other points.
     pub elsewhere: Vec<Choice>,
 }
@@ -253,7 +254,7 @@ impl<'a> Grid<'a> {
         Some(Found {
             best: choice(chosen),
             others: others.map(choice).collect(),
-            bound_us: solution.bound,
+            bound_us: Some(solution.bound),
             elsewhere: Vec::new(),
         })
     }

@@ -67,6 +67,8 @@ pub struct PlanLimits {
     pub slots: u32,
     /// Micro-batches over which generating sequences are spread; by default as many as are best.
     pub decode_groups: Option<u32>,
+    /// Micro-batches in flight at most; by default as many as are best.
+    pub credits: Option<u32>,
     /// How keys and values are kept; the segments' costs are for this type.
     pub kv: KvType,
     /// How activations enter matrix products.
@@ -244,7 +246,7 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let proved = grid.start().prove(&runs);
             proved.map_err(|shortages| no_fit(input, context, shortages))?;
             let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
-            Found { bound_us: best.score_us(), best, others: Vec::new(), elsewhere: Vec::new() }
+            Found { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
         None => grid.search(&[]).ok_or_else(|| nothing_fits(&grid))?,
     };
@@ -253,6 +255,9 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     };
     let mut found = found;
     let predicted = std::mem::replace(&mut found.best, best);
+    if found.best.point != predicted.point {
+        found.bound_us = None;
+    }
     if found.best.runs != predicted.runs {
         found.others.push(predicted);
     }
@@ -343,6 +348,7 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
         ("the number of logit rows", limits.logit_rows),
         ("the number of slots", limits.slots),
         ("the number of decode groups", limits.decode_groups.unwrap_or(1)),
+        ("the number of credits", limits.credits.unwrap_or(1)),
         (
             "the workload's tokens",
             input.workload.prompt_tokens.saturating_add(input.workload.generated_tokens),

@@ -3,7 +3,7 @@
 //! This module must not know how placements are found or told.
 
 use super::pace::{Pace, Point, Times};
-use super::solver::{Costs, Crossing, DeviceCosts, Instance, SharedBus};
+use super::solver::{Costs, Crossing, DeviceCosts, Instance, SharedBus, Term};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
     BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageShape, segment_time_us,
@@ -108,7 +108,9 @@ impl<'a> Problem<'a> {
         let kinds = Kinds::new(lowered.segments);
         let before = input.devices.iter().map(|device| kinds.times_before(input, device, &pace)).collect();
         let links = links(input);
-        let crossings = links.iter().map(|link| crossing_times(input, point, &pace, link)).collect();
+        let rates = shared_rates(input);
+        let crossing = |(link, rate)| crossing_times(input, point, &pace, link, rate);
+        let crossings = links.iter().copied().zip(rates).map(crossing).collect();
         Self { input, point, pace, shape, lowered, before, crossings, links }
     }
 
@@ -169,15 +171,17 @@ impl<'a> Problem<'a> {
         (0..segments).map(longest).collect()
     }
 
+    /// What is shared, for each term that counts.
     fn shared(&self) -> Vec<SharedBus> {
-        let bus = |shared: &SharedLink| {
-            let busy = self.pace.busy_us(&self.shared_times(shared));
-            let user = |(from, to): &(String, String)| {
-                Some(((index(self.input, from)?, index(self.input, to)?), busy))
-            };
-            SharedBus { users: shared.users.iter().filter_map(user).collect() }
+        let (busy_weight, chunk_weight) = self.pace.score().weights();
+        let terms = [(Term::Busy, busy_weight), (Term::Chunk, chunk_weight)];
+        let terms = terms.into_iter().filter(|(_, weight)| *weight > 0.0).map(|(term, _)| term);
+        let bus = |term: Term, shared: &SharedLink| {
+            let load = term.of(&self.pace.costs(&self.shared_times(shared)));
+            let users = users(self.input, shared).map(|pair| (pair, load)).collect();
+            SharedBus { term, users }
         };
-        self.input.links.shared.iter().map(bus).collect()
+        terms.flat_map(|term| self.input.links.shared.iter().map(move |shared| bus(term, shared))).collect()
     }
 
     /// How long one crossing occupies something that links share.
@@ -265,18 +269,18 @@ impl<'a> Problem<'a> {
         let token_return = runs.last().map(|run| self.token_return(run.device)).unwrap_or_default();
         let late: Times = runs.iter().map(|run| self.hand_over(run.device)).sum();
         let sum: Times = stages.iter().chain(&crossings).copied().sum::<Times>() + late + token_return;
-        let slowest = |of: fn(&Times) -> f64| stages.iter().chain(&crossings).map(of).fold(0.0, f64::max);
+        let shared = self.shared_by(runs);
+        let parts = || stages.iter().chain(&crossings).chain(&shared);
+        let slowest = |of: fn(&Times) -> f64| parts().map(of).fold(0.0, f64::max);
         let pace = &self.pace;
         // A micro-batch cannot start its next step before the last one came out at the end of the pipeline.
         let decode_us = slowest(|t| t.decode_us);
         let round_us = sum.decode_us.max(f64::from(pace.decode_groups) * decode_us);
-        let shared = self.shared_by(runs);
-        let busy = stages.iter().chain(&crossings).chain(&shared).map(|times| pace.busy_us(times));
         let costs = pace.costs(&sum);
         let slowest_chunk_us = slowest(|t| t.chunk_us);
-        let busy = busy.fold(0.0, f64::max);
+        let busy = parts().map(|times| pace.busy_us(times)).fold(0.0, f64::max);
         let score_us = pace.score().of(&Costs { busy, chunk: slowest_chunk_us, ..costs });
-        let apart_us = pace.apart_us(&sum, stages.iter().chain(&crossings).copied());
+        let apart_us = pace.apart_us(&sum, parts().copied());
         Evaluation {
             score_us,
             apart_us,
@@ -353,13 +357,45 @@ fn links<'a>(input: &PlannerInput<'a>) -> Vec<&'a LinkFacts> {
     links
 }
 
+/// The pairs of devices whose crossings use something shared.
+fn users<'a>(
+    input: &'a PlannerInput<'_>,
+    shared: &'a SharedLink,
+) -> impl Iterator<Item = (usize, usize)> + 'a {
+    shared.users.iter().filter_map(|(from, to)| Some((index(input, from)?, index(input, to)?)))
+}
+
+/// For each pair, at `from * devices + to`, the lowest rate of what it shares with others, in bytes a second.
+fn shared_rates(input: &PlannerInput<'_>) -> Vec<f64> {
+    let devices = input.devices.len();
+    let mut rates = vec![f64::INFINITY; devices * devices];
+    for shared in &input.links.shared {
+        for (from, to) in users(input, shared) {
+            let rate = &mut rates[from * devices + to];
+            *rate = rate.min(shared.bandwidth_bytes_per_s.value);
+        }
+    }
+    rates
+}
+
 fn crossing_bytes(input: &PlannerInput<'_>, point: Point, rows: u32) -> u64 {
     u64::from(rows).saturating_mul(point.boundary.row_bytes(input.model.row_bytes))
 }
 
-fn crossing_times(input: &PlannerInput<'_>, point: Point, pace: &Pace, link: &LinkFacts) -> Times {
+/// How long a crossing takes alone: at the rate of the link or of what it shares with others, whichever is lower.
+fn crossing_times(
+    input: &PlannerInput<'_>,
+    point: Point,
+    pace: &Pace,
+    link: &LinkFacts,
+    shared_rate: f64,
+) -> Times {
+    let time_us = |bytes: u64| {
+        let shared_us = link.latency_us.value + bytes as f64 / shared_rate * 1e6;
+        link.time_us(bytes).max(shared_us)
+    };
     match link.route {
         Route::SameDevice => Times::default(),
-        _ => pace.times(|batch| link.time_us(crossing_bytes(input, point, batch.rows))),
+        _ => pace.times(|batch| time_us(crossing_bytes(input, point, batch.rows))),
     }
 }

@@ -11,8 +11,8 @@ use crate::plan::{Bottleneck, Explanation, LeftOut, Place};
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
-/// What counts as the same time: sums in another order differ by less.
-const MARGIN: f64 = 1e-9;
+/// Differences below this are not told.
+const SAME_PERCENT: f64 = 0.05;
 
 /// Bytes as people read them, with the exact figure where they are few.
 fn bytes(bytes: u64) -> String {
@@ -36,11 +36,12 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Slower by how much, for "… is predicted 12.0 % slower".
-fn slower(than: f64, us: f64) -> String {
-    match (us / than - 1.0) * 100.0 {
-        percent if percent < 0.05 => "no faster".into(),
-        percent => format!("{percent:.1} % slower"),
+/// Slower or faster by how much, for "… is predicted 12.0 % slower".
+fn compared(with: f64, us: f64) -> String {
+    match (us / with - 1.0) * 100.0 {
+        percent if percent >= SAME_PERCENT => format!("{percent:.1} % slower"),
+        percent if percent <= -SAME_PERCENT => format!("{:.1} % faster", -percent),
+        _ => "as fast".into(),
     }
 }
 
@@ -62,7 +63,9 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
         None => {
             reasons.extend(bound(explanation));
             let left_out = &explanation.left_out;
-            reasons.extend(left_out.iter().map(|device| left_out_because(grid, explanation, device)));
+            let tried = left_out.iter().filter(|device| device.tried);
+            reasons.extend(tried.map(|device| left_out_because(grid, explanation, device)));
+            reasons.extend(left_out_untried(left_out));
             reasons.extend(against_rules(explanation));
         }
     }
@@ -103,7 +106,12 @@ fn context(grid: &Grid<'_>) -> String {
         }
         Some(_) => format!("context {context}: as asked"),
         None if context == own => format!("context {context}: the model's own, it fits"),
-        None => format!("context {context}: the longest that fits; the model's own is {own}"),
+        None => {
+            let chunk = grid.input.limits.chunk;
+            format!(
+                "context {context}: the longest that fits with chunks of {chunk}; the model's own is {own}"
+            )
+        }
     }
 }
 
@@ -157,7 +165,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     };
     let gain = with.score_us() / chosen.score_us() - 1.0;
     if form == Boundary::F32 {
-        let told = slower(chosen.score_us(), with.score_us());
+        let told = compared(chosen.score_us(), with.score_us());
         return Some(format!("boundaries: activations cross as f32; as f16 the plan is predicted {told}"));
     }
     let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
@@ -189,15 +197,25 @@ pub(super) fn trial(trial: Trial) -> String {
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_told = gap.is_finite() && gap > 5e-4;
-    is_told.then(|| format!("bound: no plan can be more than {:.1} % faster", gap * 100.0))
+    is_told.then(|| format!("bound: by the cost model no plan can be more than {:.1} % faster", gap * 100.0))
 }
 
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, left_out: &LeftOut) -> String {
-    let LeftOut { device, best_with } = left_out;
+    let LeftOut { device, best_with, .. } = left_out;
     match best_with {
         Some(with) => {
-            let slower = slower(explanation.score_us, with.score_us);
-            format!("{device} is left out: the best plan with it, {}, is predicted {slower}", with.split)
+            let compared = compared(explanation.score_us, with.score_us);
+            let but = match with.score_us < explanation.score_us {
+                true if grid.input.is_tried() => {
+                    "; in simulation this one is the best of those that were tried"
+                }
+                true => "; of plans within 1 % the one with the fewest devices is taken",
+                false => "",
+            };
+            format!(
+                "{device} is left out: the best plan with it, {}, is predicted {compared}{but}",
+                with.split
+            )
         }
         None => {
             let facts = grid.input.devices.iter().find(|facts| facts.label == *device);
@@ -207,23 +225,33 @@ fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, left_out: &LeftO
     }
 }
 
+/// Devices that are left out and were not looked at further.
+fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
+    let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
+    let verb = if untried.len() == 1 { "is" } else { "are" };
+    (!untried.is_empty()).then(|| {
+        format!("{} {verb} left out as well; no plan with them was searched for", untried.join(", "))
+    })
+}
+
 /// What placing layers by a rule would have cost.
 fn against_rules(explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
     let rules = explanation.alternatives.iter().filter(|other| is_rule(&other.why));
     let told: Vec<_> =
-        rules.map(|rule| format!("{} {}", rule.why, slower(explanation.score_us, rule.score_us))).collect();
+        rules.map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us))).collect();
     (!told.is_empty()).then(|| format!("by rule instead: {}", told.join(", ")))
 }
 
 /// The user's split against the planner's own.
 fn against_own(explanation: &Explanation) -> String {
     let own = explanation.alternatives.iter().find(|other| other.why == "the planner's own");
+    let gain = |own: f64| (explanation.score_us / own - 1.0) * 100.0;
     match own {
-        Some(own) if own.score_us < explanation.score_us * (1.0 - MARGIN) => format!(
+        Some(own) if gain(own.score_us) >= SAME_PERCENT => format!(
             "the planner's own split, {}, is predicted faster; this one is {}",
             own.split,
-            slower(own.score_us, explanation.score_us)
+            compared(own.score_us, explanation.score_us)
         ),
         _ => "the planner knows no faster split".into(),
     }

@@ -202,15 +202,16 @@ fn tuned_further(grid: &Grid<'_>, tried: Tried) -> Tried {
             None => break,
         }
     }
-    loop {
+    while grid.input.limits.credits.is_none() {
         let fewest = best.1.point.groups + 1;
         let credits = fewest + best.1.credits.saturating_sub(fewest) / 2;
         let fewer = (credits < best.1.credits).then(|| Choice { credits, ..best.1.clone() });
         match most_of(grid, &best, fewer) {
             Some(better) => best = better,
-            None => return best,
+            None => break,
         }
     }
+    best
 }
 
 /// The one that serves most, if it serves more than what is best so far.

@@ -157,12 +157,7 @@ fn check(
         Route::HostStaged { depth, .. } => ("ring's depth", depth, MOST),
         Route::SameDevice | Route::Peer | Route::Import => ("ring's depth", 0, MOST),
     });
-    let figures = [
-        ("slots", plan.slots, MOST),
-        ("credits", plan.credits, MOST),
-        ("sequences", plan.sequences, MOST),
-        ("cache blocks", blocks(plan), MOST_BLOCKS),
-    ];
+    let figures = [("sequences", plan.sequences, MOST), ("cache blocks", blocks(plan), MOST_BLOCKS)];
     match figures.into_iter().chain(depths).find(|(_, value, most)| value > most) {
         Some((field, value, most)) => Err(SimPlanError::TooLarge { field, value, most }),
         None => Ok(()),

@@ -60,6 +60,7 @@ impl Planned {
     /// For so many sequences, spread over so many groups.
     fn sequences(mut self, sequences: u32, groups: u32) -> Self {
         (self.plan.sequences, self.plan.decode_groups) = (sequences, groups);
+        self.plan.decode_rows = sequences.div_ceil(groups);
         (self.plan.credits, self.plan.slots) = (groups + 1, 4);
         self
     }
@@ -424,9 +425,12 @@ fn plans_that_do_not_suit_are_refused() {
         (error(&|p| p.segments.truncate(3)), "3 segments"),
         (error(&|p| p.model.digest = "other".into()), "digest other"),
         (error(&|p| p.plan.chunk = 0), "chunk is 0"),
-        (error(&|p| p.plan.slots = u32::MAX), "slots is 4294967295; at most 65536"),
+        (error(&|p| p.plan.slots = u32::MAX), "slots is 4294967295; it must be at most 65536"),
         (error(&|p| p.plan.credits = u32::MAX), "credits is 4294967295"),
-        (error(&|p| (p.plan.context, p.plan.sequences) = (u32::MAX, 60_000)), "cache blocks is 4294967295"),
+        (
+            error(&|p| (p.plan.context, p.plan.sequences, p.plan.decode_groups) = (u32::MAX, 60_000, 60_000)),
+            "cache blocks is 4294967295",
+        ),
         (
             error(&|p| p.plan.edges[0].route = Route::HostStaged { chunk_bytes: 1, depth: u32::MAX }),
             "ring's depth is 4294967295",

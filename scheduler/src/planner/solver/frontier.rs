@@ -16,7 +16,7 @@ use super::dual::{self, Prices, Relaxed};
 use super::exact::{Cells, Table};
 use super::rules::{Limits, Rules};
 use super::values::Values;
-use super::{Costs, Instance, SHARE, Score, Solution, Stage, kinds, orders};
+use super::{Costs, Instance, SHARE, Score, SharedBus, Solution, Stage, Term, kinds, orders};
 use rayon::prelude::*;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -78,6 +78,13 @@ struct Seen {
     /// As far as they count in the score.
     totals: Costs,
     stages: Vec<Stage>,
+}
+
+impl Seen {
+    /// The crossings.
+    fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.stages.windows(2).map(|pair| (pair[0].0, pair[1].0))
+    }
 }
 
 /// The best placements of an instance for which there is a table.
@@ -165,10 +172,11 @@ impl Search<'_> {
         let most = instance.score.room(self.enough(), least);
         let (busy_weight, chunk_weight) = instance.score.weights();
         // Loads of buses are sums of which there are too many.
-        if busy_weight > 0.0 && instance.shared.is_empty() {
+        let is_sum = |term: Term| instance.shared.iter().any(|bus| bus.term == term);
+        if busy_weight > 0.0 && !is_sum(Term::Busy) {
             self.busy = Values::new(instance, self.kinds, |costs| costs.busy, (least.busy, most.busy));
         }
-        if chunk_weight > 0.0 {
+        if chunk_weight > 0.0 && !is_sum(Term::Chunk) {
             self.chunk = Values::new(instance, self.kinds, |costs| costs.chunk, (least.chunk, most.chunk));
         }
     }
@@ -370,10 +378,10 @@ impl Search<'_> {
 
     /// The parts of a region that has been looked at, by the placement with so many stages (less one) that was seen in it.
     fn parts_around(&self, region: &Region, stages: usize, seen: &Seen) -> Vec<Region> {
-        let Costs { busy, chunk, .. } = seen.totals;
-        if busy > region.upper.busy {
-            return self.parts_by_bus(region, seen);
+        if let Some(bus) = self.overloaded(region, seen) {
+            return Self::parts_by_bus(region, seen, bus);
         }
+        let Costs { busy, chunk, .. } = seen.totals;
         match self.instance.score {
             // The larger of two terms counts. What is better has less of the one that counts here, or takes less time, which
             // nothing in the region does.
@@ -398,17 +406,19 @@ impl Search<'_> {
         }
     }
 
+    /// A bus on which more comes together than the region allows.
+    fn overloaded(&self, region: &Region, seen: &Seen) -> Option<&SharedBus> {
+        let load = |bus: &SharedBus| seen.pairs().map(|pair| bus.load(pair)).sum::<f64>();
+        self.instance.shared.iter().find(|bus| load(bus) > bus.term.of(&region.upper))
+    }
+
     /// The parts of a region by the crossings of a placement that overloads a bus.
-    fn parts_by_bus(&self, region: &Region, seen: &Seen) -> Vec<Region> {
-        let pairs = || seen.stages.windows(2).map(|pair| (pair[0].0, pair[1].0));
-        let overloaded =
-            |bus: &&super::SharedBus| pairs().map(|pair| bus.load(pair)).sum::<f64>() > region.upper.busy;
-        let Some(bus) = self.instance.shared.iter().find(overloaded) else { return Vec::new() };
+    fn parts_by_bus(region: &Region, seen: &Seen, bus: &SharedBus) -> Vec<Region> {
         let (mut parts, mut part) = (Vec::new(), region.clone());
         for open in part.open.iter_mut().flatten() {
             open.seen = None;
         }
-        for pair in pairs().filter(|pair| bus.load(*pair) > 0.0 && !region.kept.contains(pair)) {
+        for pair in seen.pairs().filter(|pair| bus.load(*pair) > 0.0 && !region.kept.contains(pair)) {
             let mut without = part.clone();
             without.forbidden.push(pair);
             parts.push(without);

@@ -27,11 +27,11 @@ use std::ops::{Add, Range, Sub};
 /// limits throughput, its `time` adds to the time of a request, and its `chunk` is its part in each chunk of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Costs {
-    /// Counts by the largest of all stages, crossings and shared links.
+    /// Counts by the largest of all stages and crossings, and of what shared links add up to.
     pub busy: f64,
     /// Counts by its sum.
     pub time: f64,
-    /// Counts by the largest of all stages and crossings.
+    /// Counts as `busy` does.
     pub chunk: f64,
 }
 
@@ -103,15 +103,37 @@ pub(crate) struct Crossing {
     pub class: usize,
 }
 
-/// A link that several crossings have in common: it is busy with all of them.
+/// A link that several crossings have in common: what they cost in one currency adds up there. One that counts in two
+/// currencies is listed twice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SharedBus {
-    /// Pairs (from, to) of devices, each at most once, and the busy time that a crossing between them adds.
+    /// The currency.
+    pub term: Term,
+    /// Pairs (from, to) of devices, each at most once, and what a crossing between them adds.
     pub users: Vec<((usize, usize), f64)>,
 }
 
-/// What a placement is worth; smaller is better. With B the largest `busy` of all stages and crossings and of the sum on
-/// each shared bus, C the largest `chunk` of all stages and crossings, and T the sum of `time`. Weights are not negative.
+/// A currency that counts by its largest term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Term {
+    /// `busy`.
+    Busy,
+    /// `chunk`.
+    Chunk,
+}
+
+impl Term {
+    /// It, of costs.
+    pub fn of(self, costs: &Costs) -> f64 {
+        match self {
+            Self::Busy => costs.busy,
+            Self::Chunk => costs.chunk,
+        }
+    }
+}
+
+/// What a placement is worth; smaller is better. With B the largest `busy` and C the largest `chunk` of all stages and
+/// crossings and of the sum on each shared bus of that term, and T the sum of `time`. Weights are not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Score {
     /// T + `chunk_weight` · C
@@ -245,7 +267,11 @@ impl Instance {
             chunk: total.chunk.max(costs.chunk),
         });
         for bus in &self.shared {
-            total.busy = total.busy.max(pairs().map(|pair| bus.load(pair)).sum());
+            let load: f64 = pairs().map(|pair| bus.load(pair)).sum();
+            match bus.term {
+                Term::Busy => total.busy = total.busy.max(load),
+                Term::Chunk => total.chunk = total.chunk.max(load),
+            }
         }
         total
     }
@@ -275,7 +301,7 @@ impl Instance {
 }
 
 impl SharedBus {
-    /// The busy time that a crossing adds.
+    /// What a crossing adds.
     fn load(&self, pair: (usize, usize)) -> f64 {
         self.users.iter().find(|(user, _)| *user == pair).map_or(0.0, |(_, busy)| *busy)
     }

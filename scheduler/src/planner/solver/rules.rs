@@ -55,9 +55,8 @@ pub(super) struct Rules {
     ways: Vec<Option<Way>>,
     /// At `(from * kinds + to) * buses + bus`: what a crossing adds to a shared bus.
     rides: Vec<f64>,
-    buses: usize,
-    /// The most that a shared bus may be busy.
-    most_busy: f64,
+    /// At bus: the most that may come together on it.
+    most: Vec<f64>,
 }
 
 impl Rules {
@@ -82,8 +81,7 @@ impl Rules {
             kinds: all,
             ways: pairs().map(|(from, to)| way(from, to)).collect(),
             rides: pairs().flat_map(ride).collect(),
-            buses: instance.shared.len(),
-            most_busy: limits.most.busy,
+            most: instance.shared.iter().map(|bus| bus.term.of(&limits.most)).collect(),
         }
     }
 
@@ -91,16 +89,17 @@ impl Rules {
         self.ways[from * self.kinds.len() + to]
     }
 
-    /// The loads of the shared buses behind a crossing; `None` if one is too busy then.
+    /// The loads of the shared buses behind a crossing; `None` if one has too much then.
     pub fn ride<'a>(
         &'a self,
         from: usize,
         to: usize,
         loads: &'a [f64],
     ) -> Option<impl Iterator<Item = f64> + 'a> {
-        let at = (from * self.kinds.len() + to) * self.buses;
-        let sums = move || self.rides[at..at + self.buses].iter().zip(loads).map(|(ride, load)| ride + load);
-        sums().all(|load| load <= self.most_busy).then(sums)
+        let at = (from * self.kinds.len() + to) * self.most.len();
+        let rides = &self.rides[at..at + self.most.len()];
+        let sums = move || rides.iter().zip(loads).map(|(ride, load)| ride + load);
+        sums().zip(&self.most).all(|(load, most)| load <= *most).then(sums)
     }
 
     /// At kind and i: the least `time` behind a stage that ends at i, if devices could be used again and again. From the end:

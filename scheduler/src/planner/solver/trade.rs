@@ -19,7 +19,7 @@ impl Score {
     }
 
     /// Weights of the largest `busy` and the largest `chunk`; 0 where one does not count.
-    pub(super) fn weights(&self) -> (f64, f64) {
+    pub(crate) fn weights(&self) -> (f64, f64) {
         match *self {
             Self::Sum { chunk_weight } => (0.0, chunk_weight),
             Self::Busy { sequences, chunk_weight } => (1.0, chunk_weight / sequences),

@@ -164,3 +164,54 @@ fn what_is_tried_keeps_to_the_constraints() {
     world.constraints.max_stages = Some(1);
     assert_eq!(plan(&tried(&world)).expect("it fits").stages.len(), 1);
 }
+
+/// One request alone, which no trial is made for.
+#[test]
+fn what_links_share_is_priced_as_it_is_simulated() {
+    let devices: Vec<_> = (0..4).map(|at| device(&format!("cpu:{at}"), 60 * MIB, 1.0)).collect();
+    let mut world = World::new(model(12, 12 * MIB, 12 * MIB), devices);
+    world.links.other.bandwidth_bytes_per_s.value = 10e9;
+    (world.limits.sequences, world.limits.logit_rows, world.limits.chunk) = (1, 1, 64);
+    world.workload = Workload { prompt_tokens: 384, generated_tokens: 64 };
+    let labels: Vec<_> = world.devices.iter().map(|device| device.label.clone()).collect();
+    let pairs = labels.iter().flat_map(|from| labels.iter().map(move |to| (from.clone(), to.clone())));
+    let users: Vec<_> = pairs.filter(|(from, to)| from != to).collect();
+    for (bytes_per_s, objective) in [1e12, 1e8, 1e7, 3e5]
+        .into_iter()
+        .flat_map(|rate| [Objective::Latency, Objective::FirstToken].map(|o| (rate, o)))
+    {
+        world.objective = objective;
+        let bandwidth_bytes_per_s = Figure::assumed(bytes_per_s);
+        world.links.shared =
+            vec![SharedLink { name: "bus".into(), users: users.clone(), bandwidth_bytes_per_s }];
+        let plan = world.plan().expect("it fits");
+        assert!(plan.stages.len() > 2, "{:?}", plan.split());
+        let load = DrawnLoad {
+            requests: 1,
+            arrivals: Arrivals::Together,
+            prompt_tokens: Lengths::Fixed(384),
+            new_tokens: Lengths::Fixed(64),
+            seed: 1,
+        };
+        let (facts, links) = (&world.devices, &world.links);
+        let load = load.draw().expect("a load");
+        let spec =
+            SimSpec::of_plan(&plan, &world.model, &world.segments, facts, links, &load).expect("a plan");
+        let summary = SimSummary::new(&spec, simulate(&spec).expect("simulated"));
+        // Where the bus is all that counts, the first chunk crosses it while others already do.
+        let near = |predicted: f64, simulated: f64| (0.97..1.1).contains(&(predicted / simulated));
+        let (first_token_us, token_us) = (summary.first_token_us.mean, summary.between_tokens_us.mean);
+        let what = format!("{bytes_per_s} bytes/s, {objective:?}: {first_token_us} and {token_us} simulated");
+        assert!(near(plan.predicted.first_token_us, first_token_us), "{what}, {:?}", plan.predicted);
+        assert!(near(plan.predicted.token_us, token_us), "{what}, {:?}", plan.predicted);
+        if bytes_per_s < 1e6 {
+            assert_eq!(plan.explanation.bottleneck.place, crate::plan::Place::SharedLink);
+            assert!(plan.explanation.bottleneck.share <= 1.0);
+            assert!(
+                plan.explanation.bindings.iter().any(|binding| binding.of == "bus"),
+                "{:?}",
+                plan.explanation
+            );
+        }
+    }
+}
