@@ -13,7 +13,7 @@ use crate::script::{HostSpan, Script};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::lanes::{DriverQueue, Ends, spawn};
 use ragtag_hal::{Result, Timing};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// A value of a queue's semaphore.
@@ -23,12 +23,51 @@ pub(crate) struct Event {
     stamps: Option<Arc<Stamps>>,
     /// Copied out of shadows when it has passed.
     collects: Arc<[HostSpan]>,
+    /// Where the queue's values are dealt with.
+    settled: Arc<Settled>,
+    /// The value with which its shadows are filled, if it has any to fill.
+    cast: Option<(Arc<Settled>, u64)>,
 }
 
-/// What is copied into shadows before a submission starts.
+/// How far a thread has dealt with the values of a semaphore: what belongs to them has been copied, or never will be.
+#[derive(Default)]
+struct Settled {
+    state: Mutex<SettledState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct SettledState {
+    value: u64,
+    /// Whether the device was lost meanwhile.
+    failed: bool,
+}
+
+impl Settled {
+    fn lock(&self) -> MutexGuard<'_, SettledState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All up to this value is dealt with.
+    fn reach(&self, value: u64, failed: bool) {
+        let mut state = self.lock();
+        state.value = state.value.max(value);
+        state.failed |= failed;
+        self.moved.notify_all();
+    }
+
+    /// Blocks until it has got there; whether all went well.
+    fn wait(&self, value: u64) -> bool {
+        let waited = self.moved.wait_while(self.lock(), |state| state.value < value);
+        !waited.unwrap_or_else(PoisonError::into_inner).failed
+    }
+}
+
+/// What is copied into shadows before a submission starts. What came before is to have left them by then: the end of a
+/// submission alone does not say that.
 struct Cast {
     spans: Arc<[HostSpan]>,
-    after: Vec<(Arc<Semaphore>, u64)>,
+    after: Vec<(Arc<Settled>, u64)>,
     value: u64,
 }
 
@@ -36,6 +75,7 @@ struct Cast {
 struct Caster {
     inbox: Option<Sender<Cast>>,
     semaphore: Arc<Semaphore>,
+    settled: Arc<Settled>,
     value: u64,
     thread: Option<JoinHandle<()>>,
 }
@@ -44,19 +84,28 @@ impl Caster {
     fn new(queue: &SharedQueue) -> Result<Self> {
         let semaphore = Arc::new(Semaphore::new(queue.logical())?);
         let (inbox, casts) = unbounded();
-        let theirs = Arc::clone(&semaphore);
-        let thread = spawn("vulkan shadows".into(), move || cast_all(&casts, &theirs))?;
-        Ok(Self { inbox: Some(inbox), semaphore, value: 0, thread: Some(thread) })
+        let settled = Arc::<Settled>::default();
+        let (signal, theirs) = (Arc::clone(&semaphore), Arc::clone(&settled));
+        let thread = spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
+        Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread: Some(thread) })
+    }
+
+    /// Has shadows filled. The thread ends only when the queue does.
+    fn send(&mut self, cast: Cast) {
+        self.value = cast.value;
+        let _ = self.inbox.as_ref().map(|inbox| inbox.send(cast));
     }
 }
 
-/// The body of the thread. A device that is lost lets every wait end.
-fn cast_all(casts: &Receiver<Cast>, done: &Semaphore) {
+/// The body of the thread. It waits for submissions that were made before, which all come to their ends: a device that is lost
+/// lets every wait end.
+fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
     for cast in casts {
-        let waited = cast.after.iter().try_for_each(|(semaphore, value)| semaphore.wait(*value));
-        if waited.is_ok() {
+        let left = cast.after.iter().all(|(settled, value)| settled.wait(*value));
+        if left {
             cast.spans.iter().for_each(|span| span.registered.cast(&span.range));
         }
+        settled.reach(cast.value, !left);
         if let Err(error) = done.signal(cast.value) {
             tracing::debug!(%error, "a shadow's semaphore was not signalled");
         }
@@ -86,6 +135,8 @@ pub(crate) struct Queue {
     shared: Arc<SharedQueue>,
     recorders: Arc<Recorders>,
     semaphore: Arc<Semaphore>,
+    /// Moved by whoever waits for events, which is the lane's watcher, in their order.
+    settled: Arc<Settled>,
     order: Mutex<Order>,
     /// The device's, which all its queues share.
     clock: Arc<Mutex<Clock>>,
@@ -103,6 +154,7 @@ impl Queue {
             shared: Arc::clone(shared),
             recorders: Arc::clone(recorders),
             semaphore: Arc::new(Semaphore::new(shared.logical())?),
+            settled: Arc::default(),
             order: Mutex::default(),
             clock: Arc::clone(clock),
         })
@@ -112,13 +164,13 @@ impl Queue {
         &self.recorders
     }
 
-    /// Has a script's shadows filled when what is before it has ended.
-    fn cast(
+    /// Who fills a script's shadows, and what with, when what is before it has ended.
+    fn cast<'a>(
         &self,
-        order: &mut Order,
+        order: &'a mut Order,
         script: &Script,
         after: &[&Event],
-    ) -> Result<Option<(Arc<Semaphore>, u64)>> {
+    ) -> Result<Option<(&'a mut Caster, Cast)>> {
         if script.casts.is_empty() {
             return Ok(None);
         }
@@ -126,14 +178,10 @@ impl Queue {
             Some(caster) => caster,
             none => none.insert(Caster::new(&self.shared)?),
         };
-        let mut before: Vec<_> =
-            after.iter().map(|event| (Arc::clone(&event.semaphore), event.value)).collect();
-        before.push((Arc::clone(&self.semaphore), order.value));
-        caster.value += 1;
-        let cast = Cast { spans: Arc::clone(&script.casts), after: before, value: caster.value };
-        // The thread ends only when the queue does.
-        let _ = caster.inbox.as_ref().map(|inbox| inbox.send(cast));
-        Ok(Some((Arc::clone(&caster.semaphore), caster.value)))
+        let others = after.iter().map(|event| (Arc::clone(&event.settled), event.value));
+        let after = others.chain([(Arc::clone(&self.settled), order.value)]).collect();
+        let cast = Cast { spans: Arc::clone(&script.casts), after, value: caster.value + 1 };
+        Ok(Some((caster, cast)))
     }
 }
 
@@ -148,18 +196,26 @@ impl DriverQueue for Queue {
             stamps.reset();
         }
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = order.value + 1;
         let cast = self.cast(&mut order, script, after)?;
         let mut waits: Vec<_> = after.iter().map(|event| (event.semaphore.as_ref(), event.value)).collect();
-        waits.extend(cast.as_ref().map(|(semaphore, value)| (semaphore.as_ref(), *value)));
+        waits.extend(cast.iter().map(|(caster, cast)| (caster.semaphore.as_ref(), cast.value)));
         let commands = recording.as_ref().and_then(|recording| recording.recorder()).map(|one| one.buffer());
-        let value = order.value + 1;
         // SAFETY: the lane keeps the script, and with it the recording and all that it names, until the event has passed; the
         // semaphores are kept by the device's queues, which end after that. `Checked` lets no program be submitted before its
         // last run has ended. The waits are values that were enqueued before, or that a thread signals after such.
         unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) }?;
+        // Only now: of what the driver refuses nothing may be read any more.
+        let cast = cast.map(|(caster, cast)| {
+            let settled = (Arc::clone(&caster.settled), cast.value);
+            caster.send(cast);
+            settled
+        });
         order.value = value;
-        let (semaphore, collects) = (Arc::clone(&self.semaphore), Arc::clone(&script.collects));
-        Ok(Ends { first: None, last: Arc::new(Event { semaphore, value, stamps, collects }) })
+        let (semaphore, settled) = (Arc::clone(&self.semaphore), Arc::clone(&self.settled));
+        let collects = Arc::clone(&script.collects);
+        let last = Event { semaphore, value, stamps, collects, settled, cast };
+        Ok(Ends { first: None, last: Arc::new(last) })
     }
 
     fn passed(&self, event: &Event) -> Option<bool> {
@@ -168,9 +224,16 @@ impl DriverQueue for Queue {
 
     /// What has arrived in shadows is copied to where it belongs.
     fn wait(&self, event: &Event) -> Result<()> {
-        event.semaphore.wait(event.value)?;
-        event.collects.iter().for_each(|span| span.registered.collect(&span.range));
-        Ok(())
+        let ended = event.semaphore.wait(event.value);
+        if let Some((cast, value)) = &event.cast {
+            // It ends without the submission where the device is lost, and the region is leased until then.
+            cast.wait(*value);
+        }
+        if ended.is_ok() {
+            event.collects.iter().for_each(|span| span.registered.collect(&span.range));
+        }
+        event.settled.reach(event.value, ended.is_err());
+        ended
     }
 
     fn times_ns(&self, ends: &Ends<Event>) -> Option<(u64, u64)> {

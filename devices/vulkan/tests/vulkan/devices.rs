@@ -174,6 +174,29 @@ fn shadows_follow_their_regions() {
     no_objections(&backend);
 }
 
+/// What was downloaded is in the region before it is uploaded from there, also where nobody waits for the first submission.
+#[test]
+fn what_comes_down_into_a_shadow_goes_up_again() {
+    let backend = VulkanBackend::new(VulkanConfig { import_regions: false, ..config() });
+    for adapter in adapters(&backend) {
+        let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
+        let all = |buffer| buffer_range(buffer, 0, WORDS);
+        for round in 1..20u32 {
+            for queue in [QueueKind::Compute, QueueKind::Upload] {
+                bench.fill_region(|_| 0xdead);
+                let mut commands = vec![Command::Fill { to: all(0), word: round }];
+                commands.extend((0..100).map(|_| scale(all(0), all(1), 1)));
+                commands.push(download(1));
+                let down = bench.commands(QueueKind::Compute, commands, &[]);
+                let up = bench.commands(queue, vec![upload(2)], &[down]);
+                bench.wait(up);
+                same(&bench.words(2), &vec![round + 1; WORDS], format!("{} {queue:?}", adapter.label()));
+            }
+        }
+    }
+    no_objections(&backend);
+}
+
 /// Commands that touch each other's bytes take effect in order, others as they like.
 #[test]
 fn commands_that_overlap_in_part_take_effect_in_order() {
