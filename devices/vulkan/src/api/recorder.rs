@@ -82,6 +82,8 @@ impl Recorder {
     pub(crate) fn new(queue: &SharedQueue) -> Result<Self> {
         let logical = queue.logical();
         let raw = &logical.raw;
+        // Before the pool, which nobody gives back until it is the recorder's.
+        let stamps = Stamps::new(queue)?;
         let info = vk::CommandPoolCreateInfo::default().queue_family_index(queue.family);
         // SAFETY: the device lives and has the family.
         let pool = said("vkCreateCommandPool", unsafe { raw.create_command_pool(&info, None) })?;
@@ -97,7 +99,7 @@ impl Recorder {
             buffer: vk::CommandBuffer::null(),
             sets: vk::DescriptorPool::null(),
             room: Room::default(),
-            stamps: Stamps::new(queue)?,
+            stamps,
             stages,
             writes,
         };
