@@ -32,8 +32,8 @@ impl Compute {
     /// height, kernel width]`, as f32.
     ///
     /// # Errors
-    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Argument`] for a stride or dilation of zero or several
-    /// types; what the device says.
+    /// [`Error::Rank`] and [`Error::Shapes`] for other shapes, [`Error::Argument`] for a stride, a dilation or groups of zero or
+    /// several types; what the device says.
     pub fn conv2d<'a, 'b>(
         &self,
         conv: &Conv2d,
@@ -50,7 +50,10 @@ impl Compute {
             return Err(Error::Rank { operation: NAME, shape, rule: "four dimensions" });
         };
         let groups = conv.groups;
-        if of_group.checked_mul(groups) != Some(channels) || !out_channels.is_multiple_of(groups.max(1)) {
+        if groups == 0 {
+            return Err(Error::Argument { operation: NAME, what: "groups of 0".into() });
+        }
+        if of_group.checked_mul(groups) != Some(channels) || !out_channels.is_multiple_of(groups) {
             return Err(shapes(NAME, &x, &weights, "groups divide channels and out channels evenly"));
         }
         if conv.stride.contains(&0) || conv.dilation.contains(&0) {

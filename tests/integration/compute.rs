@@ -434,6 +434,9 @@ fn what_does_not_fit_is_refused_by_name() {
         let x = || Input::from(([1, 1, 2, 3], &x));
         assert!(matches!(device.attention(&attention, x(), x(), x()), Err(Error::Factor { .. })), "{scale}");
     }
+    let (none, no_groups) = (Input::from(([1, 0, 2, 3], &[])), Conv2d { groups: 0, ..Conv2d::default() });
+    let refused = device.conv2d(&no_groups, none, ([2, 0, 1, 1], &[]));
+    assert!(matches!(refused, Err(Error::Argument { .. })));
     let other = Compute::open("cpu").unwrap().upload([6], &x).unwrap();
     assert!(matches!(device.unary(UnaryFunction::Exp, &other), Err(Error::OtherDevice { .. })));
 }
