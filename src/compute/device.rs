@@ -58,7 +58,7 @@ impl Shared {
         });
         let companion = companion.transpose().map_err(|error| Error::Open(error.to_string()))?;
         let (adapter, timeline) = (device.adapter().clone(), device.timeline(QueueKind::Compute));
-        let wakers = Arc::new(Wakers::default());
+        let wakers = Wakers::new()?;
         let woken = Arc::clone(&wakers);
         timeline.subscribe(move |progress| woken.wake(progress));
         let signalled = timeline.value();
@@ -275,5 +275,62 @@ impl Drop for Core {
 impl Memory {
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::Compute;
+    use crate::devices::{DeviceOptions, Devices};
+    use ragtag_devices::{Backends, Config};
+    use ragtag_hal::{DeviceId, Faults, Limits};
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::mpsc;
+    use std::task::{Context, Wake, Waker};
+    use std::time::Duration;
+
+    /// The processor, on which things go wrong as told.
+    fn processor(faults: Faults) -> Compute {
+        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let adapter = Devices::probe(&options).unwrap().selected()[0].clone();
+        let backends = Backends::new(&Config::default());
+        let opened = backends.open_with(&[(adapter, DeviceId(0))], &Limits::default(), &move |_, device| {
+            Checked::with_faults(device, faults.clone())
+        });
+        Compute { shared: Shared::new(opened.unwrap().swap_remove(0)).unwrap() }
+    }
+
+    fn late(delay: Duration) -> Faults {
+        Faults { delay_us: [delay.as_micros() as u64; 3], ..Faults::default() }
+    }
+
+    /// A task that ends when it is woken, with all that it has.
+    struct Last<T> {
+        held: Mutex<Option<T>>,
+        over: mpsc::Sender<()>,
+    }
+
+    impl<T: Send + 'static> Wake for Last<T> {
+        fn wake(self: Arc<Self>) {
+            drop(self.held.lock().unwrap().take());
+            self.over.send(()).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_device_may_go_with_a_task_that_is_woken() {
+        let device = processor(late(Duration::from_millis(50)));
+        let zeros = device.zeros([4]).unwrap();
+        let tensor = zeros.queued().clone();
+        let mut pending = device.read(&tensor).unwrap();
+        let (over, woken) = mpsc::channel();
+        let task = Arc::new(Last { held: Mutex::default(), over });
+        let waker = Waker::from(Arc::clone(&task));
+        assert!(Pin::new(&mut pending).poll(&mut Context::from_waker(&waker)).is_pending());
+        *task.held.lock().unwrap() = Some((device, zeros, tensor, pending));
+        drop((task, waker));
+        woken.recv_timeout(Duration::from_secs(30)).expect("the task is woken, and comes to its end");
     }
 }

@@ -1,16 +1,18 @@
 //! What an operator returns: its result, once the device has come so far.
 
 use super::device::Shared;
-use super::error::Result;
+use super::error::{Error, Result};
 use super::tensor::Tensor;
 use ragtag_hal::Progress;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 
-/// A result that its device is working on. It can be waited for, or awaited: then the thread that hears of the device's
-/// progress wakes the task, and no thread of an executor is held. Dropped, it runs all the same.
+/// A result that its device is working on. It can be waited for, or awaited: then a thread beside the device wakes the
+/// task, and no thread of an executor is held. Dropped, it runs all the same.
 #[must_use = "the device may fail"]
 pub struct Pending<T> {
     shared: Arc<Shared>,
@@ -87,13 +89,25 @@ impl<T> Future for Pending<T> {
     }
 }
 
-/// The tasks that wait for points of a timeline.
-#[derive(Default)]
-pub(super) struct Wakers(Mutex<Vec<(u64, Waker)>>);
+/// The tasks that wait for points of a timeline. A thread of their own wakes them: whoever tells of progress holds the timeline,
+/// and a task that is woken may end there and then, its tensors and the device with it.
+pub(super) struct Wakers {
+    waiting: Mutex<Vec<(u64, Waker)>>,
+    due: Sender<Waker>,
+}
 
 impl Wakers {
+    /// Starts the thread, which ends when nobody has the wakers any more.
+    pub(super) fn new() -> Result<Arc<Self>> {
+        let (due, woken) = channel();
+        let wake = move || woken.into_iter().for_each(Waker::wake);
+        let thread = thread::Builder::new().name("compute-wakers".into()).spawn(wake);
+        thread.map_err(|error| Error::Open(error.to_string()))?;
+        Ok(Arc::new(Self { waiting: Mutex::default(), due }))
+    }
+
     fn register(&self, point: u64, waker: &Waker) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if !waiting.iter().any(|(p, w)| *p == point && w.will_wake(waker)) {
             waiting.push((point, waker.clone()));
         }
@@ -101,11 +115,12 @@ impl Wakers {
 
     /// Wakes those whose points have passed, or all if no other will.
     pub(super) fn wake(&self, progress: &Progress) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = |point: u64| point <= progress.value || progress.failure.is_some();
-        let due: Vec<_> = waiting.extract_if(.., |(point, _)| is_due(*point)).collect();
-        drop(waiting);
-        due.into_iter().for_each(|(_, waker)| waker.wake());
+        for (_, waker) in waiting.extract_if(.., |(point, _)| is_due(*point)) {
+            // The thread is there as long as the wakers are.
+            let _ = self.due.send(waker);
+        }
     }
 }
 
