@@ -221,11 +221,15 @@ impl Core {
         self.sweep()?;
         let value = self.signalled + 1;
         let device = self.device()?;
-        let signal = device.timeline(QueueKind::Compute).id().at(value);
-        let work = Work::Commands(commands);
-        device.submit(Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal })?;
-        self.signalled = value;
-        Ok(value)
+        let timeline = device.timeline(QueueKind::Compute);
+        let (signal, work) = (timeline.id().at(value), Work::Commands(commands));
+        let submission = Submission { queue: QueueKind::Compute, work, waits: Vec::new(), signal };
+        let outcome = device.submit(submission);
+        // What the device refuses ends the timeline and has had its value: the next submission is to hear of that.
+        if outcome.is_ok() || timeline.failure().is_some() {
+            self.signalled = value;
+        }
+        Ok(outcome.map(|()| value)?)
     }
 
     /// Lets go of something as soon as nothing uses it.
@@ -304,6 +308,17 @@ mod tests {
 
     fn late(delay: Duration) -> Faults {
         Faults { delay_us: [delay.as_micros() as u64; 3], ..Faults::default() }
+    }
+
+    #[test]
+    fn after_a_refused_submission_all_hear_of_its_cause() {
+        let device = processor(Faults { failing_submission: Some(2), ..Faults::default() });
+        let zeros = || device.zeros([4])?.wait().map(drop);
+        assert_eq!(zeros().map_err(|error| error.to_string()), Ok(()));
+        for _ in 0..3 {
+            let error = zeros().unwrap_err().to_string();
+            assert!(error.contains("by a fault on demand"), "{error}");
+        }
     }
 
     /// A task that ends when it is woken, with all that it has.
