@@ -103,19 +103,18 @@ impl Shared {
         if bytes == 0 {
             return Ok(None);
         }
-        let mut core = self.lock();
-        core.sweep()?;
-        let id = BufferId(core.id());
-        if let Err(error) = core.device()?.create_buffer(id, bytes) {
-            if core.left.is_empty() || !error.is_out_of_memory() {
-                return Err(error.into());
+        let id = loop {
+            let mut core = self.lock();
+            match core.create_buffer(bytes) {
+                Err(Error::Device(error)) if error.is_out_of_memory() && !core.left.is_empty() => {
+                    let last = core.signalled;
+                    drop(core);
+                    // There will be room when what is being worked on is done. Others go on meanwhile.
+                    self.timeline.wait(last, None)?;
+                }
+                created => break created?,
             }
-            // There will be room when what is being worked on is done.
-            self.timeline.wait(core.signalled, None)?;
-            core.sweep()?;
-            core.device()?.create_buffer(id, bytes)?;
-        }
-        drop(core);
+        };
         let range = BufferRange { buffer: id, offset: 0, bytes };
         Ok(Some(Arc::new(Memory { shared: Arc::clone(self), range })))
     }
@@ -194,6 +193,13 @@ impl Core {
     fn id(&mut self) -> u32 {
         self.next_id += 1;
         self.next_id
+    }
+
+    fn create_buffer(&mut self, bytes: u64) -> Result<BufferId> {
+        self.sweep()?;
+        let id = BufferId(self.id());
+        self.device()?.create_buffer(id, bytes)?;
+        Ok(id)
     }
 
     fn module(&mut self, variant: &'static Variant, caps: &Caps) -> Result<ModuleId> {
@@ -347,5 +353,19 @@ mod tests {
         *task.held.lock().unwrap() = Some((device, zeros, tensor, pending));
         drop((task, waker));
         woken.recv_timeout(Duration::from_secs(30)).expect("the task is woken, and comes to its end");
+    }
+
+    #[test]
+    fn who_waits_for_memory_keeps_nobody_waiting() {
+        let device = processor(Faults { most_bytes: Some(4096), ..late(Duration::from_secs(2)) });
+        let first = device.zeros([1024]).unwrap();
+        let point = device.shared.signalled();
+        drop(first);
+        let other = device.clone();
+        let second = thread::spawn(move || other.zeros([1024])?.wait().map(drop));
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(device.shared.signalled(), point, "nothing was submitted yet");
+        assert!(device.shared.timeline().value() < point, "and that was known before the memory was there");
+        assert_eq!(second.join().unwrap().map_err(|error| error.to_string()), Ok(()));
     }
 }
