@@ -17,10 +17,11 @@ pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
 }
 
 /// The same for calls that allocate: codes that mean too little memory then. A driver that keeps no more allocations has none
-/// for this one either.
+/// for this one either, nor has one whose pool of anything is used up.
 pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -> Error {
-    const SHORTAGE: [vk::Result; 3] = [
+    const SHORTAGE: [vk::Result; 4] = [
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+        vk::Result::ERROR_OUT_OF_POOL_MEMORY,
         vk::Result::ERROR_OUT_OF_HOST_MEMORY,
         vk::Result::ERROR_TOO_MANY_OBJECTS,
     ];
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn shortages_are_told_from_other_failures() {
-        for code in [-1, -2, -10] {
+        for code in [-1, -2, -10, -1_000_069_000] {
             let error = failure("vkAllocateMemory", vk::Result::from_raw(code));
             let short = allocation_failure(error.clone(), 100, Some(50));
             assert_eq!(short, Error::OutOfMemory { wanted: 100, free: Some(50) });

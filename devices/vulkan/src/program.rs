@@ -7,6 +7,7 @@
 //! This module must not know kernels' arguments.
 
 use crate::api::{Logical, Pipeline, PipelineCache};
+use crate::error::allocation_failure;
 use crate::translate::{SpirVTarget, VERSION, translate, uses_sub_groups};
 use ragtag_hal::cache::{Folder, Key, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, TextEntry};
@@ -213,12 +214,15 @@ impl Programs {
     }
 
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
-        let cache = PipelineCache::new(&self.logical, &artefact.kept)?;
+        let Artefact { words, kept } = artefact;
+        // Drivers do not say how much they have no memory for; they need the words at least.
+        let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64, None);
+        let cache = PipelineCache::new(&self.logical, kept).map_err(short)?;
         let most = self.logical.facts().full_sub_groups;
         let whole = |most: u32| most > 0 && source.function.work_group[0].is_multiple_of(most);
-        let full = most.is_some_and(whole) && uses_sub_groups(&artefact.words);
-        let (words, entry) = (&artefact.words, &source.function.name);
-        let pipeline = Pipeline::new(&self.logical, words, entry, source.interface(), full, &cache)?;
+        let full = most.is_some_and(whole) && uses_sub_groups(words);
+        let (entry, interface) = (&source.function.name, source.interface());
+        let pipeline = Pipeline::new(&self.logical, words, entry, interface, full, &cache).map_err(short)?;
         Ok((pipeline, cache))
     }
 

@@ -204,7 +204,8 @@ impl DriverQueue for Queue {
         // SAFETY: the lane keeps the script, and with it the recording and all that it names, until the event has passed; the
         // semaphores are kept by the device's queues, which end after that. `Checked` lets no program be submitted before its
         // last run has ended. The waits are values that were enqueued before, or that a thread signals after such.
-        unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) }?;
+        let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
+        submitted.map_err(|error| script.refused(error))?;
         // Only now: of what the driver refuses nothing may be read any more.
         let cast = cast.map(|(caster, cast)| {
             let settled = (Arc::clone(&caster.settled), cast.value);

@@ -4,15 +4,19 @@
 //! names alive. Its command buffer is recorded when it is first enqueued, since small copies may never be, or before that for
 //! a program. This module must not know waits or points.
 
+use crate::error::allocation_failure;
 use crate::hazards::Use;
 use crate::memory::Buffer;
 use crate::program::Entry;
 use crate::recording::{Recorders, Recording};
 use crate::region::Registered;
 use ragtag_hal::lanes::{self, Claim, Claims};
-use ragtag_hal::{Access, HostRegion, Reservation, Result};
+use ragtag_hal::{Access, Error, HostRegion, Reservation, Result};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// About what a driver keeps of a step, where it does not say what it has no memory for.
+const STEP_BYTES: u64 = 256;
 
 /// Bytes of a buffer.
 #[derive(Clone)]
@@ -197,16 +201,22 @@ impl Script {
     /// The commands as a command buffer; `None` if there are none.
     ///
     /// # Errors
-    /// If the driver refuses.
+    /// [`Error::OutOfMemory`] with a size; whatever else has the driver refuse.
     pub(crate) fn recording(&self, recorders: &Arc<Recorders>) -> Result<Option<Arc<Recording>>> {
         if self.steps.is_empty() {
             return Ok(None);
         }
         let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
         if recording.is_none() {
-            *recording = Some(Arc::new(Recording::new(recorders, &self.steps)?));
+            let made = Recording::new(recorders, &self.steps).map_err(|error| self.refused(error))?;
+            *recording = Some(Arc::new(made));
         }
         Ok(recording.clone())
+    }
+
+    /// What is to be said where the driver does not take the commands.
+    pub(crate) fn refused(&self, error: Error) -> Error {
+        allocation_failure(error, self.steps.len().max(1) as u64 * STEP_BYTES, None)
     }
 
     pub(crate) fn uses_buffer(&self, buffer: &Arc<Buffer>) -> bool {

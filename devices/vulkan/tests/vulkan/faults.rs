@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use device_bench::faults::{loses_one_of_two, no_memory, runs_out_of_memory};
-use ragtag_hal::{Device, HostRegion, Limits, RegionId};
+use ragtag_hal::{Device, Error, HostRegion, Limits, ModuleId, ProgramId, RegionId};
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 use std::sync::Arc;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
@@ -59,6 +59,34 @@ fn regions_that_there_is_no_memory_for_are_told_with_sizes() {
             let region = |bytes: u64| Arc::new(HostRegion::new(bytes as usize).unwrap());
             no_memory(bench.device.register_region(RegionId(1), region(2 * ROOM)), 2 * ROOM);
             bench.device.register_region(RegionId(1), region(ROOM / 2)).unwrap();
+            bench.works();
+        }
+        no_objections(&backend);
+    });
+}
+
+/// Drivers take memory for more than buffers.
+#[test]
+fn programs_that_there_is_no_memory_for_are_told_with_sizes() {
+    with_vulkan_faults("faults::programs_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+        let backend = backend();
+        for adapter in adapters(&backend) {
+            let number = faults.opened();
+            let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
+            let launch = || vec![scale(all(0), all(1), 3)];
+            let another = module(source().replace("+ 1u", "+ 9u").into());
+            let short = |result: Result<(), Error>| match result {
+                Err(Error::OutOfMemory { wanted, free: None }) => assert!(wanted > 0),
+                other => panic!("{}: {other:?}", adapter.label()),
+            };
+            faults.limit(number, 0);
+            short(bench.device.record(ProgramId(0), launch()));
+            short(bench.device.create_module(ModuleId(1), &another));
+            faults.limit(number, u64::MAX);
+            bench.device.record(ProgramId(0), launch()).unwrap();
+            bench.device.create_module(ModuleId(1), &another).unwrap();
+            let ran = bench.program(0, &[]);
+            bench.wait(ran);
             bench.works();
         }
         no_objections(&backend);

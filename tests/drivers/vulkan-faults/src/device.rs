@@ -127,6 +127,14 @@ impl Device {
         }
     }
 
+    /// A call that takes memory of which nobody says how much.
+    pub fn take(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
+        match with(self.number, |record| record.is_overfull()) {
+            true => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
+            false => call(&self.next),
+        }
+    }
+
     /// Notes that an allocation goes.
     pub fn free(&self, memory: vk::DeviceMemory) {
         with(self.number, |record| record.give_back(memory.as_raw()));

@@ -58,6 +58,8 @@ fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
         b"vkGetSemaphoreCounterValue" | b"vkGetSemaphoreCounterValueKHR" => counter_value as *const c_void,
         b"vkAllocateMemory" => allocate_memory as *const c_void,
         b"vkFreeMemory" => free_memory as *const c_void,
+        b"vkEndCommandBuffer" => end_command_buffer as *const c_void,
+        b"vkCreateComputePipelines" => create_compute_pipelines as *const c_void,
         _ => return None,
     };
     // SAFETY: a function, whose parameters the caller knows by its name.
@@ -270,5 +272,30 @@ unsafe extern "system" fn free_memory(
             known.free(memory);
             (known.next.fp_v1_0().free_memory)(device, memory, allocator);
         }
+    }
+}
+
+unsafe extern "system" fn end_command_buffer(buffer: vk::CommandBuffer) -> vk::Result {
+    // SAFETY: what the caller promises the next layer.
+    unsafe { on(buffer, |device| device.take(|next| (next.fp_v1_0().end_command_buffer)(buffer))) }
+}
+
+unsafe extern "system" fn create_compute_pipelines(
+    device: vk::Device,
+    cache: vk::PipelineCache,
+    count: u32,
+    infos: *const vk::ComputePipelineCreateInfo<'_>,
+    allocator: *const vk::AllocationCallbacks<'_>,
+    pipelines: *mut vk::Pipeline,
+) -> vk::Result {
+    // SAFETY: what the caller promises the next layer; there is room for so many pipelines.
+    unsafe {
+        (0..count as usize).for_each(|at| pipelines.add(at).write(vk::Pipeline::null()));
+        on(device, |known| {
+            known.take(|next| {
+                let create = next.fp_v1_0().create_compute_pipelines;
+                create(device, cache, count, infos, allocator, pipelines)
+            })
+        })
     }
 }
