@@ -20,15 +20,38 @@ const NAME: &str = "vulkan";
 pub struct VulkanConfig {
     /// The folder that compiled programs are kept in; without it they are kept in this process alone.
     pub cache_folder: Option<PathBuf>,
-    /// Whether the validation layer looks at every call. It must be installed then; what it says is logged, and kept for
+    /// Whether the validation layer looks at every call. What it says is logged, and kept for
     /// [`VulkanBackend::validation_messages`].
-    pub validation: bool,
+    pub validation: Validation,
     /// Whether buffers lie where the host sees them, on devices whose own memory can all be seen.
     pub direct_memory: bool,
     /// Whether host regions are imported, on devices that can.
     pub import_regions: bool,
     /// Which matrix units count.
     pub matrices: MatrixUnits,
+}
+
+/// Whether the validation layer looks at every call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Validation {
+    /// It does not.
+    Off,
+    /// It does where it is installed.
+    WhereInstalled,
+    /// It does, and must be installed.
+    On,
+}
+
+impl Validation {
+    /// What a value of `RAGTAG_VULKAN_VALIDATION` asks for.
+    fn wanted(value: &str, debugging: bool) -> Self {
+        match value {
+            "1" => Self::On,
+            "0" => Self::Off,
+            _ if debugging => Self::WhereInstalled,
+            _ => Self::Off,
+        }
+    }
 }
 
 /// Which devices' cooperative matrices are used.
@@ -61,13 +84,14 @@ impl MatrixUnits {
 
 impl Default for VulkanConfig {
     /// Programs are kept in `vulkan` in the folder that `RAGTAG_CACHE_DIR` names, else in `ragtag/vulkan` in the user's folder
-    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`; `RAGTAG_VULKAN_MATRICES` is `off` for
-    /// no matrix units and `software` for those that are software, too.
+    /// for caches. The validation layer is asked for with `RAGTAG_VULKAN_VALIDATION=1`; builds for debugging have it where it is
+    /// installed, except with `0`. `RAGTAG_VULKAN_MATRICES` is `off` for no matrix units and `software` for those that are
+    /// software, too.
     fn default() -> Self {
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| value == "1");
+        let validation = std::env::var("RAGTAG_VULKAN_VALIDATION").unwrap_or_default();
         Self {
             cache_folder: default_folder(NAME),
-            validation: is_set("RAGTAG_VULKAN_VALIDATION"),
+            validation: Validation::wanted(&validation, cfg!(debug_assertions)),
             direct_memory: true,
             import_regions: true,
             matrices: MatrixUnits::wanted(),
@@ -95,7 +119,7 @@ impl VulkanBackend {
         self.kept.counters()
     }
 
-    /// What the validation layer objected to, if it was asked for.
+    /// What the validation layer objected to, if it was there.
     pub fn validation_messages(&self) -> Vec<String> {
         self.messages.all()
     }
@@ -180,5 +204,18 @@ impl Backend for VulkanBackend {
                 .map(|device| Box::new(device) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builds_for_debugging_are_validated_unless_told_otherwise() {
+        let of = |value| [true, false].map(|debugging| Validation::wanted(value, debugging));
+        assert_eq!(of("1"), [Validation::On; 2]);
+        assert_eq!(of("0"), [Validation::Off; 2]);
+        assert_eq!(of(""), [Validation::WhereInstalled, Validation::Off]);
     }
 }

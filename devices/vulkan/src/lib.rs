@@ -41,7 +41,7 @@ mod script;
 mod tests;
 mod translate;
 
-pub use backend::{MatrixUnits, VulkanBackend, VulkanConfig};
+pub use backend::{MatrixUnits, Validation, VulkanBackend, VulkanConfig};
 pub use compiler::PipelineCompiler;
 pub use program::CacheCounters;
 pub use translate::{SpirV, SpirVTarget, translate};

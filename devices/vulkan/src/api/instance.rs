@@ -1,6 +1,7 @@
 //! The loader, and an instance of it.
 
 use super::{Facts, Messages};
+use crate::backend::Validation;
 use ash::{ext, vk};
 use ragtag_hal::Error;
 use std::ffi::CStr;
@@ -30,6 +31,13 @@ fn keep_drivers(entry: &ash::Entry) {
     });
 }
 
+/// Whether the layer is installed.
+fn has_validation(entry: &ash::Entry) -> bool {
+    // SAFETY: no instance is needed.
+    let layers = unsafe { entry.enumerate_instance_layer_properties() };
+    layers.is_ok_and(|layers| layers.iter().any(|layer| layer.layer_name_as_c_str() == Ok(VALIDATION)))
+}
+
 impl Instance {
     /// The library's name.
     pub(crate) const LIBRARY: &'static str = if cfg!(target_os = "windows") {
@@ -42,11 +50,11 @@ impl Instance {
         "libvulkan.so.1"
     };
 
-    /// Finds the loader and makes an instance, with the validation layer if `validation` asks for it.
+    /// Finds the loader and makes an instance, with the validation layer as `validation` asks for it.
     ///
     /// # Errors
     /// In words, if there is no loader, no driver behind it, or no such layer.
-    pub(crate) fn load(validation: bool, messages: &Arc<Messages>) -> Result<Self, String> {
+    pub(crate) fn load(validation: Validation, messages: &Arc<Messages>) -> Result<Self, String> {
         // SAFETY: the system's Vulkan loader; that its initialisation does no harm is what linking to it would mean, too.
         let entry = unsafe { ash::Entry::load() }.map_err(|error| error.to_string())?;
         // SAFETY: no instance is needed.
@@ -54,6 +62,11 @@ impl Instance {
         if version.ok().flatten().is_none_or(|version| version < vk::API_VERSION_1_1) {
             return Err("the Vulkan loader knows Vulkan 1.0 alone".into());
         }
+        let validation = match validation {
+            Validation::Off => false,
+            Validation::WhereInstalled => has_validation(&entry),
+            Validation::On => true,
+        };
         let (layers, extensions) = match validation {
             true => (vec![VALIDATION.as_ptr()], vec![ext::debug_utils::NAME.as_ptr()]),
             false => (vec![], vec![]),

@@ -24,7 +24,7 @@ fn wanted() -> usize {
     std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").map_or(0, |wanted| wanted.parse().unwrap())
 }
 
-/// Fails if the validation layer objected to anything. When it was not asked for, it has said nothing.
+/// Fails if the validation layer objected to anything. Where it is not, it has said nothing.
 #[track_caller]
 pub fn no_objections(backend: &VulkanBackend) {
     let said = backend.validation_messages();
