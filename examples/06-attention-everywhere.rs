@@ -2,7 +2,7 @@
 //!
 //! Shows: single operators without a model, and that all devices give the same result through all their APIs.
 //! You should see: a line for each device with its relative error to float64, which is at most 1e-4, and with the time that
-//! the operator took, its inputs being on the device.
+//! the operator took, its inputs being on the device; or why a device does not open.
 //!
 //! ```sh
 //! cargo run --release --example 06-attention-everywhere
@@ -53,7 +53,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:<14} {:<40} {:>15} {:>10}", "device", "name", "relative error", "time");
     let devices = Devices::probe(&DeviceOptions::default())?;
     for adapter in devices.report().adapters() {
-        let device = Compute::on(&devices, adapter)?;
+        let (label, name) = (adapter.label(), &adapter.name);
+        let device = match Compute::on(&devices, adapter) {
+            Ok(device) => device,
+            Err(error) => {
+                println!("{label:<14} {name:<40.40} does not open: {error}");
+                continue;
+            }
+        };
         let [q, k, v] = [&q, &k, &v].map(|values| device.upload(shape, values));
         let (q, k, v) = (q?, k?, v?);
         let attention = Attention { causal: true, ..Attention::default() };
@@ -66,7 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let difference: f64 = values.iter().zip(&wanted).map(|(v, w)| (f64::from(*v) - w).powi(2)).sum();
         let error = (difference / norm).sqrt();
         let time = format!("{:.2} ms", duration.as_secs_f64() * 1e3);
-        println!("{:<14} {:<40.40} {error:>15.1e} {time:>10}", adapter.label(), adapter.name);
+        println!("{label:<14} {name:<40.40} {error:>15.1e} {time:>10}");
     }
     Ok(())
 }
