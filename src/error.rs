@@ -22,6 +22,9 @@ pub enum Error {
         /// The system's word.
         cause: std::io::Error,
     },
+    /// Standard output, if it cannot be written for another reason than that nobody reads it.
+    #[error("cannot write standard output: {0}")]
+    Output(std::io::Error),
     /// A model file that is damaged, or of a kind that Ragtag does not run.
     #[error("{}", about(name, cause))]
     Model {
@@ -147,7 +150,7 @@ impl Error {
             Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } => 4,
             Error::Devices(_) => 5,
-            Error::File { .. } => 7,
+            Error::File { .. } | Error::Output(_) => 7,
             Error::Strict { .. } => 8,
             Error::Device { cause, .. }
             | Error::Run(

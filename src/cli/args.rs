@@ -22,7 +22,7 @@ Examples:
   ragtag bench model.gguf --parallel 8                prompt and generation speed
 
 Exit codes: 0 done, 1 internal or device failure or a failed self-test, 2 usage, 3 model file, 4 plan or split, 5 devices,
-6 does not fit, 7 file cannot be read or written, 8 refused by --strict."
+6 does not fit, 7 file or standard output cannot be read or written, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

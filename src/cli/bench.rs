@@ -75,8 +75,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
         .collect();
     let comparison = placed.planner.compare(&engine, &bursts)?;
-    compare::write_report(&args.comparison, &engine, &comparison)?;
-    if args.json {
+    let printed = if args.json {
         print_json(&json!({
             "model": model.name(),
             "file_bytes": model.file_bytes(),
@@ -86,11 +85,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "comparison": comparison,
             "replanned": replanned,
             "stages": super::records::stage_reports(&engine),
-        }));
+        }))
     } else {
-        print(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)));
-    }
-    records.write(&model, &placed.devices, engine)
+        print(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
+    };
+    // What cannot be written takes nothing else with it.
+    let reported = compare::write_report(&args.comparison, &engine, &comparison);
+    printed.and(reported).and(records.write(&model, &placed.devices, engine))
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {

@@ -35,12 +35,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
     }
-    if args.json {
-        print_json(&as_json(&calibration));
-    } else {
-        print(&as_table(&calibration));
-    }
-    Ok(())
+    if args.json { print_json(&as_json(&calibration)) } else { print(&as_table(&calibration)) }
 }
 
 /// What a command that places a model knows of the devices: where there is a choice between several, what was measured

@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 pub(super) fn run(args: &CardsArgs) -> Result<()> {
     if args.json {
         let cards = cards().iter().map(as_json).collect::<Result<Vec<_>>>()?;
-        print_json(&json!({ "reached": reached(), "cards": cards }));
-        return Ok(());
+        return print_json(&json!({ "reached": reached(), "cards": cards }));
     }
     let mut table = table(&[
         "card",
@@ -41,9 +40,8 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
             card.through.clone(),
         ]);
     }
-    print(&format!("{table}\n"));
-    print("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n");
-    Ok(())
+    print(&format!("{table}\n"))?;
+    print("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n")
 }
 
 /// A card with its source in full, and what the planner takes it for.

@@ -10,8 +10,7 @@ use serde_json::json;
 
 pub(super) fn run(args: &DevicesArgs) -> Result<()> {
     if args.doctor {
-        super::doctor::run(&super::device_options(&args.devices), args.json);
-        return Ok(());
+        return super::doctor::run(&super::device_options(&args.devices), args.json);
     }
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     if args.json {
@@ -22,12 +21,12 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "selected": devices.labels(),
             "handicaps": devices.handicaps(),
             "report": devices.report(),
-        }));
+        }))?;
     } else {
         super::output::note(&devices.start_line());
-        print_devices(&devices);
+        print_devices(&devices)?;
         for line in missing(devices.report()) {
-            print(&format!("{line}\n"));
+            print(&format!("{line}\n"))?;
         }
     }
     // The list comes first: who is refused needs it.
@@ -35,7 +34,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
 }
 
 /// A row for each physical device, described as the API sees it that it is used through, else as the best one does.
-fn print_devices(devices: &Devices) {
+fn print_devices(devices: &Devices) -> Result<()> {
     let mut table = table(&["device", "name", "kind", ">free", ">total", ">units", "driver", "selected"]);
     let selected = devices.labels();
     let report = devices.report();
@@ -56,7 +55,7 @@ fn print_devices(devices: &Devices) {
             used.join(", "),
         ]);
     }
-    print(&format!("{table}\n"));
+    print(&format!("{table}\n"))
 }
 
 fn memory(adapter: &Adapter) -> (String, String) {

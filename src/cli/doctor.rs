@@ -3,15 +3,12 @@
 use super::output::{print, print_json, table};
 use crate::devices::DeviceOptions;
 use crate::doctor::{Diagnosis, State, examine};
+use crate::error::Result;
 use serde_json::json;
 
-pub(super) fn run(options: &DeviceOptions, as_json: bool) {
+pub(super) fn run(options: &DeviceOptions, as_json: bool) -> Result<()> {
     let found = examine(options);
-    if as_json {
-        print_json(&json!({ "apis": found }));
-    } else {
-        print(&as_table(&found));
-    }
+    if as_json { print_json(&json!({ "apis": found })) } else { print(&as_table(&found)) }
 }
 
 fn as_table(found: &[Diagnosis]) -> String {

@@ -14,21 +14,16 @@ pub(super) fn run(args: &InspectArgs) -> Result<()> {
     let (graph, activations) =
         (model.graph().with_granularity(args.granularity.into()), args.activations.into());
     if args.dot {
-        print(&graph.dot(activations));
-        return Ok(());
+        return print(&graph.dot(activations));
     }
     let segments =
         segments(&graph, activations).map_err(|cause| Error::Model { name: model.name().into(), cause })?;
     if args.json {
-        print_json(&as_json(&model, &segments, args.tensors)?);
-        return Ok(());
+        return print_json(&as_json(&model, &segments, args.tensors)?);
     }
-    print_summary(&model);
-    print_segments(&segments);
-    if args.tensors {
-        print_tensors(&model);
-    }
-    Ok(())
+    print_summary(&model)?;
+    print_segments(&segments)?;
+    if args.tensors { print_tensors(&model) } else { Ok(()) }
 }
 
 fn segments(
@@ -50,7 +45,7 @@ fn types(model: &Model) -> BTreeMap<&'static str, (usize, u64)> {
     types
 }
 
-fn print_summary(model: &Model) {
+fn print_summary(model: &Model) -> Result<()> {
     let h = model.hyperparameters();
     let mut table = table(&["model", model.name()]);
     let types: Vec<_> =
@@ -81,10 +76,10 @@ fn print_summary(model: &Model) {
     ] {
         table.add_row([name.to_string(), value]);
     }
-    print(&format!("{table}\n"));
+    print(&format!("{table}\n"))
 }
 
-fn print_segments(segments: &[Segment]) {
+fn print_segments(segments: &[Segment]) -> Result<()> {
     let mut table =
         table(&[">#", "segment", ">resident", ">read / micro-batch", ">FLOP / token", ">KV / token (f16)"]);
     for row in rows(segments) {
@@ -102,7 +97,7 @@ fn print_segments(segments: &[Segment]) {
             bytes(segment.kv_bytes_per_position),
         ]);
     }
-    print(&format!("{table}\n"));
+    print(&format!("{table}\n"))
 }
 
 /// Blocks that cost the same share a row; so do their halves, which take turns.
@@ -141,7 +136,7 @@ fn resident_bytes(segment: &Segment) -> u64 {
     segment.tensors.iter().map(|t| t.resident_bytes).sum()
 }
 
-fn print_tensors(model: &Model) {
+fn print_tensors(model: &Model) -> Result<()> {
     let mut table = table(&["tensor", "type", ">shape", ">bytes"]);
     for tensor in model.graph().weights().tensors() {
         let shape: Vec<_> = tensor.shape.iter().map(u64::to_string).collect();
@@ -153,7 +148,7 @@ fn print_tensors(model: &Model) {
         ];
         table.add_row(row);
     }
-    print(&format!("{table}\n"));
+    print(&format!("{table}\n"))
 }
 
 fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_json::Value> {

@@ -20,7 +20,8 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
-    write_file(&args.output, &npy::encode(&logits, model.hyperparameters().vocabulary as usize))?;
-    note(&format!("{}: {} positions", args.output.display(), args.ids.len()));
-    records.write(&model, &placed.devices, engine)
+    let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);
+    let done = || note(&format!("{}: {} positions", args.output.display(), args.ids.len()));
+    let written = write_file(&args.output, &matrix).map(|()| done());
+    written.and(records.write(&model, &placed.devices, engine))
 }

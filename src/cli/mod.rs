@@ -28,22 +28,34 @@ use args::{Cli, Command, DescribedArgs, DeviceArgs};
 use clap::{CommandFactory, Parser};
 use ragtag_devices::ProbeChild;
 use std::ffi::OsString;
-use std::io::IsTerminal;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(other) => return explain(&other),
+    };
     start_logging();
-    match execute(&cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::note(&format!("ragtag: {error}"));
-            ExitCode::from(error.exit_code())
+    execute(&cli.command).map_or_else(|error| failed(&error), |()| ExitCode::SUCCESS)
+}
+
+/// Help, the version, or what is wrong with the arguments.
+fn explain(text: &clap::Error) -> ExitCode {
+    match text.print() {
+        Err(cause) if !text.use_stderr() && cause.kind() != ErrorKind::BrokenPipe => {
+            failed(&Error::Output(cause))
         }
+        _ => ExitCode::from(text.exit_code() as u8),
     }
+}
+
+fn failed(error: &Error) -> ExitCode {
+    output::note(&format!("ragtag: {error}"));
+    ExitCode::from(error.exit_code())
 }
 
 fn execute(command: &Command) -> Result<()> {
@@ -61,8 +73,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Simulate(args) => simulate::run(args),
         Command::Probe { backend } => {
             let answer = ragtag_devices::Backends::new(&ragtag_devices::Config::default()).answer(backend);
-            output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?);
-            Ok(())
+            output::print(&answer.ok_or_else(|| Error::Usage(format!("no backend {backend}")))?)
         }
         #[cfg(feature = "hip")]
         Command::CompileForHip => ragtag_devices::compile_for_hip()
@@ -70,8 +81,7 @@ fn execute(command: &Command) -> Result<()> {
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
-            output::print(&String::from_utf8_lossy(&script));
-            Ok(())
+            output::print(&String::from_utf8_lossy(&script))
         }
     }
 }

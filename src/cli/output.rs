@@ -4,14 +4,23 @@
 use crate::error::{Error, Result};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.
-pub(crate) fn print(text: &str) {
+pub(crate) fn print(text: &str) -> Result<()> {
+    offer(text).map(|_| ())
+}
+
+/// Writes to standard output, and says whether anybody still reads it.
+pub(crate) fn offer(text: &str) -> Result<bool> {
     let mut out = std::io::stdout().lock();
     // Tokens appear as they come, not line by line.
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(cause) if cause.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(cause) => Err(Error::Output(cause)),
+    }
 }
 
 /// Writes a line to standard error.
@@ -20,8 +29,8 @@ pub(crate) fn note(text: &str) {
 }
 
 /// Prints a value as indented JSON.
-pub(crate) fn print_json(value: &impl Serialize) {
-    print(&to_json(value));
+pub(crate) fn print_json(value: &impl Serialize) -> Result<()> {
+    print(&to_json(value))
 }
 
 /// A value as indented JSON, with a line break at the end.
@@ -99,7 +108,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<()> {
     };
     let probe = folder.join(format!(".ragtag-{}.probe", std::process::id()));
     let cause = if path.is_dir() {
-        Some(std::io::Error::from(std::io::ErrorKind::IsADirectory))
+        Some(std::io::Error::from(ErrorKind::IsADirectory))
     } else {
         std::fs::File::create(&probe).err()
     };

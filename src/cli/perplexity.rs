@@ -32,7 +32,7 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = placed.start(&model, options)?;
     let score = super::block_on(score(&engine.session(), &pieces))?;
-    if args.json {
+    let printed = if args.json {
         print_json(&json!({
             "perplexity": score.perplexity(),
             "uncertainty": score.uncertainty(),
@@ -40,12 +40,12 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
             "chunks": pieces.len(),
             "ctx": context,
             "plan": engine.plan(),
-        }));
+        }))
     } else {
         let (perplexity, uncertainty) = (score.perplexity(), score.uncertainty());
-        print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count));
-    }
-    records.write(&model, &placed.devices, engine)
+        print(&format!("perplexity {perplexity:.4} ± {uncertainty:.4} over {} tokens\n", score.count))
+    };
+    printed.and(records.write(&model, &placed.devices, engine))
 }
 
 fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Vec<u32>>> {

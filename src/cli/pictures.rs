@@ -46,15 +46,12 @@ impl<'a> Pictures<'a> {
     }
 
     pub(super) fn write(&self, report: &Report) -> Result<()> {
-        for (path, draw) in &self.wanted {
-            let picture = draw(report);
-            if is_standard_output(path) {
-                print(&picture);
-            } else {
-                write_file(path, picture.as_bytes())?;
-            }
-        }
-        Ok(())
+        let write = |(path, draw): &(&Path, Draw)| match is_standard_output(path) {
+            true => print(&draw(report)),
+            false => write_file(path, draw(report).as_bytes()),
+        };
+        // What cannot be written takes nothing else with it.
+        self.wanted.iter().map(write).fold(Ok(()), Result::and)
     }
 }
 

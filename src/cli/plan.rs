@@ -210,13 +210,14 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
         // A plan that cannot be simulated keeps the charts that its times allow.
         report.timelines = simulated(&model, &planner, &report.plan).unwrap_or(report.timelines);
     }
-    pictures.write(&report)?;
-    if args.json {
-        print(&report.plan.to_json());
+    let printed = if args.json {
+        print(&report.plan.to_json())
     } else if !pictures.take_standard_output() {
-        print(&format!("{}\n{}", as_table(&report.plan), bars(&report)));
-    }
-    Ok(())
+        print(&format!("{}\n{}", as_table(&report.plan), bars(&report)))
+    } else {
+        Ok(())
+    };
+    printed.and(pictures.write(&report))
 }
 
 /// A planner for a fleet, or for the devices that are there.

@@ -33,15 +33,15 @@ impl Records {
             None => None,
         };
         let trace = engine.shutdown();
-        if let Some(path) = &self.args.trace {
-            write_file(path, trace.to_chrome_json().as_bytes())?;
-        }
-        if let Some((path, receipt)) = receipt {
-            let mut text = format!("{receipt:#}");
-            text.push('\n');
-            write_file(path, text.as_bytes())?;
-        }
-        Ok(())
+        let traced = match &self.args.trace {
+            Some(path) => write_file(path, trace.to_chrome_json().as_bytes()),
+            None => Ok(()),
+        };
+        let receipted = match receipt {
+            Some((path, receipt)) => write_file(path, format!("{receipt:#}\n").as_bytes()),
+            None => Ok(()),
+        };
+        traced.and(receipted)
     }
 }
 

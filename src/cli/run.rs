@@ -2,7 +2,7 @@
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
-use super::output::{note, print, print_json};
+use super::output::{note, offer, print, print_json};
 use super::plan::{Needs, as_table, placed, summary};
 use super::progress;
 use super::records::Records;
@@ -48,8 +48,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
-    compare::write_report(&args.comparison, &engine, &comparison)?;
-    if args.json {
+    let printed = if args.json {
         print_json(&json!({
             "text": outcome.text,
             "tokens": outcome.tokens,
@@ -60,14 +59,17 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "timings": outcome.summary.timings(),
             "comparison": comparison,
             "replanned": replanned,
-        }));
+        }))
     } else {
         note(&figures(&outcome.summary, generation.sampling.seed));
         if args.compare || args.comparison.report.is_some() {
             note(compare::as_table(&comparison).trim_end());
         }
-    }
-    records.write(&model, &placed.devices, engine)
+        Ok(())
+    };
+    // What cannot be written takes nothing else with it.
+    let reported = compare::write_report(&args.comparison, &engine, &comparison);
+    printed.and(reported).and(records.write(&model, &placed.devices, engine))
 }
 
 /// Has the engine work a little, so that there is something to plan from: a prompt of up to two chunks, and some steps.
@@ -97,7 +99,8 @@ struct Outcome {
     summary: Summary,
 }
 
-/// Generates, printing as it goes if `echo` says so. Ctrl-C ends the sequence, not the program.
+/// Generates, printing as it goes if `echo` says so. Ctrl-C ends the sequence, not the program, and so does a reader who goes
+/// away.
 async fn generate(
     engine: &Engine,
     prompt: &str,
@@ -119,19 +122,19 @@ async fn generate(
         };
         let event = event?;
         if let Some(prompt) = unprinted.take() {
-            print(prompt);
+            print(prompt)?;
         }
         match event {
             Event::Token { id, text: piece } => {
                 tokens.extend(id);
-                if echo {
-                    print(&piece);
+                if echo && !offer(&piece)? {
+                    stream.cancel();
                 }
                 text.push_str(&piece);
             }
             Event::Finished(summary) => {
                 if echo {
-                    print("\n");
+                    print("\n")?;
                 }
                 return Ok(Outcome { text, tokens, summary });
             }

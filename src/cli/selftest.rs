@@ -35,15 +35,10 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    if args.json {
-        print_json(&found);
-    } else {
-        print(&as_text(&found));
-    }
-    if let Some(path) = &args.report {
-        write_file(path, to_json(&found).as_bytes())?;
-    }
-    found.check()
+    let printed = if args.json { print_json(&found) } else { print(&as_text(&found)) };
+    let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
+    // A test that failed is the first thing to say.
+    found.check().and(printed).and(reported)
 }
 
 /// The table, then what did not pass, then the backends that are not there.

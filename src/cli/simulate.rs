@@ -32,15 +32,12 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     note(&summary(plan));
     let (devices, links) = planner.facts();
     let result = crate::simulate(&model, plan, devices, links, &load)?;
-    if let Some(path) = &args.chrome {
-        write_file(path, Trace::simulated(plan, &result).to_chrome_json().as_bytes())?;
-    }
-    if args.json {
-        print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result }));
-    } else {
-        print(&as_table(plan, &result));
-    }
-    Ok(())
+    let printed = match args.json {
+        true => print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result })),
+        false => print(&as_table(plan, &result)),
+    };
+    let timeline = || Trace::simulated(plan, &result).to_chrome_json();
+    printed.and(args.chrome.iter().try_for_each(|path| write_file(path, timeline().as_bytes())))
 }
 
 fn load(args: &SimulateArgs) -> Result<Load> {

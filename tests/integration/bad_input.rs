@@ -593,6 +593,44 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no probe is left");
 }
 
+/// Standard output on a disk that is full, which is what this device pretends.
+#[cfg(target_os = "linux")]
+#[test]
+fn results_that_standard_output_does_not_take_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let tale = folder.path().join("tale.txt");
+    std::fs::write(&tale, "The wolf and the fox went into the wood. ".repeat(4)).unwrap();
+    let cases: [&[&str]; 20] = [
+        &["--help"],
+        &["plan", "--help"],
+        &["--version"],
+        &["completions", "bash"],
+        &["devices"],
+        &["devices", "--json"],
+        &["devices", "--doctor"],
+        &["cards"],
+        &["cards", "--json"],
+        &["plan"],
+        &["plan", "--json"],
+        &["plan", "--svg", "-"],
+        &["inspect", "--tensors"],
+        &["inspect", "--dot"],
+        &["simulate", "--requests", "2"],
+        &["selftest", "--only", "memory/fill", "--device", "cpu"],
+        &["run", "-n", "1", "--ctx", "16"],
+        &["run", "-n", "1", "--ctx", "16", "--json"],
+        &["bench", "-p", "4", "-n", "0", "-r", "1"],
+        &["perplexity", "-f", text(&tale), "--ctx", "8", "--chunks", "1"],
+    ];
+    for arguments in cases {
+        let output = support::shell("exec \"$0\" \"$@\" > /dev/full", arguments).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(FILE), "{arguments:?}: {err}");
+        let words = "ragtag: cannot write standard output: No space left on device (os error 28)\n";
+        assert!(err.ends_with(words), "{arguments:?}: {err}");
+    }
+}
+
 // ---- Arguments ----------------------------------------------------------------------------------------------------
 
 #[test]

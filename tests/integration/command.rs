@@ -80,6 +80,19 @@ fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
     }
 }
 
+/// A reader that has gone ends what is written for it, and is no error.
+#[cfg(unix)]
+#[test]
+fn a_run_ends_when_nobody_reads_it() {
+    let script = "{ \"$0\" \"$@\"; echo \"code $?\" >&2; } | head -c 10";
+    let done = done_by(&mut support::shell(script, &["run", "-n", "400", "--seed", "7"]));
+    assert_eq!(done.out, "Once upon ");
+    assert!(done.err.contains("new tokens") && done.err.contains("(cancelled)"), "{}", done.err);
+    assert!(done.err.ends_with("code 0\n"), "{}", done.err);
+    let done = done_by(&mut support::shell(script, &["cards"]));
+    assert_eq!(done.err, "code 0\n");
+}
+
 #[test]
 fn run_json_is_one_object_and_nothing_else() {
     for (name, case) in [(BITNET, 1), (LLAMA, 2)] {
@@ -616,6 +629,33 @@ fn records_go_into_pipes_and_through_links() {
     let mut start = [0; 1];
     std::io::Read::read_exact(&mut reader, &mut start).unwrap();
     assert_eq!(start, *b"{");
+}
+
+/// Measurements that took a while are not lost to a file that cannot be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_written_takes_nothing_else_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("receipt.json");
+    let (full, receipt) = (["--report", "/dev/full", "--trace", "/dev/full"], ["--receipt", text(&path)]);
+    let short = ["bench", "-p", "4", "-n", "0", "-r", "1"];
+    for (arguments, shown) in [(&short[..], "pp4"), (&["run", "-n", "2", "--json"], "\"timings\"")] {
+        let output = ragtag().args(arguments).args(full).args(receipt).output().unwrap();
+        let (out, err) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert_eq!(output.status.code(), Some(7), "{err}");
+        assert!(
+            err.ends_with("ragtag: cannot write /dev/full: No space left on device (os error 28)\n"),
+            "{err}"
+        );
+        assert!(out.contains(shown), "{out}");
+        assert_eq!(read_json(&path)["ragtag_receipt"], 1);
+        std::fs::remove_file(&path).unwrap();
+    }
+    let simulate = ["simulate", "--requests", "2", "--chrome", "/dev/full"];
+    let output = ragtag().args(simulate).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("2 requests in"));
 }
 
 // ---- strict -------------------------------------------------------------------------------------------------------

@@ -199,7 +199,17 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// The command, in an empty environment of its own.
 pub fn ragtag() -> assert_cmd::Command {
-    let mut command = assert_cmd::Command::cargo_bin("ragtag").unwrap();
+    sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
+}
+
+/// A script for the shell, in which `"$0" "$@"` is the command with these arguments.
+pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
+    let mut command = sheltered(assert_cmd::Command::new("sh"));
+    command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);
+    command
+}
+
+fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
