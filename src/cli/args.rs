@@ -6,7 +6,7 @@ use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
 use ragtag_scheduler::Objective;
 use ragtag_scheduler::sim::Lengths;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Runs one language model as a pipeline across whatever GPUs and CPUs this machine has.
 #[derive(Debug, Parser)]
@@ -190,6 +190,13 @@ pub(crate) struct RecordArgs {
     pub(crate) receipt: Option<PathBuf>,
 }
 
+impl RecordArgs {
+    /// The files that are asked for.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        self.trace.iter().chain(&self.receipt)
+    }
+}
+
 /// How a model is completed that is described alone.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DescribedArgs {
@@ -204,6 +211,13 @@ pub(crate) struct FleetArgs {
     /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
     #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
     pub(crate) fleet: Option<String>,
+}
+
+impl FleetArgs {
+    /// The file that they are read from, if they are.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.fleet.as_deref().filter(|fleet| fleet.ends_with(".json")).map(Path::new)
+    }
 }
 
 /// The tensor type of this name, in upper or lower case.

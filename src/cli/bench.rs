@@ -2,6 +2,7 @@
 
 use super::args::BenchArgs;
 use super::compare;
+use super::files;
 use super::output::{note, print, print_json, table};
 use super::plan::{Needs, placed, summary};
 use super::progress;
@@ -33,8 +34,9 @@ struct Measurement {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
-    let records = Records::new(&args.records)?;
-    compare::check(&args.comparison)?;
+    let outputs = args.records.files().chain(&args.comparison.report);
+    files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
+    let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
     let tests = tests(args);
     if tests.is_empty() {

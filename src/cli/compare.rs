@@ -1,7 +1,8 @@
 //! Predicted against measured, as the command shows it; and `--replan`.
 
 use super::args::CompareArgs;
-use super::output::{check_writable, note, table, write_file};
+use super::files::write_file;
+use super::output::{note, table};
 use super::plan::Placed;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
@@ -20,11 +21,6 @@ pub(super) struct Change {
     to: String,
     /// By how much the first takes longer, as a share, as far as the measured facts tell.
     predicted_gain: f64,
-}
-
-/// Tries the path of the report before the run.
-pub(super) fn check(args: &CompareArgs) -> Result<()> {
-    args.report.iter().try_for_each(|path| check_writable(path))
 }
 
 /// After a first run: plans again from what the engine measured. If that gives a better plan, the engine is started with it,

@@ -1,7 +1,8 @@
 //! `ragtag logits`: the logits of every position, for comparison with other engines.
 
 use super::args::LogitsArgs;
-use super::output::{check_writable, note, write_file};
+use super::files::{self, write_file};
+use super::output::note;
 use super::plan::{Needs, placed, summary};
 use super::progress;
 use super::records::Records;
@@ -10,8 +11,9 @@ use crate::error::Result;
 use crate::npy;
 
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
-    check_writable(&args.output)?;
-    let records = Records::new(&args.records)?;
+    let outputs = args.records.files().chain([&args.output]);
+    files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
+    let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
     let needs = Needs { asked: None, sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;

@@ -8,6 +8,7 @@ mod cards;
 mod compare;
 mod devices;
 mod doctor;
+mod files;
 mod inspect;
 mod logits;
 mod output;

@@ -5,6 +5,7 @@
 //! mean negative log-probability.
 
 use super::args::PerplexityArgs;
+use super::files;
 use super::output::{note, print, print_json};
 use super::plan::{Needs, placed, summary};
 use super::progress;
@@ -20,7 +21,9 @@ use serde_json::json;
 const DEFAULT_CONTEXT: u32 = 512;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
-    let records = Records::new(&args.records)?;
+    let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
+    files::check(args.records.files(), inputs)?;
+    let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;

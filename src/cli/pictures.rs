@@ -1,7 +1,8 @@
 //! `--html`, `--svg` and `--dot`, and the bars below the table of a plan.
 
 use super::args::PictureArgs;
-use super::output::{check_writable, print, write_file};
+use super::files::{self, write_file};
+use super::output::print;
 use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
 use std::path::Path;
@@ -18,8 +19,12 @@ pub(super) struct Pictures<'a> {
 }
 
 impl<'a> Pictures<'a> {
-    /// `json` says whether standard output is taken.
-    pub(super) fn new(args: &'a PictureArgs, json: bool) -> Result<Self> {
+    /// `json` says whether standard output is taken, `inputs` what the command reads.
+    pub(super) fn new(
+        args: &'a PictureArgs,
+        json: bool,
+        inputs: impl IntoIterator<Item = &'a Path>,
+    ) -> Result<Self> {
         let all =
             [(&args.html, pictures::html as Draw), (&args.svg, pictures::svg), (&args.dot, pictures::dot)];
         let wanted: Vec<_> =
@@ -31,7 +36,7 @@ impl<'a> Pictures<'a> {
                 "only one of --json, --html, --svg and --dot can go to standard output".into(),
             ));
         }
-        files.iter().try_for_each(|(path, _)| check_writable(path))?;
+        files::check(files.iter().map(|(path, _)| *path), inputs)?;
         Ok(Self { wanted })
     }
 
@@ -106,7 +111,7 @@ mod tests {
             svg: svg.map(Into::into),
             dot: None,
         };
-        let usage = |args: &PictureArgs, json| matches!(Pictures::new(args, json), Err(Error::Usage(_)));
+        let usage = |args: &PictureArgs, json| matches!(Pictures::new(args, json, []), Err(Error::Usage(_)));
         assert!(!usage(&args(Some("-"), None), false));
         assert!(usage(&args(Some("-"), None), true));
         assert!(usage(&args(Some("-"), Some("-")), false));
@@ -114,6 +119,6 @@ mod tests {
         let file = folder.path().join("plan.svg");
         assert!(!usage(&args(Some("-"), file.to_str()), false));
         let nowhere = folder.path().join("missing/plan.svg");
-        assert!(matches!(Pictures::new(&args(None, nowhere.to_str()), false), Err(Error::File { .. })));
+        assert!(matches!(Pictures::new(&args(None, nowhere.to_str()), false, []), Err(Error::File { .. })));
     }
 }

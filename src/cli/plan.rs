@@ -200,7 +200,8 @@ fn like_file(
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
-    let pictures = Pictures::new(&args.pictures, args.json)?;
+    let inputs = args.model.iter().chain(&args.placement.plan).map(PathBuf::as_path);
+    let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs { asked: args.parallel, sequences: 1, all_logits: false, context: None };
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;

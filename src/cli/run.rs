@@ -2,6 +2,7 @@
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
+use super::files;
 use super::output::{note, offer, print, print_json};
 use super::plan::{Needs, as_table, placed, summary};
 use super::progress;
@@ -19,8 +20,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const WARM_UP_STEPS: u32 = 16;
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
-    let records = Records::new(&args.records)?;
-    compare::check(&args.comparison)?;
+    let outputs = args.records.files().chain(&args.comparison.report);
+    files::check(outputs, args.model.iter().chain(&args.placement.plan).chain(&args.file))?;
+    let records = Records::new(&args.records);
     let prompt = prompt_text(args)?;
     let generation = generation(&args.sampling, args.tokens);
     // Before anything is loaded.

@@ -1,7 +1,8 @@
 //! `ragtag selftest`: whether this machine's devices do what Ragtag relies on.
 
 use super::args::SelftestArgs;
-use super::output::{check_writable, note, print, print_json, table, to_json, write_file};
+use super::files::{self, write_file};
+use super::output::{note, print, print_json, table, to_json};
 use super::progress;
 use crate::devices::Devices;
 use crate::error::Result;
@@ -15,7 +16,7 @@ use ragtag_kernels::NumericsClass;
 const NAMES: usize = 3;
 
 pub(super) fn run(args: &SelftestArgs) -> Result<()> {
-    args.report.iter().try_for_each(|path| check_writable(path))?;
+    files::check(&args.report, [])?;
     let devices = Devices::probe(&super::device_options(&args.devices))?;
     let adapters: Vec<Adapter> = match devices.choice().source {
         Source::Default => devices.report().adapters().cloned().collect(),

@@ -1,7 +1,8 @@
 //! `ragtag simulate`: what a load of requests would get of a plan.
 
 use super::args::SimulateArgs;
-use super::output::{bytes, check_writable, note, print, print_json, table, write_file};
+use super::files::{self, write_file};
+use super::output::{bytes, note, print, print_json, table};
 use super::plan::{Needs, for_fleet_or_devices, summary};
 use crate::error::{Error, Result};
 use crate::trace::Trace;
@@ -10,15 +11,15 @@ use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, LoadError, Percentiles, SimRequest, SimSummary};
 use serde_json::json;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Sequences at the same time, unless the arguments say how many.
 const PARALLEL: u32 = 8;
 
 pub(super) fn run(args: &SimulateArgs) -> Result<()> {
-    if let Some(path) = &args.chrome {
-        check_writable(path)?;
-    }
+    let inputs = args.model.iter().chain(&args.placement.plan).chain(&args.trace_file);
+    let inputs = inputs.map(PathBuf::as_path).chain(args.fleet.file());
+    files::check(args.chrome.as_deref(), inputs)?;
     let load = load(args)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs {

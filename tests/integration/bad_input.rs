@@ -589,8 +589,37 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
             assert!(!err.contains("requested=") && !err.contains("testing"), "before the run: {err}");
         }
     }
+    let new = folder.path().join("new/");
+    let err = refused(&["run", "--receipt", text(&new)], FILE, &["cannot write", "new/", "directory"]);
+    assert!(!err.contains("requested="), "before the run: {err}");
     assert_eq!(std::fs::read(&file).unwrap(), b"in the way");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no probe is left");
+}
+
+#[test]
+fn outputs_that_would_overwrite_each_other_or_what_is_read() {
+    let spoilt = Spoilt::new();
+    let (one, other) = (spoilt.write("one", b"1,2"), spoilt.write("other", b"1,2"));
+    let (model, shard) = (spoilt.write("m.gguf", &spoilt.sound), spoilt.write("m-00002-of-00002.gguf", b""));
+    let first = spoilt.write("m-00001-of-00002.gguf", b"");
+    let (directory, config) = (text(spoilt.folder.path()), spoilt.write("config.json", b"{}"));
+    let cases: [(&[&str], &str); 11] = [
+        (&["run", &model, "--receipt", &model], "is read"),
+        (&["run", &first, "--trace", &shard], "is read"),
+        (&["run", directory, "--trace", &config], "is read"),
+        (&["run", "-f", &one, "--trace", &one], "is read"),
+        (&["bench", "--plan", &one, "--report", &one], "is read"),
+        (&["perplexity", "-f", &one, "--receipt", &one], "is read"),
+        (&["plan", &model, "--svg", &model], "is read"),
+        (&["simulate", "--trace-file", &one, "--chrome", &one], "is read"),
+        (&["run", "--trace", &one, "--receipt", &one], "is named for two outputs"),
+        (&["logits", "--ids", "1", "-o", &one, "--receipt", &other, "--trace", &other], "two outputs"),
+        (&["plan", "--html", &one, "--svg", &one], "two outputs"),
+    ];
+    for (arguments, words) in cases {
+        refused(arguments, USAGE, &[words]);
+    }
+    assert_eq!(std::fs::read(&one).unwrap(), b"1,2");
 }
 
 /// Standard output on a disk that is full, which is what this device pretends.
