@@ -3,7 +3,7 @@
 use super::args::BenchArgs;
 use super::compare;
 use super::files;
-use super::output::{note, print, print_json, table};
+use super::output::{note, print_json, show, table};
 use super::plan::{Needs, placed, summary};
 use super::progress;
 use super::records::Records;
@@ -89,7 +89,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
             "stages": super::records::stage_reports(&engine),
         }))
     } else {
-        print(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
+        show(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
     };
     // What cannot be written takes nothing else with it.
     let reported = compare::write_report(&args.comparison, &engine, &comparison);

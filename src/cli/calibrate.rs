@@ -1,7 +1,7 @@
 //! `ragtag calibrate`, and how the other commands come by what is measured.
 
 use super::args::{CalibrateArgs, PlacementArgs};
-use super::output::{note, print, print_json, table};
+use super::output::{note, print_json, show, table};
 use super::plan::kv_type;
 use super::progress;
 use crate::calibrate::{Calibration, CalibrationOptions};
@@ -35,7 +35,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
     }
-    if args.json { print_json(&as_json(&calibration)) } else { print(&as_table(&calibration)) }
+    if args.json { print_json(&as_json(&calibration)) } else { show(&as_table(&calibration)) }
 }
 
 /// What a command that places a model knows of the devices: where there is a choice between several, what was measured

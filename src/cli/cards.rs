@@ -1,7 +1,7 @@
 //! `ragtag cards`: the cards that fleets may name, with what their makers promise and what plans reckon with.
 
 use super::args::CardsArgs;
-use super::output::{print, print_json, table};
+use super::output::{print_json, show, table};
 use crate::error::{Error, Result};
 use ragtag_scheduler::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
@@ -40,8 +40,8 @@ pub(super) fn run(args: &CardsArgs) -> Result<()> {
             card.through.clone(),
         ]);
     }
-    print(&format!("{table}\n"))?;
-    print("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n")
+    show(&format!("{table}\n"))?;
+    show("- a ~ marks what is derived or assumed; sources and shares that kernels reach: --json\n")
 }
 
 /// A card with its source in full, and what the planner takes it for.

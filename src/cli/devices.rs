@@ -1,7 +1,7 @@
 //! `ragtag devices`: what this machine has, API by API.
 
 use super::args::DevicesArgs;
-use super::output::{bytes, print, print_json, table};
+use super::output::{bytes, print_json, show, table};
 use crate::devices::Devices;
 use crate::error::Result;
 use ragtag_devices::{Report, Status};
@@ -26,7 +26,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
         super::output::note(&devices.start_line());
         print_devices(&devices)?;
         for line in missing(devices.report()) {
-            print(&format!("{line}\n"))?;
+            show(&format!("{line}\n"))?;
         }
     }
     // The list comes first: who is refused needs it.
@@ -55,7 +55,7 @@ fn print_devices(devices: &Devices) -> Result<()> {
             used.join(", "),
         ]);
     }
-    print(&format!("{table}\n"))
+    show(&format!("{table}\n"))
 }
 
 fn memory(adapter: &Adapter) -> (String, String) {

@@ -1,6 +1,6 @@
 //! `ragtag devices --doctor`: for each API what is there, what is missing, and how to get it.
 
-use super::output::{print, print_json, table};
+use super::output::{print_json, show, table};
 use crate::devices::DeviceOptions;
 use crate::doctor::{Diagnosis, State, examine};
 use crate::error::Result;
@@ -8,7 +8,7 @@ use serde_json::json;
 
 pub(super) fn run(options: &DeviceOptions, as_json: bool) -> Result<()> {
     let found = examine(options);
-    if as_json { print_json(&json!({ "apis": found })) } else { print(&as_table(&found)) }
+    if as_json { print_json(&json!({ "apis": found })) } else { show(&as_table(&found)) }
 }
 
 fn as_table(found: &[Diagnosis]) -> String {

@@ -1,7 +1,7 @@
 //! `ragtag inspect`: what a model file holds.
 
 use super::args::InspectArgs;
-use super::output::{bytes, count, print, print_json, table};
+use super::output::{bytes, count, print, print_json, show, table};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, ModelError, Segment};
@@ -76,7 +76,7 @@ fn print_summary(model: &Model) -> Result<()> {
     ] {
         table.add_row([name.to_string(), value]);
     }
-    print(&format!("{table}\n"))
+    show(&format!("{table}\n"))
 }
 
 fn print_segments(segments: &[Segment]) -> Result<()> {
@@ -97,7 +97,7 @@ fn print_segments(segments: &[Segment]) -> Result<()> {
             bytes(segment.kv_bytes_per_position),
         ]);
     }
-    print(&format!("{table}\n"))
+    show(&format!("{table}\n"))
 }
 
 /// Blocks that cost the same share a row; so do their halves, which take turns.
@@ -148,7 +148,7 @@ fn print_tensors(model: &Model) -> Result<()> {
         ];
         table.add_row(row);
     }
-    print(&format!("{table}\n"))
+    show(&format!("{table}\n"))
 }
 
 fn as_json(model: &Model, segments: &[Segment], tensors: bool) -> Result<serde_json::Value> {

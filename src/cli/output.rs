@@ -22,9 +22,26 @@ pub(crate) fn offer(text: &str) -> Result<bool> {
     }
 }
 
+/// Writes what people read to standard output: names from files and drivers must not command the terminal.
+pub(crate) fn show(text: &str) -> Result<()> {
+    print(&escaped(text))
+}
+
 /// Writes a line to standard error.
 pub(crate) fn note(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", escaped(text));
+}
+
+/// A text with its control characters, line breaks apart, as escapes.
+fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && c != '\n' {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Prints a value as indented JSON.
@@ -70,6 +87,11 @@ pub(crate) fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_are_escaped() {
+        assert_eq!(escaped("a\u{1b}[2Jb\u{7}\u{9b}\r\n– c"), "a\\u{1b}[2Jb\\u{7}\\u{9b}\\r\n– c");
+    }
 
     #[test]
     fn figures_have_units() {

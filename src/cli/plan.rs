@@ -3,7 +3,7 @@
 use super::args::{
     ActivationsArg, BoundaryArg, DeviceArgs, FleetArgs, GranularityArg, Kv, PlacementArgs, PlanArgs,
 };
-use super::output::{bytes, note, print, table};
+use super::output::{bytes, note, print, show, table};
 use super::pictures::{Pictures, bars};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
@@ -214,7 +214,7 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let printed = if args.json {
         print(&report.plan.to_json())
     } else if !pictures.take_standard_output() {
-        print(&format!("{}\n{}", as_table(&report.plan), bars(&report)))
+        show(&format!("{}\n{}", as_table(&report.plan), bars(&report)))
     } else {
         Ok(())
     };

@@ -2,7 +2,7 @@
 
 use super::args::SelftestArgs;
 use super::files::{self, write_file};
-use super::output::{note, print, print_json, table, to_json};
+use super::output::{note, print_json, show, table, to_json};
 use super::progress;
 use crate::devices::Devices;
 use crate::error::Result;
@@ -36,7 +36,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
         bar.inc(1);
     })?;
     bar.finish_and_clear();
-    let printed = if args.json { print_json(&found) } else { print(&as_text(&found)) };
+    let printed = if args.json { print_json(&found) } else { show(&as_text(&found)) };
     let reported = args.report.iter().try_for_each(|path| write_file(path, to_json(&found).as_bytes()));
     // A test that failed is the first thing to say.
     found.check().and(printed).and(reported)

@@ -2,7 +2,7 @@
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
-use super::output::{bytes, note, print, print_json, table};
+use super::output::{bytes, note, print_json, show, table};
 use super::plan::{Needs, for_fleet_or_devices, summary};
 use crate::error::{Error, Result};
 use crate::trace::Trace;
@@ -35,7 +35,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
     let result = crate::simulate(&model, plan, devices, links, &load)?;
     let printed = match args.json {
         true => print_json(&json!({ "ragtag_simulation": 1, "plan": plan, "summary": result })),
-        false => print(&as_table(plan, &result)),
+        false => show(&as_table(plan, &result)),
     };
     let timeline = || Trace::simulated(plan, &result).to_chrome_json();
     printed.and(args.chrome.iter().try_for_each(|path| write_file(path, timeline().as_bytes())))
