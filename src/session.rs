@@ -126,20 +126,21 @@ impl Summary {
         rate(self.prompt_tokens, self.prefill_s)
     }
 
-    /// New tokens per second, the first (which the prefill made) apart.
+    /// New tokens per second, the first (which the prefill made) apart: 0 if there is no other.
     pub fn decode_tokens_per_s(&self) -> f64 {
         rate(self.new_tokens.saturating_sub(1), self.decode_s)
     }
 
-    /// As JSON.
+    /// As JSON. A rate of nothing is null.
     pub fn timings(&self) -> serde_json::Value {
+        let known = |rate: f64| (rate > 0.0).then_some(rate);
         json!({
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
             "prefill_s": self.prefill_s,
             "decode_s": self.decode_s,
-            "prefill_tokens_per_s": self.prefill_tokens_per_s(),
-            "decode_tokens_per_s": self.decode_tokens_per_s(),
+            "prefill_tokens_per_s": known(self.prefill_tokens_per_s()),
+            "decode_tokens_per_s": known(self.decode_tokens_per_s()),
         })
     }
 }

@@ -10,8 +10,8 @@ use super::records::Records;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::session::{Event, Generation, Prompt, Summary};
-use ragtag_scheduler::Sampling;
 use ragtag_scheduler::compare::Burst;
+use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
 use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -28,8 +28,10 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     // Before anything is loaded.
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
+    let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let needs = Needs { asked: None, sequences: 1, all_logits: false, context: None };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
+    refuse_long(ids.len(), placed.plan.context)?;
     if !args.json {
         note(&summary(&placed.plan));
         if placed.plan.stages.len() > 1 {
@@ -47,7 +49,6 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
 
-    let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
     let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
     let printed = if args.json {
@@ -72,6 +73,14 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     // What cannot be written takes nothing else with it.
     let reported = compare::write_report(&args.comparison, &engine, &comparison);
     printed.and(reported).and(records.write(&model, &placed.devices, engine))
+}
+
+/// Says of a prompt that is too long what the pipeline would say, before anything is loaded.
+fn refuse_long(tokens: usize, context: u32) -> Result<()> {
+    if tokens <= context as usize {
+        return Ok(());
+    }
+    Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
 /// Has the engine work a little, so that there is something to plan from: a prompt of up to two chunks, and some steps.
@@ -175,14 +184,16 @@ fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {
 }
 
 fn figures(summary: &Summary, seed: u64) -> String {
-    format!(
-        "{} prompt tokens at {:.1} tokens/s, {} new tokens at {:.1} tokens/s ({}), seed {seed}",
-        summary.prompt_tokens,
-        summary.prefill_tokens_per_s(),
-        summary.new_tokens,
-        summary.decode_tokens_per_s(),
-        summary.reason,
-    )
+    let prompt = rate(summary.prompt_tokens, "prompt", summary.prefill_tokens_per_s());
+    let new = rate(summary.new_tokens, "new", summary.decode_tokens_per_s());
+    format!("{prompt}, {new} ({}), seed {seed}", summary.reason)
+}
+
+/// `5 prompt tokens at 3014.6 tokens/s`; a rate of 0 is none.
+fn rate(tokens: u32, what: &str, tokens_per_s: f64) -> String {
+    let plural = if tokens == 1 { "" } else { "s" };
+    let speed = if tokens_per_s > 0.0 { format!("{tokens_per_s:.1}") } else { "–".into() };
+    format!("{tokens} {what} token{plural} at {speed} tokens/s")
 }
 
 fn tokenizer_error(model: &crate::Model, cause: ragtag_graph::TokenizerError) -> Error {
