@@ -21,8 +21,8 @@ Examples:
   ragtag plan model.gguf --ctx 4096                   which device would run which layers, and why
   ragtag bench model.gguf --parallel 8                prompt and generation speed
 
-Exit codes: 0 done, 1 internal or device failure or a failed self-test, 2 usage, 3 model file, 4 plan or split, 5 devices,
-6 does not fit, 7 file or standard output cannot be read or written, 8 refused by --strict."
+Exit codes: 0 done, 1 internal or device failure or a failed self-test, 2 usage, 3 model file, 4 plan or split, \
+5 devices, 6 does not fit, 7 file or standard output cannot be read or written, 8 refused by --strict."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// List the cards that `plan --fleet` knows.
     #[command(
-        after_help = "Example:\n  ragtag cards\n  ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx"
+        after_help = "Examples:\n  ragtag cards\n  ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx"
     )]
     Cards(CardsArgs),
     /// Generate text.
@@ -85,13 +85,14 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Split the processor's cores into N devices cpu:0 … cpu:N-1.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) cpu_devices: u32,
-    /// Threads of each CPU device. Default: the cores, divided evenly.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Threads of each CPU device. Default: all threads, less a few (an eighth at most) where other devices are selected as
+    /// well, divided evenly.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Seconds that a driver may take to say which devices it has, where it is asked in a process of its own.
-    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600), allow_negative_numbers = true)]
     pub(crate) probe_limit: u64,
     /// Slow a device or a link on purpose, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
     /// link:cpu:0->cpu:1=1GB/s. May be given several times.
@@ -127,13 +128,13 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["split", "plan"])]
     pub(crate) exclude: Vec<String>,
     /// Most stages that the plan may have.
-    #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["split", "plan"], value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) max_stages: Option<u32>,
     /// Longest sequence that must fit, in tokens. Default: what fits, up to the model's context.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16777216), allow_negative_numbers = true)]
     pub(crate) ctx: Option<u32>,
     /// Most tokens that go through the pipeline together in prefill.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
     /// Type of the key-value cache. Default: f32 with --activations f32, else f16.
     #[arg(long, value_name = "TYPE")]
@@ -209,7 +210,7 @@ pub(crate) struct DescribedArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FleetArgs {
     /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads"])]
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "handicap", "strict", "gemm"])]
     pub(crate) fleet: Option<String>,
 }
 
@@ -272,10 +273,10 @@ pub(crate) struct CalibrateArgs {
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     /// Most sequences that decode together.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: u32,
     /// Most tokens that go through the pipeline together in prefill.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), allow_negative_numbers = true)]
     pub(crate) chunk: Option<u32>,
     /// Type of the key-value cache. Default: f32 with --activations f32, else f16.
     #[arg(long, value_name = "TYPE")]
@@ -284,7 +285,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "FORM", default_value = "int8")]
     pub(crate) activations: ActivationsArg,
     /// Seconds of timing for each device, about.
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) seconds: f64,
     /// Time everything again, whatever was kept.
     #[arg(long)]
@@ -306,7 +307,8 @@ fn seconds(text: &str) -> Result<f64, String> {
 #[command(after_help = "\
 Examples:
   ragtag plan model.gguf --cpu-devices 2
-  ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json && ragtag run model.gguf --plan plan.json
+  ragtag plan model.gguf --ctx 8192 --parallel 4 --json > plan.json
+  ragtag run model.gguf --plan plan.json
   ragtag plan model.gguf --html plan.html --dot - | dot -Tsvg > graph.svg
   ragtag plan model.gguf --fleet 2x-arc-a770+rx7900xtx --objective latency
   ragtag plan directory --assume-type q4_k --fleet fleet.json
@@ -324,17 +326,17 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "OBJECTIVE")]
     pub(crate) objective: Option<Objective>,
     /// Tokens of the prompt of the request to plan for. Default: 512.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216), allow_negative_numbers = true)]
     pub(crate) prompt_tokens: Option<u32>,
     /// Tokens that it generates. Default: 128.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216), allow_negative_numbers = true)]
     pub(crate) new_tokens: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
     /// Sequences that must fit at the full context at the same time. Default: 1, or as the plan of --plan has it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// The plan as JSON, for --plan, instead of a table.
     #[arg(long)]
@@ -377,7 +379,7 @@ pub(crate) struct RunArgs {
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
     /// Most tokens to generate.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256, allow_negative_numbers = true)]
     pub(crate) tokens: u32,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -402,25 +404,25 @@ pub(crate) struct RunArgs {
 #[command(next_help_heading = "Sampling")]
 pub(crate) struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token.
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     pub(crate) temp: f32,
     /// Only the K likeliest tokens; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 40)]
+    #[arg(long, value_name = "K", default_value_t = 40, allow_negative_numbers = true)]
     pub(crate) top_k: u32,
     /// Only the likeliest tokens that make up this probability; 1 for all.
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     pub(crate) top_p: f32,
     /// Only tokens at least this likely against the likeliest; 0 for all.
-    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true)]
     pub(crate) min_p: f32,
     /// Makes tokens of the recent text less likely; 1 for no change.
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
     pub(crate) repeat_penalty: f32,
     /// Seed of the choice. Default: drawn, and printed.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
     /// Stop before this text. May be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) stop: Vec<String>,
 }
 
@@ -434,16 +436,30 @@ pub(crate) struct BenchArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// Prompt lengths to measure (pp); 0 for none.
-    #[arg(short = 'p', long = "pp", value_name = "N", value_delimiter = ',', default_value = "512")]
+    #[arg(
+        short = 'p',
+        long = "pp",
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "512",
+        allow_negative_numbers = true
+    )]
     pub(crate) prompt_tokens: Vec<u32>,
     /// Numbers of generated tokens to measure (tg); 0 for none.
-    #[arg(short = 'n', long = "tg", value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(
+        short = 'n',
+        long = "tg",
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128",
+        allow_negative_numbers = true
+    )]
     pub(crate) new_tokens: Vec<u32>,
     /// Sequences at the same time. Default: 1, or as the plan of --plan has it.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Repetitions of each measurement, after one that does not count.
-    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
@@ -493,7 +509,7 @@ pub(crate) struct LogitsArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
     /// Token ids, separated by commas. Needs no tokenizer.
-    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true)]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', required = true, allow_negative_numbers = true)]
     pub(crate) ids: Vec<u32>,
     /// The file: float32 [positions, vocabulary].
     #[arg(short, long, value_name = "FILE")]
@@ -515,7 +531,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// How many pieces of --ctx tokens to take from the start of the text. Default: all.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     pub(crate) chunks: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
@@ -543,10 +559,10 @@ pub(crate) struct SelftestArgs {
     #[arg(long, value_name = "PATTERN")]
     pub(crate) only: Option<String>,
     /// Try each kernel with N random shapes, beside the listed ones. A full run has 200.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(..=1_000_000), allow_negative_numbers = true)]
     pub(crate) shapes: u32,
     /// The seed of the first random shape; each of the others has the next.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Write versions, devices and every test with its time as JSON.
     #[arg(long, value_name = "FILE")]
@@ -566,7 +582,7 @@ Examples:
   ragtag simulate model.gguf --plan plan.json --trace-file requests.csv --chrome timeline.json
   ragtag simulate model.gguf --fleet 2x-arc-a770+rx7900xtx --closed 16
 
-Lengths are 512 (fixed), 100-300 (uniform) or ~200 (geometric, by its mean). A file of requests has lines of JSON, or a
+Lengths are 512 (fixed), 100-300 (uniform) or ~200 (geometric, by its mean). A file of requests has lines of JSON, or a \
 table with commas and a first line of names: arrival_s, prompt_tokens, output_tokens.")]
 pub(crate) struct SimulateArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
@@ -576,13 +592,13 @@ pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(crate) fleet: FleetArgs,
     /// How many requests.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1048576))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1048576), allow_negative_numbers = true)]
     pub(crate) requests: u32,
     /// They come at random, R a second on average (Poisson). Default: all at the start.
-    #[arg(long, value_name = "R", conflicts_with = "closed")]
+    #[arg(long, value_name = "R", conflicts_with = "closed", allow_negative_numbers = true)]
     pub(crate) rate: Option<f64>,
     /// N come at the start, and another whenever one has ended.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) closed: Option<u32>,
     /// Tokens of their prompts.
     #[arg(long, value_name = "LENGTHS", default_value = "128")]
@@ -591,13 +607,13 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "LENGTHS", default_value = "64")]
     pub(crate) new_tokens: Lengths,
     /// Seed of all that is drawn.
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Requests from a file instead.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
     pub(crate) trace_file: Option<PathBuf>,
     /// Sequences that must fit at the full context at the same time. Default: as --closed says, else 8.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,

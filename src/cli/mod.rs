@@ -33,6 +33,10 @@ use std::io::{ErrorKind, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+use tracing_subscriber::EnvFilter;
+
+/// What is logged where nothing is said.
+const USUAL_LOG: &str = "warn";
 
 /// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
@@ -81,17 +85,27 @@ fn execute(command: &Command) -> Result<()> {
             .map_err(|e| Error::Usage(format!("nobody takes what was compiled: {e}"))),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(*shell, &mut Cli::command(), "ragtag", &mut script);
+            clap_complete::generate(*shell, &mut shown(), "ragtag", &mut script);
             output::print(&String::from_utf8_lossy(&script))
         }
     }
 }
 
+/// The commands that are for users. The others are for this program itself.
+fn shown() -> clap::Command {
+    let commands: Vec<_> =
+        Cli::command().get_subcommands().filter(|command| !command.is_hide_set()).cloned().collect();
+    clap::Command::new("ragtag").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
+}
+
 /// `RUST_LOG` chooses what is logged; warnings by default. Logs go to standard error, in colours on a terminal unless
 /// `NO_COLOR` forbids them.
 fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
+    let filter = EnvFilter::try_new(wanted.as_deref().unwrap_or(USUAL_LOG)).unwrap_or_else(|cause| {
+        output::note(&format!("warning: RUST_LOG cannot be understood, \"{USUAL_LOG}\" is taken: {cause}"));
+        EnvFilter::new(USUAL_LOG)
+    });
     let colours =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);

@@ -327,7 +327,8 @@ fn split_models_whose_files_do_not_belong_together() {
 #[test]
 fn prompts_that_cannot_be() {
     let long = "the wolf and the fox ".repeat(300);
-    refused(&["run", "-p", &long], USAGE, &["the prompt has", "tokens, the context holds 512"]);
+    let err = refused(&["run", "-p", &long], USAGE, &["the prompt has", "tokens, the context holds 512"]);
+    assert!(!err.contains("plan: "), "before anything is loaded: {err}");
     refused(&["run", "-p", &long, "--json"], USAGE, &["the context holds 512"]);
     refused(
         &["run", "-p", "Once upon a time there was", "--ctx", "4"],
@@ -664,7 +665,15 @@ fn results_that_standard_output_does_not_take_are_an_error() {
 
 #[test]
 fn arguments_that_contradict_each_other_or_mean_nothing() {
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 24] = [
+        (&["plan", "--fleet", "arc-a770", "--handicap", "cpu:0=duty:50%"], "cannot be used with"),
+        (&["plan", "--fleet", "arc-a770", "--strict"], "cannot be used with"),
+        (&["simulate", "--fleet", "arc-a770", "--gemm", "own"], "cannot be used with"),
+        (&["run", "--stop", ""], "--stop"),
+        (&["run", "--ctx", "-1"], "-1 is not in 1..=16777216"),
+        (&["run", "--seed", "-1"], "invalid value '-1' for '--seed"),
+        (&["run", "--temp", "-1"], "temperature is -1"),
+        (&["plan", "--parallel", "-1"], "-1 is not in 1..=1024"),
         (&["run", "--split", "0-13=cpu:0", "--plan", "plan.json"], "cannot be used with"),
         (&["run", "-p", "text", "-f", "file"], "cannot be used with"),
         (&["inspect", "--dot", "--json"], "cannot be used with"),

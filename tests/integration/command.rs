@@ -80,6 +80,23 @@ fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
     }
 }
 
+#[test]
+fn a_rate_of_one_token_is_none() {
+    let one = ["run", "-n", "1", "--ctx", "16", "-p", "a"];
+    let shown = done(&one).err;
+    assert!(shown.contains("1 new token at – tokens/s"), "{shown}");
+    let timings = &done(&[&one[..], &["--json"]].concat()).json()["timings"];
+    assert!(timings["decode_tokens_per_s"].is_null(), "{timings}");
+    assert!(timings["prefill_tokens_per_s"].as_f64().unwrap() > 0.0, "{timings}");
+}
+
+#[test]
+fn a_log_that_is_not_understood_is_told_once_and_the_run_goes_on() {
+    let shown = done_by(ragtag().env("RUST_LOG", "a=b=c").arg("cards")).err;
+    assert_eq!(shown.matches("warning: RUST_LOG cannot be understood").count(), 1, "{shown}");
+    assert_eq!(done_by(ragtag().env("RUST_LOG", "").arg("cards")).err, "");
+}
+
 /// A reader that has gone ends what is written for it, and is no error.
 #[cfg(unix)]
 #[test]
@@ -334,6 +351,17 @@ fn inspect_shows_a_model_as_tables_and_as_json() {
         .sum();
     assert_eq!(json["parameters"], values);
     assert!(done(&["inspect", "--json"]).json().get("tensors").is_none());
+}
+
+#[test]
+fn names_from_files_do_not_command_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = spoilt(folder.path(), "named.gguf", |bytes| {
+        let at = metadata_value(bytes, "general.name");
+        patch(bytes, at + 8, b"\x1b\x07");
+    });
+    let out = done(&["inspect", &path]).out;
+    assert!(!out.contains(['\u{1b}', '\u{7}']) && out.contains("\\u{1b}\\u{7}"), "{out}");
 }
 
 #[test]
@@ -855,6 +883,9 @@ fn completions_know_the_commands() {
         for word in ["perplexity", "selftest", "cpu-devices", "completions"] {
             assert!(script.contains(word), "{word} for {shell}");
         }
+        for hidden in ["compile-for-hip", "ragtag__probe", "a probe"] {
+            assert!(!script.contains(hidden), "{hidden} for {shell}");
+        }
         // A shell that is there says whether it can read its script.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("script");
@@ -880,6 +911,7 @@ fn logits_need_no_tokenizer() {
     let output = ragtag().args(["run", &path]).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(!err.contains("requested="), "before devices are asked: {err}");
     assert!(err.contains("tokenizer model \"xxxxx\" is not supported"), "{err}");
     assert!(output.stdout.is_empty());
 }
