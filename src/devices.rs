@@ -55,13 +55,16 @@ impl Devices {
     /// Probes every backend and resolves the selection.
     ///
     /// # Errors
-    /// [`Error::Devices`] for a selection that cannot be read or that nothing fits; [`Error::Handicap`] for a handicap of
+    /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] for a selection that cannot be read or that nothing fits; [`Error::Handicap`] for a handicap of
     /// something that is not selected or cannot be slowed.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
-        let requested = Requested::new(options.requested.as_deref(), options.from_environment.as_deref())?;
+        let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
+        let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
+        let wrong = if by_environment { Error::DevicesOfEnvironment } else { Error::Devices };
+        let requested = Requested::new(flag, environment).map_err(wrong)?;
         let backends = backends(options);
         let report = backends.probe();
-        let mut choice = requested.choose(&report)?;
+        let mut choice = requested.choose(&report).map_err(wrong)?;
         if options.cpu_threads.is_none() {
             spare_threads(&mut choice.selected, &options.handicaps);
         }

@@ -44,6 +44,9 @@ pub enum Error {
     /// The choice of devices.
     #[error(transparent)]
     Devices(#[from] ragtag_devices::SelectionError),
+    /// The choice of devices that the environment makes.
+    #[error("RAGTAG_DEVICES: {0}")]
+    DevicesOfEnvironment(ragtag_devices::SelectionError),
     /// Something that cannot be slowed on purpose.
     #[error(transparent)]
     Handicap(#[from] ragtag_devices::HandicapError),
@@ -149,7 +152,7 @@ impl Error {
             Error::Planner(PlanError::DoesNotFit { .. }) | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } => 4,
-            Error::Devices(_) => 5,
+            Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
             Error::File { .. } | Error::Output(_) => 7,
             Error::Strict { .. } => 8,
             Error::Device { cause, .. }

@@ -92,7 +92,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Seconds that a driver may take to say which devices it has, where it is asked in a process of its own.
-    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = clap::value_parser!(u64).range(1..=3600), allow_negative_numbers = true)]
+    #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = probe_limit, allow_negative_numbers = true)]
     pub(crate) probe_limit: u64,
     /// Slow a device or a link on purpose, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
     /// link:cpu:0->cpu:1=1GB/s. May be given several times.
@@ -105,6 +105,15 @@ pub(crate) struct DeviceArgs {
     /// Refuse software devices where a GPU was asked for, fallbacks, handicaps and suspicious weights, with exit code 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) strict: bool,
+}
+
+/// A number of seconds. A variable that is empty counts as one that is not set.
+fn probe_limit(text: &str) -> Result<u64, String> {
+    let known =
+        if text.is_empty() { Some(ragtag_devices::ProbeChild::LIMIT.as_secs()) } else { text.parse().ok() };
+    known
+        .filter(|seconds| (1..=3600).contains(seconds))
+        .ok_or("a number of seconds from 1 to 3600 is needed".into())
 }
 
 /// How the model is laid out over them.
@@ -210,7 +219,7 @@ pub(crate) struct DescribedArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FleetArgs {
     /// Devices that need not be here: cards (2x-arc-a770+rx7900xtx; `ragtag cards` lists them) or a .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "handicap", "strict", "gemm"])]
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "handicap", "gemm"])]
     pub(crate) fleet: Option<String>,
 }
 

@@ -129,9 +129,11 @@ fn open_metadata(path: Option<&Path>, described: DescribedArgs) -> Result<Model>
 }
 
 fn device_options(args: &DeviceArgs) -> DeviceOptions {
+    // What is not UTF-8 names no device, and is refused as such.
+    let environment = std::env::var_os("RAGTAG_DEVICES").map(|value| value.to_string_lossy().into_owned());
     DeviceOptions {
         requested: args.device.clone(),
-        from_environment: std::env::var("RAGTAG_DEVICES").ok(),
+        from_environment: environment,
         cpu_devices: args.cpu_devices,
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),

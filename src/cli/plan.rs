@@ -230,6 +230,12 @@ pub(super) fn for_fleet_or_devices(
     needs: Needs,
 ) -> Result<Planner> {
     let planner = match &fleet.fleet {
+        // Not for clap: a variable that says no would be a contradiction to it.
+        Some(_) if devices.strict => {
+            return Err(Error::Usage(
+                "--fleet cannot be used with --strict (or RAGTAG_STRICT): its devices are not asked".into(),
+            ));
+        }
         Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
         None => on_devices(model, &open_devices(model, devices)?, placement, needs, devices.strict)?,
     };

@@ -561,6 +561,19 @@ fn devices_that_are_not_there() {
     let output = ragtag().env("RAGTAG_DEVICES", "cpu:9").args(["run"]).output().unwrap();
     assert_eq!(output.status.code(), Some(DEVICES));
     assert!(String::from_utf8_lossy(&output.stderr).contains("no device cpu:9"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("ragtag: RAGTAG_DEVICES: "));
+    #[cfg(unix)]
+    {
+        use std::os::unix::ffi::OsStrExt;
+        let value = std::ffi::OsStr::from_bytes(b"cpu:0\xff");
+        let output = ragtag().env("RAGTAG_DEVICES", value).arg("devices").output().unwrap();
+        assert_eq!(output.status.code(), Some(DEVICES));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("ragtag: RAGTAG_DEVICES: "));
+    }
+    ragtag().env("RAGTAG_PROBE_LIMIT", "").arg("devices").assert().success();
+    for limit in ["0", "3601", "-1", "soon"] {
+        refused(&["devices", "--probe-limit", limit], USAGE, &["--probe-limit", "from 1 to 3600"]);
+    }
     for count in ["0", "65", "-1", "two"] {
         refused(&["run", &format!("--cpu-devices={count}")], USAGE, &["--cpu-devices"]);
     }
@@ -695,6 +708,9 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
         refused(arguments, USAGE, &[words]);
     }
     refused(&[], USAGE, &["Usage: ragtag"]);
+    let fleet = ["plan", "--fleet", "arc-a770"];
+    ragtag().args(fleet).env("RAGTAG_STRICT", "0").assert().success();
+    ragtag().args(fleet).env("RAGTAG_STRICT", "1").assert().code(USAGE);
     // Nothing to measure is no measurement.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
     // Nor is testing nothing a test.
