@@ -133,30 +133,37 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
 /// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first.
 fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
     let own = placement(grid.input, &found.best.runs);
-    let mut all = Vec::new();
-    if grid.input.split.is_some() {
-        if let Some(found) = grid.search(&[]) {
-            all.push(alternative(grid, &found.best, "the planner's own"));
-        }
-    } else {
-        for other in &found.others {
-            let stages = other.runs.len();
-            let plural = if stages == 1 { "" } else { "s" };
-            all.push(alternative(grid, other, format!("best with {stages} stage{plural}")));
-        }
-    }
-    for rule in Baseline::ALL {
-        all.extend(grid.baseline(rule).map(|choice| alternative(grid, &choice, rule.to_string())));
-    }
-    all.sort_by(|a, b| a.score_us.total_cmp(&b.score_us));
+    let mut all = match grid.input.split {
+        None => [others(found), by_rules(grid)].concat(),
+        Some(_) => found_freely(*grid.input, grid.context),
+    };
+    all.sort_by(|(a, _), (b, _)| a.score_us().total_cmp(&b.score_us()));
     let mut kept: Vec<Alternative> = Vec::new();
-    for other in all {
+    for (choice, why) in all {
+        let other = alternative(grid, &choice, why);
         if other.split != own && kept.iter().all(|kept| kept.split != other.split) {
             kept.push(other);
         }
     }
     kept.truncate(ALTERNATIVES);
     kept
+}
+
+fn others(found: &Found) -> Vec<(Choice, String)> {
+    let why = |stages: usize| format!("best with {stages} stage{}", if stages == 1 { "" } else { "s" });
+    found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
+}
+
+fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
+    Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
+}
+
+/// What a placement of the user's is held against. Its micro-batches may be given as well; others have what suits them.
+fn found_freely(mut input: PlannerInput<'_>, context: u32) -> Vec<(Choice, String)> {
+    (input.limits.decode_groups, input.limits.credits) = (None, None);
+    let grid = Grid::new(&input, context);
+    let searched = grid.search(&[]).map(|found| (found.best, "the planner's own".into()));
+    searched.into_iter().chain(by_rules(&grid)).collect()
 }
 
 /// Something that there might be more of.

@@ -874,11 +874,16 @@ fn a_large_instance_is_planned_quickly_and_for_any_device_count() {
 fn decode_groups_that_are_asked_for_are_kept() {
     let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
     let mut world = World::new(model(8, MIB, 3 * MIB), devices).split("0-4=cpu:0,5-9=cpu:1");
+    let mut alone = Vec::new();
     for groups in [1, 3] {
         world.limits.decode_groups = Some(groups);
         let plan = world.plan().expect("fits");
         assert_eq!((plan.decode_groups, plan.decode_rows), (groups, 4u32.div_ceil(groups)));
+        // Other plans have the micro-batches that suit them.
+        let single = plan.explanation.alternatives.into_iter().find(|other| other.split == "0-9=cpu:0");
+        alone.push(single.expect("is an alternative").decode_tokens_per_s);
     }
+    assert_eq!(alone[0], alone[1]);
     world.limits.decode_groups = Some(0);
     assert_eq!(world.plan(), Err(PlanError::BadLimit { what: "the number of decode groups" }));
 }
