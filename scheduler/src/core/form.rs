@@ -59,9 +59,7 @@ impl RunCore {
         if self.ready.is_empty() || decoding >= self.shape.decode_groups as usize {
             return;
         }
-        let generating =
-            self.sequences.values().filter(|s| s.generation.is_some() && !s.blocks.is_empty()).count();
-        let share = (generating as u32).div_ceil(self.shape.decode_groups);
+        let share = self.generating.div_ceil(self.shape.decode_groups);
         let rows = share.min(draft.rows_left).min(draft.logit_rows_left).min(draft.items_left);
         for _ in 0..rows {
             let Some(id) = self.ready.pop_front() else { return };

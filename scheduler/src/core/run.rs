@@ -162,6 +162,8 @@ pub struct RunCore {
     pub(super) prefilling: VecDeque<SequenceId>,
     /// With a token to feed back, in the order in which they got it.
     pub(super) ready: VecDeque<SequenceId>,
+    /// How many have their cache blocks and want tokens.
+    pub(super) generating: u32,
     pub(super) credits: VecDeque<u32>,
     pub(super) in_flight: VecDeque<InFlight>,
     pub(super) next_id: u64,
@@ -199,6 +201,7 @@ impl RunCore {
             waiting: VecDeque::new(),
             prefilling: VecDeque::new(),
             ready: VecDeque::new(),
+            generating: 0,
             credits: (0..credits).collect(),
             in_flight: VecDeque::new(),
             next_id: 0,
@@ -232,7 +235,10 @@ impl RunCore {
         }
         match event {
             RunEvent::Submit { sequence, prompt } => self.submit(now, sequence, prompt, actions)?,
-            RunEvent::Cancel { sequence } => self.finish(now, sequence, FinishReason::Cancelled, actions),
+            RunEvent::Cancel { sequence } => {
+                self.unqueue(sequence);
+                self.finish(now, sequence, FinishReason::Cancelled, actions);
+            }
             RunEvent::Return(returned) => self.returned(returned, actions)?,
             RunEvent::Progress { value } => {
                 self.progress = self.progress.max(value);
@@ -296,6 +302,7 @@ impl RunCore {
             let Some(blocks) = self.pool.take(sequence.wanted_blocks) else { return };
             sequence.blocks = blocks;
             sequence.times.admitted_ns = Some(now);
+            self.generating += u32::from(sequence.generation.is_some());
             self.waiting.pop_front();
             self.prefilling.push_back(id);
         }
@@ -410,20 +417,35 @@ impl RunCore {
         }
     }
 
+    /// Takes a sequence out of the queue in which it stands, if any.
+    fn unqueue(&mut self, id: SequenceId) {
+        let Some(sequence) = self.sequences.get(&id) else { return };
+        let queue = match sequence {
+            waits if !waits.is_admitted() => &mut self.waiting,
+            prefills if prefills.entered < prefills.prompt.len() as u32 => &mut self.prefilling,
+            _ => &mut self.ready,
+        };
+        if let Some(at) = queue.iter().position(|other| *other == id) {
+            queue.remove(at);
+        }
+    }
+
     /// Forgets a sequence and frees its cache blocks. Micro-batches in flight may still write them; whoever gets them
-    /// next enters later, and every stage keeps that order.
+    /// next enters later, and every stage keeps that order. One whose last results are there stands in no queue; they may be
+    /// long, and are not searched here.
     fn remove(&mut self, id: SequenceId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
+        self.generating -= u32::from(sequence.is_admitted() && sequence.generation.is_some());
         self.pool.give(&sequence.blocks);
-        for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {
-            queue.retain(|other| *other != id);
-        }
         Some(sequence)
     }
 
     /// Ends the run and returns the sequences that it still had.
     fn end(&mut self, why: Error) -> Vec<SequenceId> {
         self.ended = Some(why);
+        for queue in [&mut self.waiting, &mut self.prefilling, &mut self.ready] {
+            queue.clear();
+        }
         let all: Vec<_> = self.sequences.keys().copied().collect();
         for &id in &all {
             self.remove(id);

@@ -145,6 +145,11 @@ impl Sequence {
         Ok(Self { prompt: tokens, generation, wanted_blocks, blocks: Arc::new([]), entered: 0, times })
     }
 
+    /// Whether it has its cache blocks.
+    pub(crate) fn is_admitted(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
     pub(crate) fn finished(&self, reason: FinishReason, now: Nanoseconds) -> Finished {
         Finished {
             reason,

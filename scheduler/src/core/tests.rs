@@ -147,6 +147,52 @@ fn nobody_overtakes_one_who_waits_for_cache_blocks() {
 }
 
 #[test]
+fn cancelled_sequences_leave_the_queue_in_which_they_stand() {
+    // Of one credit, so that somebody stands in each queue: 0 and 1 have tokens to feed back, 2 and 3 prompts, 4 and 5 wait.
+    let mut run = Run::new(RunShape { credits: 1, kv_blocks: 8, ..shape(1) });
+    run.submit(0, 4, 4);
+    run.submit(1, 4, 4);
+    run.give_back();
+    run.give_back();
+    for id in 2..6 {
+        run.submit(id, 30, 10);
+    }
+    run.give_back();
+    let counts = run.core.counts();
+    assert_eq!((counts.active, counts.waiting), (4, 2));
+    for id in [5, 2, 0] {
+        run.step(RunEvent::Cancel { sequence: SequenceId(id) });
+    }
+    while !run.entered.is_empty() {
+        run.give_back();
+    }
+    let ends: Vec<_> = run.finished.iter().map(|(id, reason)| (id.0, *reason)).collect();
+    let (cancelled, whole) = (FinishReason::Cancelled, FinishReason::MaxTokens);
+    assert_eq!(ends[..3], [(5, cancelled), (2, cancelled), (0, cancelled)]);
+    assert_eq!(ends[3..], [(1, whole), (3, whole), (4, whole)]);
+    let counts = run.core.counts();
+    assert_eq!((counts.active, counts.waiting, counts.free_blocks), (0, 0, 8));
+}
+
+/// What a step takes does not grow with those who wait: this is seconds where it does not, and minutes where it does.
+#[test]
+fn a_long_queue_costs_its_length_once() {
+    const MANY: u64 = 1 << 17;
+    let began = std::time::Instant::now();
+    let mut run = Run::new(RunShape { credits: 1, kv_blocks: 1, ..shape(1) });
+    for id in 0..MANY {
+        run.submit(id, 1, 2);
+    }
+    for _ in 0..2 * 1000 {
+        run.give_back();
+    }
+    assert_eq!(run.finished.len(), 1000);
+    run.step(RunEvent::Stop);
+    assert_eq!(run.finished.len() as u64, MANY);
+    assert!(began.elapsed() < std::time::Duration::from_secs(10), "{:?}", began.elapsed());
+}
+
+#[test]
 fn a_failure_ends_everything_once() {
     let mut run = Run::new(shape(2));
     run.submit(0, 20, 4);
