@@ -18,7 +18,7 @@ pub enum Objective {
     Throughput,
     /// The time from a request's arrival to its first token, alone in the pipeline.
     FirstToken,
-    /// A sum of the three, each times its weight: at least 0 and finite, and not all 0.
+    /// A sum of the three, each times its weight: from 0 to 1e9, and not all 0.
     Mix(Mix),
 }
 
@@ -50,6 +50,9 @@ impl Default for Workload {
         Self { prompt_tokens: 512, generated_tokens: 128 }
     }
 }
+
+/// The largest weight of a mix.
+pub(crate) const MOST_WEIGHT: f64 = 1e9;
 
 /// A text that names no objective.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -87,8 +90,8 @@ impl FromStr for Objective {
                 "first-token" => &mut first_token,
                 _ => return Err(wrong("there is no such part of a mix")),
             };
-            let weight = weight.parse().ok().filter(|weight: &f64| weight.is_finite() && *weight >= 0.0);
-            let weight = weight.ok_or_else(|| wrong("a weight is a number of at least 0"))?;
+            let weight = weight.parse().ok().filter(|weight| (0.0..=MOST_WEIGHT).contains(weight));
+            let weight = weight.ok_or_else(|| wrong("a weight is a number from 0 to 1e9"))?;
             if place.replace(weight).is_some() {
                 return Err(wrong("a part is given twice"));
             }
@@ -120,9 +123,10 @@ mod tests {
             ("mix:", "NAME=WEIGHT"),
             ("mix:latency", "NAME=WEIGHT"),
             ("mix:speed=1", "no such part"),
-            ("mix:latency=-1", "at least 0"),
-            ("mix:latency=NaN", "at least 0"),
-            ("mix:latency=inf", "at least 0"),
+            ("mix:latency=-1", "from 0 to 1e9"),
+            ("mix:latency=1e10", "from 0 to 1e9"),
+            ("mix:latency=NaN", "from 0 to 1e9"),
+            ("mix:latency=inf", "from 0 to 1e9"),
             ("mix:latency=1,latency=1", "given twice"),
             ("mix:latency=0", "all weights are 0"),
         ] {

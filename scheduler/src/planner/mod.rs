@@ -380,14 +380,12 @@ fn check(input: &PlannerInput<'_>) -> Result<(), PlanError> {
 fn check_objective(objective: Objective) -> Result<(), PlanError> {
     let Objective::Mix(mix) = objective else { return Ok(()) };
     let weights = [mix.latency, mix.throughput, mix.first_token];
-    let is_weight = |weight: &f64| (0.0..=1e9).contains(weight);
+    let is_weight = |weight: &f64| (0.0..=crate::objective::MOST_WEIGHT).contains(weight);
     if weights.iter().all(is_weight) && weights.iter().any(|weight| *weight > 0.0) {
         return Ok(());
     }
     Err(PlanError::BadConstraint {
-        what:
-            "the weights of a mixed objective must be at least 0 and finite, and one of them more than that"
-                .into(),
+        what: "the weights of a mixed objective must be from 0 to 1e9, and one of them more than 0".into(),
     })
 }
 
