@@ -2,6 +2,9 @@
 //!
 //! This module must not know what the files mean.
 
+mod objects;
+
+use objects::Objects;
 use serde::de::DeserializeOwned;
 
 /// Most characters that a message quotes of a file.
@@ -9,17 +12,17 @@ const MOST: usize = 300;
 /// Most characters of a path within it: keys may be as long as the file.
 const MOST_PATH: usize = 100;
 
-/// Reads a value.
+/// Reads a value. Structs are objects, never arrays of their fields.
 ///
 /// # Errors
 /// In words: `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
 pub(crate) fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_str(json);
-    let value = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+    let value = serde_path_to_error::deserialize(Objects(&mut reader)).map_err(|error| {
         let path = error.path().to_string();
-        match path.as_str() {
-            // At the top: there is no path to speak of.
-            "." => shown(error.inner()),
+        // Where the text ends there is no name, and at the top no path to speak of.
+        match path.trim_end_matches('?').trim_end_matches('.') {
+            "" => shown(error.inner()),
             path => format!("{}: {}", cut(path, MOST_PATH), shown(error.inner())),
         }
     })?;
@@ -39,8 +42,14 @@ pub(crate) fn quoted(text: &str) -> String {
     cut(text, MOST)
 }
 
-/// Stops after `most` characters of what is shown, escapes included.
-fn cut(text: &str, most: usize) -> String {
+/// A number as it may stand in a message: no longer than it has to be.
+pub(crate) fn number(value: f64) -> String {
+    let is_short = value == 0.0 || (1e-6..1e15).contains(&value.abs());
+    if is_short { value.to_string() } else { format!("{value:e}") }
+}
+
+/// Text of a file without control characters. Stops after `most` characters of what is shown, escapes included.
+pub(crate) fn cut(text: &str, most: usize) -> String {
     let mut quoted = String::new();
     let mut shown = 0;
     for character in text.chars() {
@@ -62,6 +71,7 @@ fn cut(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde::Deserialize;
     use std::collections::BTreeMap;
 
     #[test]
@@ -74,6 +84,57 @@ mod tests {
         );
         assert!(fails("{} {}").contains("trailing characters at line 1"));
         assert!(fails("[]").starts_with("invalid type: sequence, expected a map at line 1 column "));
+        assert!(fails("{").starts_with("EOF while parsing an object at line 1 column "), "{}", fails("{"));
+        assert!(fails("{\"a").starts_with("EOF while parsing a string"), "{}", fails("{\"a"));
+    }
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        pair: (u32, f64),
+        inner: Option<Inner>,
+        list: Vec<Choice>,
+    }
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Inner {
+        number: u8,
+    }
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    enum Choice {
+        One,
+        Of(Inner),
+        With { number: u8 },
+    }
+
+    #[test]
+    fn structs_are_objects() {
+        let good = r#"{"pair": [1, 2], "inner": {"number": 3}, "list": ["One", {"Of": {"number": 4}}, {"With": {"number": 5}}]}"#;
+        let expected = Outer {
+            pair: (1, 2.0),
+            inner: Some(Inner { number: 3 }),
+            list: vec![Choice::One, Choice::Of(Inner { number: 4 }), Choice::With { number: 5 }],
+        };
+        assert_eq!(parse::<Outer>(good), Ok(expected));
+        for (from, to, path) in [
+            (r#"{"number": 3}"#, "[3]", "inner: "),
+            (r#"{"number": 4}"#, "[4]", "list[1].Of: "),
+            (r#"{"number": 5}"#, "[5]", "list[2].With: "),
+        ] {
+            let bad = good.replace(from, to);
+            let message = parse::<Outer>(&bad).expect_err(&bad);
+            assert!(
+                message.starts_with(&format!("{path}invalid type: sequence, expected struct")),
+                "{message}"
+            );
+        }
+        let message = parse::<Outer>("[[1, 2], null, []]").expect_err("an array");
+        assert!(message.starts_with("invalid type: sequence, expected struct Outer"), "{message}");
+        assert_eq!(
+            parse::<Outer>(r#"{"pair": [1, 2], "inner": null, "list": []}"#).map(|o| o.inner),
+            Ok(None)
+        );
     }
 
     #[test]

@@ -146,6 +146,14 @@ fn mistakes_in_fleets_are_named() {
         refused(&["plan", "--fleet", text(&file)], PLACEMENT, words);
     };
     fails("{}", &["fleet.json: not a fleet: missing field `ragtag_fleet`"]);
+    fails(
+        r#"[1, [{"card": "l4"}], [], []]"#,
+        &["not a fleet: invalid type: sequence, expected struct Fleet"],
+    );
+    fails(
+        r#"{"ragtag_fleet": 1, "devices": [["a", "l4"]]}"#,
+        &["devices[0]: invalid type: sequence, expected struct FleetDevice"],
+    );
     fails(r#"{"ragtag_fleet": 2, "novel": 1}"#, &["version 2, this build reads version 1"]);
     let units = r#"{"ragtag_fleet": 1, "devices": [{"card": "l4", "bandwidth_gb_per_s": 448000000000}]}"#;
     fails(units, &["devices[0].bandwidth_gb_per_s: is 448000000000", "looks like bytes per second"]);

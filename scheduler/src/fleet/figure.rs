@@ -4,6 +4,7 @@
 
 use super::InvalidFleet;
 use crate::cost::{Figure, FigureSource};
+use crate::json::number;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -125,9 +126,8 @@ impl Bounds {
             return Ok(figure);
         }
         let wanted = if value > *most { format!("at most {most}") } else { format!("at least {least}") };
-        let shown = if value.abs() < 1e15 { value.to_string() } else { format!("{value:e}") };
         let slip = slips.iter().find(|(from, _)| value >= *from && value.is_finite());
         let slip = slip.map_or_else(String::new, |(_, what)| format!("; {what}"));
-        Err(InvalidFleet::wrong(path, format!("is {shown}, must be {wanted}{slip}")))
+        Err(InvalidFleet::wrong(path, format!("is {}, must be {wanted}{slip}", number(value))))
     }
 }

@@ -23,7 +23,7 @@ use crate::cost::{DeviceFacts, Links};
 use crate::json;
 use ragtag_hal::AdapterKind;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use thiserror::Error;
 
 /// Version of the format that this build reads.
@@ -124,10 +124,32 @@ pub struct FleetSharedLink {
     /// Name, for people.
     pub name: String,
     /// The links that use it: labels, from and to.
+    #[serde(deserialize_with = "pairs")]
     #[schemars(length(min = 1))]
     pub users: Vec<(String, String)>,
     /// Its rate, all users together, in units of 10⁹ bytes per second.
     pub bandwidth_gb_per_s: FleetFigure,
+}
+
+/// Two labels. Read as a list first: of a third label, the reader of pairs knows no more than that it is in the way.
+#[derive(Deserialize)]
+#[serde(try_from = "Vec<String>")]
+struct Pair(String, String);
+
+impl TryFrom<Vec<String>> for Pair {
+    type Error = String;
+
+    fn try_from(labels: Vec<String>) -> Result<Self, String> {
+        let [from, to] = <[String; 2]>::try_from(labels).map_err(|labels| {
+            format!("a user is a pair of labels, from and to; here are {}", labels.len())
+        })?;
+        Ok(Self(from, to))
+    }
+}
+
+fn pairs<'de, D: Deserializer<'de>>(reader: D) -> Result<Vec<(String, String)>, D::Error> {
+    let pairs = Vec::<Pair>::deserialize(reader)?;
+    Ok(pairs.into_iter().map(|Pair(from, to)| (from, to)).collect())
 }
 
 /// Why a text is no fleet.

@@ -73,17 +73,12 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {
         return Err(InvalidFleet::wrong("devices", "is empty; a fleet has at least one device"));
     }
+    check_counts(devices)?;
     let mut labels: Vec<(usize, String)> = Vec::new();
     let mut of_card: HashMap<&str, u32> = HashMap::new();
     for (at, device) in devices.iter().enumerate() {
         let path = format!("devices[{at}]");
-        let count = device.count.unwrap_or(1);
-        if count == 0 || labels.len() + count as usize > MOST_DEVICES {
-            let (path, why) =
-                (path + ".count", format!("is {count}; a fleet has 1 to {MOST_DEVICES} devices in all"));
-            return Err(InvalidFleet::Wrong { path, why });
-        }
-        for number in 0..count {
+        for number in 0..device.count.unwrap_or(1) {
             let label = match (&device.label, &device.card) {
                 (Some(label), _) if device.count.is_none() => label.clone(),
                 (Some(label), _) => format!("{label}:{number}"),
@@ -103,6 +98,22 @@ fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
         }
     }
     Ok(labels)
+}
+
+/// Holds each count, and all of them together, to what a fleet has.
+fn check_counts(devices: &[FleetDevice]) -> Result<()> {
+    for (at, count) in devices.iter().enumerate().filter_map(|(at, device)| Some((at, device.count?))) {
+        if !(1..=MOST_DEVICES as u32).contains(&count) {
+            let why = format!("is {count}; a count is 1 to {MOST_DEVICES}");
+            return Err(InvalidFleet::wrong(&format!("devices[{at}].count"), why));
+        }
+    }
+    let all: u64 = devices.iter().map(|device| u64::from(device.count.unwrap_or(1))).sum();
+    if all > MOST_DEVICES as u64 {
+        let why = format!("are {all}, counts included; a fleet has 1 to {MOST_DEVICES} in all");
+        return Err(InvalidFleet::wrong("devices", why));
+    }
+    Ok(())
 }
 
 /// Labels stand in splits (`0-5=cpu:0,6-13=cpu:1`) and on terminals.

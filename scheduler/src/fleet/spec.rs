@@ -10,7 +10,12 @@ pub(super) fn parse(line: &str) -> Result<Fleet, InvalidFleet> {
     if line.split('+').count() > MOST_DEVICES {
         return Err(InvalidFleet::wrong("the line", format!("has more than {MOST_DEVICES} parts")));
     }
-    let devices = line.split('+').map(|part| device(part.trim())).collect::<Result<_, _>>()?;
+    let devices: Vec<_> = line.split('+').map(|part| device(part.trim())).collect::<Result<_, _>>()?;
+    let all: u32 = devices.iter().map(|device| device.count.unwrap_or(1)).sum();
+    if all as usize > MOST_DEVICES {
+        let why = format!("has {all} devices; a fleet has 1 to {MOST_DEVICES} in all");
+        return Err(InvalidFleet::wrong("the line", why));
+    }
     Ok(Fleet { ragtag_fleet: FLEET_VERSION, devices, links: Vec::new(), shared_links: Vec::new() })
 }
 

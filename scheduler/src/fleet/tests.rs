@@ -79,7 +79,8 @@ fn mistakes_in_a_line_are_named() {
     assert!(fails("rtx3090++l4").contains("names no card"));
     assert!(fails("0x-l4").contains("a count is 1 to 64"));
     assert!(fails("99999999999x-l4").contains("a count is 1 to 64"));
-    assert!(fails("40x-l4+40x-t4").contains("devices[1].count: is 40; a fleet has 1 to 64 devices in all"));
+    assert!(fails("40x-l4+40x-t4").contains("the line: has 80 devices; a fleet has 1 to 64 in all"));
+    assert!(fails("64x-l4+t4").contains("the line: has 65 devices"));
     assert!(fails(&"l4+".repeat(100_000)).contains("more than 64 parts"));
     let hostile = fails(&format!("\u{1b}[2J{}", "z".repeat(100_000)));
     assert!(hostile.len() < 1500 && !hostile.contains(char::is_control), "{hostile}");
@@ -160,6 +161,10 @@ fn devices_are_distinct_few_and_not_like_themselves() {
     );
     assert!(fails(&fleet(r#"{"card": "l4", "count": 65}"#, "")).contains("devices[0].count: is 65"));
     assert!(fails(&fleet(r#"{"card": "l4", "count": 0}"#, "")).contains("devices[0].count: is 0"));
+    let many = fails(&fleet(&vec![r#"{"card": "l4"}"#; 100].join(", "), ""));
+    assert!(many.contains("devices: are 100, counts included; a fleet has 1 to 64 in all"), "{many}");
+    let more = fails(&fleet(r#"{"card": "l4", "count": 40}, {"card": "t4", "count": 40}"#, ""));
+    assert!(more.contains("devices: are 80, counts included"), "{more}");
     assert!(
         fails(&fleet(r#"{"card": "l44"}"#, ""))
             .contains("devices[0].card: there is no card \"l44\"; nearest are l4")
@@ -246,6 +251,13 @@ fn links_join_two_devices_once() {
     assert!(
         fails(&shared(r#"["a", "b"], ["a", "b"]"#)).contains("shared_links[0].users[1]: the way from a to b")
     );
+    for (users, count) in [(r#"["a", "b", "c"]"#, 3), (r#"["a"]"#, 1), (r#"[]"#, 0)] {
+        let message = fails(&shared(&format!(r#"["a", "b"], {users}"#)));
+        let words = format!(
+            "shared_links[0].users[1]: a user is a pair of labels, from and to; here are {count} at line 1"
+        );
+        assert!(message.contains(&words), "{message}");
+    }
     assert!(fails(&shared(r#"["a", "a"]"#)).contains("shared_links[0].users[0]: links a to itself"));
 }
 
