@@ -19,15 +19,12 @@ impl MappedFile {
     /// Maps a file for reading.
     ///
     /// # Errors
-    /// If it cannot be opened, is a directory, or is empty.
+    /// If it cannot be opened, or is a directory.
     pub(crate) fn open(path: &Path) -> std::io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             return Err(std::io::Error::new(std::io::ErrorKind::IsADirectory, "is a directory"));
-        }
-        if metadata.len() == 0 {
-            return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "is empty"));
         }
         // SAFETY: the map is only read. A file that another process shrinks is noticed before each use by `range`; one
         // that is rewritten in place yields other numbers, never other types.

@@ -51,10 +51,9 @@ impl Model {
             return Self::open_directory(path);
         }
         if path.extension().is_some_and(|extension| extension == "safetensors") {
-            let path = path.display();
-            return Err(Error::Usage(format!(
-                "{path} holds weights alone; name the directory that it is in"
-            )));
+            let what = "weights alone; name the directory that they are in".into();
+            let cause = ModelError::Unsupported { what };
+            return Err(Error::Model { name: path.display().to_string(), cause });
         }
         let sources = shard_paths(path).iter().map(|shard| map(shard)).collect::<Result<_>>()?;
         Self::from_sources(file_name(path), sources)

@@ -95,7 +95,10 @@ fn what_is_not_a_model() {
         .refused(&spoilt.patched("old.gguf", 4, &1u32.to_le_bytes()), &["GGUF version 1; versions 2 and 3"]);
 
     let run = |path: &str, words: &str| refused(&["run", path], FILE, &["cannot read", path, words]);
-    run(&spoilt.write("empty.gguf", b""), "is empty");
+    for command in ["run", "inspect"] {
+        let empty = spoilt.write("empty.gguf", b"");
+        refused(&[command, &empty], MODEL, &["empty.gguf ends at byte 0, but the magic number"]);
+    }
     spoilt.refused(text(spoilt.folder.path()), &["has no config.json"]);
     run(text(&spoilt.folder.path().join("missing.gguf")), "No such file");
     run(&format!("{tale}/within.gguf"), "Not a directory");
@@ -169,6 +172,13 @@ fn counts_lengths_and_offsets_that_lie() {
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{what} is {lie}: {err}");
         }
     }
+    // What is not there can be planned for, but not what no file holds.
+    let path = spoilt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
+    let words = [
+        "the data of tensor blk.0.attn_q.weight",
+        "bytes from offset 18446744073709551584: that is larger than any file",
+    ];
+    refused(&["inspect", &path], MODEL, &words);
     for dimensions in [0, 5, u32::MAX] {
         let path = spoilt.patched("lie.gguf", query, &dimensions.to_le_bytes());
         spoilt.refused(&path, &[&format!("{dimensions} is not 1 to 4")]);
@@ -196,6 +206,9 @@ fn hyperparameters_that_lie() {
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{key} is {lie}: {err}");
         }
     }
+    let heads = metadata_value(&spoilt.sound, "llama.attention.head_count_kv");
+    let path = spoilt.patched("heads.gguf", heads, &3u32.to_le_bytes());
+    spoilt.refused(&path, &["llama.attention.head_count_kv: ", "cannot share 3 key-value heads"]);
     let context = metadata_value(&spoilt.sound, "llama.context_length");
     spoilt.refused(&spoilt.patched("context.gguf", context, &[0; 4]), &["context"]);
     let epsilon = metadata_value(&spoilt.sound, "llama.attention.layer_norm_rms_epsilon");

@@ -181,7 +181,11 @@ fn directories_that_are_no_model() {
     refused(&["run", text(empty.path())], MODEL, &["has no config.json"]);
     let copied = Copied::new();
     let shard = copied.file(SECOND_SHARD);
-    refused(&["run", text(&shard)], 2, &["holds weights alone; name the directory that it is in"]);
+    refused(
+        &["run", text(&shard)],
+        MODEL,
+        &[SECOND_SHARD, "not supported: weights alone; name the directory"],
+    );
 
     let weights = std::fs::read(&shard).unwrap();
     std::fs::remove_file(&shard).unwrap();
@@ -191,7 +195,7 @@ fn directories_that_are_no_model() {
     std::fs::write(&shard, &weights[..weights.len() / 2]).unwrap();
     copied.refused(MODEL, &[SECOND_SHARD, "the file is cut, or lies"]);
     std::fs::write(&shard, b"").unwrap();
-    copied.refused(FILE, &["cannot read", SECOND_SHARD, "is empty"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "ends at byte 0"]);
     std::fs::write(&shard, [&u64::MAX.to_le_bytes(), &weights[8..]].concat()).unwrap();
     copied.refused(MODEL, &[SECOND_SHARD, "more than the 100000000 that are allowed"]);
     std::fs::write(&shard, &weights).unwrap();

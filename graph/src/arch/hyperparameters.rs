@@ -115,25 +115,28 @@ impl Hyperparameters {
             kv_heads,
             head_dimensions,
         };
-        found.check_shape()?;
+        found.check_shape(
+            ["attention.head_count_kv", "rope.dimension_count", "attention.key_length"].map(key),
+        )?;
         found.check_features(metadata)?;
         Ok(found)
     }
 
-    /// Whether the numbers go together, wherever they come from.
-    pub(crate) fn check_shape(&self) -> Result<(), ModelError> {
-        let bad = |what: &str, why: String| Err(ModelError::Hyperparameter { key: what.into(), why });
+    /// Whether the numbers go together, wherever they come from: there these are the keys of the key-value heads, of the
+    /// dimensions that rotate, and of all dimensions of a head.
+    pub(crate) fn check_shape(&self, [kv_heads, rotating, head]: [String; 3]) -> Result<(), ModelError> {
+        let bad = |key, why| Err(ModelError::Hyperparameter { key, why });
         if !self.heads.is_multiple_of(self.kv_heads) {
             let why = format!("{} heads cannot share {} key-value heads", self.heads, self.kv_heads);
-            return bad("attention.head_count_kv", why);
+            return bad(kv_heads, why);
         }
         if self.rope_dimensions > self.head_dimensions || !self.rope_dimensions.is_multiple_of(2) {
             let why =
                 format!("{} of {} dimensions cannot rotate", self.rope_dimensions, self.head_dimensions);
-            return bad("rope.dimension_count", why);
+            return bad(rotating, why);
         }
         if u64::from(self.heads) * u64::from(self.head_dimensions) > u64::from(LARGEST) {
-            return bad("attention.key_length", format!("{} heads of {}", self.heads, self.head_dimensions));
+            return bad(head, format!("{} heads of {}", self.heads, self.head_dimensions));
         }
         Ok(())
     }

@@ -176,7 +176,8 @@ pub(super) fn read(
         epsilon: config.float("rms_norm_eps")?,
         vocabulary: config.count("vocab_size")?,
     };
-    hyperparameters.check_shape()?;
+    hyperparameters
+        .check_shape(["num_key_value_heads", "head_dim", "head_dim"].map(|key| config.in_file(key)))?;
     Ok((architecture, hyperparameters, config.flag("tie_word_embeddings")?.unwrap_or(false)))
 }
 

@@ -238,9 +238,12 @@ fn numbers_that_lie() {
     let error = Made::new().with("num_attention_heads", 3.into()).error();
     assert!(error.contains("3 heads do not divide a width of 32"), "{error}");
     let error = Made::new().with("num_key_value_heads", 3.into()).error();
-    assert!(error.contains("2 heads cannot share 3 key-value heads"), "{error}");
+    assert!(
+        error.contains("num_key_value_heads in config.json: 2 heads cannot share 3 key-value"),
+        "{error}"
+    );
     let error = Made::new().with("head_dim", 15.into()).error();
-    assert!(error.contains("15 of 15 dimensions cannot rotate"), "{error}");
+    assert!(error.contains("head_dim in config.json: 15 of 15 dimensions cannot rotate"), "{error}");
     let error = Made::new().with("head_dim", 16_777_216.into()).error();
     assert!(error.contains("2 heads of 16777216"), "{error}");
     for (key, lies) in [

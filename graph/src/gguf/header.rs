@@ -187,21 +187,24 @@ fn place(
     bytes: u64,
 ) -> Result<(), FormatError> {
     for tensor in tensors {
-        let at =
-            reader.at().checked_next_multiple_of(alignment).and_then(|data| data.checked_add(tensor.offset));
-        let fits = at.and_then(|at| at.checked_add(tensor.bytes)).is_some_and(|end| end <= bytes);
-        match at {
-            Some(at) if fits => tensor.offset = at,
-            _ => {
-                return Err(FormatError::Truncated {
-                    file: reader.file().to_owned(),
-                    what: format!("the data of tensor {}", Quoted(&tensor.name)),
-                    at: at.unwrap_or(u64::MAX),
-                    wanted: tensor.bytes,
-                    bytes,
-                });
-            }
+        let data = reader.at().checked_next_multiple_of(alignment);
+        let at = data.and_then(|data| data.checked_add(tensor.offset));
+        let Some((at, end)) = at.and_then(|at| Some((at, at.checked_add(tensor.bytes)?))) else {
+            let what = format_args!("the data of tensor {}", Quoted(&tensor.name));
+            let cause =
+                format!("{} bytes from offset {}: that is larger than any file", tensor.bytes, tensor.offset);
+            return Err(reader.invalid(reader.at(), what, cause));
+        };
+        if end > bytes {
+            return Err(FormatError::Truncated {
+                file: reader.file().to_owned(),
+                what: format!("the data of tensor {}", Quoted(&tensor.name)),
+                at,
+                wanted: tensor.bytes,
+                bytes,
+            });
         }
+        tensor.offset = at;
     }
     Ok(())
 }

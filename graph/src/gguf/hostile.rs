@@ -201,7 +201,9 @@ fn lying_shapes_and_offsets() {
         }
         let aligned = lie & !31;
         let error = Raw::file(1, 0).tensor("t", &[4], F32, aligned).data(256).open().unwrap_err();
-        assert!(matches!(error, FormatError::Truncated { wanted: 16, .. }), "{error}");
+        let beyond = format!("16 bytes from offset {aligned}: that is larger than any file");
+        let is_cut = matches!(error, FormatError::Truncated { wanted: 16, .. });
+        assert!(is_cut || error.to_string().contains(&beyond), "{error}");
     }
     let error = Raw::file(1, 0).tensor("t", &[1 << 32, 1 << 32], F32, 0).data(256).error();
     assert!(
