@@ -56,6 +56,17 @@ pub enum Error {
     /// A split that cannot be read.
     #[error("--split: {0}")]
     Split(#[from] ragtag_scheduler::split::SplitError),
+    /// A pin that cannot be read.
+    #[error("--pin: {0}")]
+    Pin(ragtag_scheduler::split::SplitError),
+    /// A device that a placement names, and that is not selected.
+    #[error("{device} is detected and not selected; --device {},{device} selects it", selected.join(","))]
+    NotSelected {
+        /// The device.
+        device: String,
+        /// Those that are selected.
+        selected: Vec<String>,
+    },
     /// A plan for another model, other devices, or damaged.
     #[error("{}: {cause}", path.display())]
     PlanFile {
@@ -150,8 +161,8 @@ impl Error {
             Error::Load(_) | Error::RequestFile { .. } => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Planner(PlanError::DoesNotFit { .. }) | Error::PlanMemory { .. } => 6,
-            Error::Planner(_) | Error::Split(_) | Error::PlanFile { .. } => 4,
-            Error::Simulation(_) | Error::Fleet { .. } => 4,
+            Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
+            Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
             Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
             Error::File { .. } | Error::Output(_) => 7,
             Error::Strict { .. } => 8,

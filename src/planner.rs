@@ -9,6 +9,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
+use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::{Plan, PlanModel};
 use ragtag_scheduler::planner::{
@@ -46,6 +47,8 @@ pub struct Planner {
     model: Model,
     granularity: Granularity,
     devices: Vec<DeviceFacts>,
+    /// Labels of devices that are there and not to be planned for.
+    not_selected: Vec<String>,
     links: Links,
     objective: Objective,
     workload: Workload,
@@ -79,6 +82,7 @@ impl Planner {
             model: model.clone(),
             granularity: Granularity::default(),
             devices: Vec::new(),
+            not_selected: Vec::new(),
             links: Links::default(),
             objective: Objective::Throughput,
             workload: Workload::default(),
@@ -92,7 +96,10 @@ impl Planner {
 
     /// Plans for the devices that are selected in `devices`, with assumed rates and the memory that is free now.
     pub fn devices(self, devices: &Devices) -> Self {
-        self.device_facts(devices.facts())
+        let mut planner = self.device_facts(devices.facts());
+        let detected = devices.report().adapters().map(Adapter::label);
+        planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
+        planner
     }
 
     /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
@@ -106,6 +113,7 @@ impl Planner {
     /// Plans for devices described by figures, whether they exist or not.
     pub fn device_facts(mut self, facts: Vec<DeviceFacts>) -> Self {
         self.devices = facts;
+        self.not_selected.clear();
         self
     }
 
@@ -302,6 +310,7 @@ impl Planner {
             .collect::<Result<_>>()?;
         let others: Vec<_> = others.iter().map(|(chunk, segments)| (*chunk, segments.as_slice())).collect();
         let facts = model_facts(model)?;
+        self.check_selected()?;
         then(&PlannerInput {
             model: &facts,
             segments: &segments,
@@ -316,6 +325,17 @@ impl Planner {
             explained: self.explained,
             split: self.split.as_ref(),
         })
+    }
+
+    /// Refuses what names a device that is there and not selected.
+    fn check_selected(&self) -> Result<()> {
+        let Constraints { pins, excluded, .. } = &self.constraints;
+        let parts = self.split.iter().flat_map(|split| split.parts.iter().map(|part| &part.device));
+        let mut named = parts.chain(pins.iter().map(|pin| &pin.device)).chain(excluded);
+        match named.find(|label| self.not_selected.contains(label)) {
+            Some(device) => Err(Error::NotSelected { device: device.clone(), selected: self.labels() }),
+            None => Ok(()),
+        }
     }
 
     /// The model's segments as they are with a chunk.

@@ -215,7 +215,7 @@ impl fmt::Display for Split {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SplitError {
     /// Nothing between two commas, or nothing at all.
-    #[error("an empty part in the split '{split}' (write, for example, 0-5=cpu:0,6-13=cpu:1)")]
+    #[error("an empty part in '{split}' (write, for example, 0-5=cpu:0,6-13=cpu:1)")]
     EmptyPart {
         /// The whole text.
         split: String,

@@ -135,7 +135,7 @@ fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>
         planner = planner.split(split.parse()?);
     }
     for pin in &args.pin {
-        for part in pin.parse::<Split>()?.parts {
+        for part in pin.parse::<Split>().map_err(Error::Pin)?.parts {
             planner = (part.span.first()..=part.span.last())
                 .take(MOST_PINS)
                 .fold(planner, |planner, segment| planner.pin(segment, &part.device));

@@ -518,8 +518,8 @@ fn splits_that_are_none() {
         ("0-5=cpu:0,6-13=cpu:0", "cpu:0 is named twice"),
         ("6-13=cpu:1,0-5=cpu:0", "in the order of the segments"),
         ("5-0=cpu:0,6-13=cpu:1", "'5-0=cpu:0': the last segment comes before the first"),
-        ("", "an empty part in the split"),
-        ("0-5=cpu:0,,6-13=cpu:1", "an empty part in the split"),
+        ("", "an empty part in ''"),
+        ("0-5=cpu:0,,6-13=cpu:1", "an empty part in '0-5=cpu:0,,6-13=cpu:1'"),
         ("half and half", "'half and half' is not FIRST-LAST=DEVICE"),
         ("0-=cpu:0", "is not FIRST-LAST=DEVICE"),
         ("+0-13=cpu:0", "is not FIRST-LAST=DEVICE"),
@@ -528,6 +528,26 @@ fn splits_that_are_none() {
         for command in ["run", "plan"] {
             refused(&[command, "--cpu-devices", "2", "--split", split], PLACEMENT, &["split", words]);
         }
+    }
+}
+
+#[test]
+fn pins_that_are_none() {
+    for (pin, words) in [
+        ("5-2=cpu:0", "--pin: '5-2=cpu:0': the last segment comes before the first"),
+        ("0", "--pin: '0' is not FIRST-LAST=DEVICE"),
+        ("", "--pin: an empty part in ''"),
+    ] {
+        refused(&["plan", "--cpu-devices", "2", "--pin", pin], PLACEMENT, &[words]);
+    }
+}
+
+#[test]
+fn devices_that_are_there_and_not_selected() {
+    let words = ["cpu:1 is detected and not selected; --device cpu:0,cpu:1 selects it"];
+    for placement in [["--split", "0-13=cpu:1"], ["--pin", "0=cpu:1"], ["--exclude", "cpu:1"]] {
+        let arguments = [&["plan", "--cpu-devices", "2", "--device", "cpu:0"][..], &placement].concat();
+        refused(&arguments, PLACEMENT, &words);
     }
 }
 
