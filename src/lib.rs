@@ -31,6 +31,7 @@ mod devices;
 pub mod doctor;
 mod engine;
 mod error;
+mod files;
 mod fitting;
 mod map;
 mod model;

@@ -12,6 +12,7 @@ use super::progress;
 use super::records::Records;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
+use crate::files::read_text;
 use crate::model::Model;
 use crate::session::Session;
 use ragtag_scheduler::token_log_probability;
@@ -19,6 +20,8 @@ use serde_json::json;
 
 /// Piece length unless `--ctx` says another.
 const DEFAULT_CONTEXT: u32 = 512;
+/// Most bytes of a text: the longest that such figures are given for has half of them.
+const MOST_BYTES: u64 = 1 << 30;
 
 pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).chain([&args.file]);
@@ -55,7 +58,7 @@ fn pieces(model: &Model, args: &PerplexityArgs, context: usize) -> Result<Vec<Ve
     if context < 4 {
         return Err(Error::Usage("--ctx must be at least 4 for perplexity".into()));
     }
-    let text = std::fs::read_to_string(&args.file).map_err(|cause| Error::File {
+    let text = read_text(&args.file, MOST_BYTES).map_err(|cause| Error::File {
         action: "read",
         path: args.file.clone(),
         cause,

@@ -8,6 +8,7 @@ use super::pictures::{Pictures, bars};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
+use crate::files::{MOST_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
@@ -16,13 +17,10 @@ use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use ragtag_scheduler::{Fleet, Split, Workload};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
 const MOST_PINS: usize = 1 << 16;
-/// Most bytes of a fleet: 64 devices with all their links take a tenth.
-const MOST_FLEET_BYTES: u64 = 16 << 20;
 
 impl From<ActivationsArg> for Activations {
     fn from(arg: ActivationsArg) -> Self {
@@ -159,7 +157,7 @@ fn like_file(
     args: &PlacementArgs,
     sequences: Option<u32>,
 ) -> Result<Planner> {
-    let json = std::fs::read_to_string(path).map_err(|cause| Error::File {
+    let json = read_text(path, MOST_JSON_BYTES).map_err(|cause| Error::File {
         action: "read",
         path: path.into(),
         cause,
@@ -276,14 +274,8 @@ fn open_fleet(text: &str) -> Result<Fleet> {
     if !text.ends_with(".json") {
         return Fleet::from_line(text).map_err(|cause| Error::Fleet { of: "--fleet".into(), cause });
     }
-    let cannot = |cause| Error::File { action: "read", path: text.into(), cause };
-    let mut json = String::new();
-    let file = std::fs::File::open(text).map_err(cannot)?;
-    // One byte more than is read of any fleet tells a file that is too large.
-    file.take(MOST_FLEET_BYTES + 1).read_to_string(&mut json).map_err(cannot)?;
-    if json.len() as u64 > MOST_FLEET_BYTES {
-        return Err(Error::Usage(format!("{text} has more than {MOST_FLEET_BYTES} bytes: it is no fleet")));
-    }
+    let json = read_text(Path::new(text), MOST_JSON_BYTES);
+    let json = json.map_err(|cause| Error::File { action: "read", path: text.into(), cause })?;
     Fleet::from_json(&json).map_err(|cause| Error::Fleet { of: text.into(), cause })
 }
 

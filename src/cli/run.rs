@@ -9,15 +9,17 @@ use super::progress;
 use super::records::Records;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
+use crate::files::{read_text, text_of};
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
-use std::io::Read;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Tokens that a run generates before it plans again.
 const WARM_UP_STEPS: u32 = 16;
+/// Most bytes of a prompt: no context holds as many.
+const MOST_PROMPT_BYTES: u64 = 1 << 26;
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
     let outputs = args.records.files().chain(&args.comparison.report);
@@ -157,11 +159,9 @@ fn prompt_text(args: &RunArgs) -> Result<String> {
     let Some(path) = &args.file else { return Ok(args.prompt.clone()) };
     let as_error = |cause| Error::File { action: "read", path: path.clone(), cause };
     if path.as_os_str() == "-" {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map_err(as_error)?;
-        return Ok(text);
+        return text_of(std::io::stdin(), MOST_PROMPT_BYTES).map_err(as_error);
     }
-    std::fs::read_to_string(path).map_err(as_error)
+    read_text(path, MOST_PROMPT_BYTES).map_err(as_error)
 }
 
 fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {

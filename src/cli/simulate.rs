@@ -5,12 +5,12 @@ use super::files::{self, write_file};
 use super::output::{bytes, note, print_json, show, table};
 use super::plan::{Needs, for_fleet_or_devices, summary};
 use crate::error::{Error, Result};
+use crate::files::read_text;
 use crate::trace::Trace;
 use ragtag_scheduler::core::Want;
 use ragtag_scheduler::plan::Plan;
-use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, LoadError, Percentiles, SimRequest, SimSummary};
+use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Load, Percentiles, SimRequest, SimSummary};
 use serde_json::json;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Sequences at the same time, unless the arguments say how many.
@@ -64,15 +64,9 @@ fn load(args: &SimulateArgs) -> Result<Load> {
 const MOST_BYTES: u64 = 1 << 28;
 
 fn read(path: &Path) -> Result<Load> {
-    let as_error = |cause| Error::File { action: "read", path: path.into(), cause };
-    let mut text = String::new();
-    let file = std::fs::File::open(path).map_err(as_error)?;
-    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(as_error)?;
-    let load = match text.len() as u64 {
-        ..=MOST_BYTES => Load::from_text(&text),
-        _ => Err(LoadError::TooMuch { what: "bytes", most: MOST_BYTES }),
-    };
-    load.map_err(|cause| Error::RequestFile { path: path.into(), cause })
+    let text = read_text(path, MOST_BYTES);
+    let text = text.map_err(|cause| Error::File { action: "read", path: path.into(), cause })?;
+    Load::from_text(&text).map_err(|cause| Error::RequestFile { path: path.into(), cause })
 }
 
 /// Positions that the longest request takes. Its last token takes none.

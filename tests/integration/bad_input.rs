@@ -499,8 +499,31 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
         let path = plan.write(&plan.json[..cut]);
         PlanFile::run(&path, &[], PLACEMENT, &["plan.json: not a plan"]);
     }
+    PlanFile::run(&plan.write("{"), &[], PLACEMENT, &["plan.json: not a plan: EOF while parsing"]);
+    PlanFile::run(
+        &plan.write("[1]"),
+        &[],
+        PLACEMENT,
+        &["not a plan: invalid type: sequence, expected struct Plan"],
+    );
     PlanFile::run(&plan.folder.path().join("missing.json"), &[], FILE, &["cannot read", "missing.json"]);
     PlanFile::run(plan.folder.path(), &[], FILE, &["cannot read"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn files_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let fleet = folder.path().join("fleet.json");
+    std::os::unix::fs::symlink("/dev/zero", &fleet).unwrap();
+    for arguments in [
+        &["plan", "--fleet", "rtx3090", "--plan", "/dev/zero"][..],
+        &["plan", "--fleet", text(&fleet)],
+        &["simulate", "--fleet", "rtx3090", "--trace-file", "/dev/zero"],
+        &["run", "-f", "/dev/zero"],
+    ] {
+        refused(arguments, FILE, &["cannot read", "has more than", "bytes"]);
+    }
 }
 
 #[test]

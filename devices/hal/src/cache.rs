@@ -7,7 +7,7 @@
 use blake3::{Hash, Hasher};
 use std::collections::HashMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
@@ -62,7 +62,9 @@ impl Folder {
     /// What was kept under this key, if it is whole.
     pub fn load(&self, key: &Key) -> Option<Vec<u8>> {
         let path = self.file(key);
-        let content = fs::read(&path).ok()?;
+        let mut content = Vec::new();
+        // No longer file is kept, and a link may lead to one without end.
+        fs::File::open(&path).ok()?.take(self.max_bytes).read_to_end(&mut content).ok()?;
         let (checksum, program) = content.split_at_checked(CHECKSUM_BYTES)?;
         if blake3::hash(program).as_bytes() != checksum {
             tracing::debug!(path = %path.display(), "a program in the cache is damaged");
@@ -244,6 +246,16 @@ mod tests {
         assert_eq!(got(&second), Some((b"one".to_vec(), Source::Disk)), "it may be of no use");
         second.place(&key).lock().take(b"one"[..].into());
         assert_eq!(got(&second), Some((b"one".to_vec(), Source::Process)));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_without_end_is_no_program() {
+        let (_temporary, folder) = folder(1 << 10);
+        let key = blake3::hash(b"a");
+        fs::create_dir_all(&folder.path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", folder.file(&key)).unwrap();
+        assert_eq!(folder.load(&key), None);
     }
 
     #[test]
