@@ -88,14 +88,20 @@ fn time(us: f64) -> String {
     if us < 1e6 { format!("{:.2} ms", us / 1e3) } else { format!("{:.2} s", us / 1e6) }
 }
 
+/// What nothing was counted for has no figure.
+fn of(count: u64, figure: String) -> String {
+    if count > 0 { figure } else { "–".into() }
+}
+
 fn as_table(plan: &Plan, summary: &SimSummary) -> String {
+    let rate = |per_s: f64| of(summary.finished, format!("{per_s:.1}"));
     let mut text = format!(
-        "{} requests in {}: {:.2} requests/s, prefill {:.1} tokens/s, decode {:.1} tokens/s\n",
+        "{} requests in {}: {} requests/s, prefill {} tokens/s, decode {} tokens/s\n",
         summary.finished,
-        time(summary.duration_us),
-        summary.requests_per_s,
-        summary.prefill_tokens_per_s,
-        summary.decode_tokens_per_s,
+        of(summary.finished, time(summary.duration_us)),
+        of(summary.finished, format!("{:.2}", summary.requests_per_s)),
+        rate(summary.prefill_tokens_per_s),
+        rate(summary.decode_tokens_per_s),
     );
     if summary.refused > 0 {
         text += &format!("{} more were refused: the plan has no room for them\n", summary.refused);
@@ -120,7 +126,9 @@ fn latencies(summary: &SimSummary) -> comfy_table::Table {
     ];
     for (name, times) in rows {
         let mut row = vec![name.to_string()];
-        row.extend([times.mean, times.p50, times.p90, times.p99, times.max].map(time));
+        row.extend(
+            [times.mean, times.p50, times.p90, times.p99, times.max].map(|us| of(times.count, time(us))),
+        );
         table.add_row(row);
     }
     table
@@ -131,9 +139,9 @@ fn stages(plan: &Plan, summary: &SimSummary) -> comfy_table::Table {
         ">stage", "device", "segments", ">busy", ">bubble", ">prefill", ">decode", ">queue", ">longest",
     ]);
     for (index, (stage, planned)) in summary.stages.iter().zip(&plan.stages).enumerate() {
-        let mean = |computed: &ragtag_scheduler::Computed| match computed.micro_batches {
-            0 => "–".into(),
-            n => time(computed.busy_ns as f64 / n as f64 / 1e3),
+        let mean = |computed: &ragtag_scheduler::Computed| {
+            let count = computed.micro_batches;
+            of(count, time(computed.busy_ns as f64 / count as f64 / 1e3))
         };
         table.add_row([
             index.to_string(),

@@ -227,6 +227,17 @@ fn simulate_prints_tables_or_json_and_writes_a_timeline() {
 }
 
 #[test]
+fn requests_that_are_all_refused_have_no_times() {
+    let (code, out, err) = command(&["--ctx", "8", "--requests", "3"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(
+        out.starts_with("0 requests in –: – requests/s, prefill – tokens/s, decode – tokens/s\n3 more"),
+        "{out}"
+    );
+    assert!(!out.contains(" ms"), "{out}");
+}
+
+#[test]
 fn simulate_reads_requests_from_files_and_names_their_mistakes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("requests.csv");
@@ -244,7 +255,7 @@ fn simulate_reads_requests_from_files_and_names_their_mistakes() {
     refused(&["--trace-file", text(&path)], "requests.csv: line 3: prompt_tokens is '-9'");
     refused(&["--trace-file", text(&path), "--requests", "3"], "cannot be used with");
     refused(&["--rate", "0"], "a rate is");
-    refused(&["--prompt-tokens", "5-2"], "the lengths of a prompt");
+    refused(&["--prompt-tokens", "5-2"], "the lengths of a prompt (--prompt-tokens) are 5-2;");
     refused(&["--new-tokens", "many"], "'many' is no length");
     let (code, _, err) = command(&["--trace-file", text(Path::new("nowhere.csv"))]);
     assert!(code == 7 && err.contains("cannot read nowhere.csv"), "{code}: {err}");

@@ -3,10 +3,12 @@
 //! This module must not know devices or plans.
 
 use crate::core::{Nanoseconds, Want};
+use crate::json::{cut, number};
 use crate::sim::SimRequest;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde::Deserialize;
+use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
@@ -18,6 +20,8 @@ pub const MOST_TOKENS: u64 = 1 << 26;
 pub const LONGEST: u32 = 1 << 24;
 /// The last moment at which a request may come, in seconds.
 pub const LATEST_S: f64 = 1e9;
+/// Most characters that a message quotes of a file.
+const MOST_SHOWN: usize = 100;
 
 /// Requests, and how they come.
 #[derive(Clone, Debug, PartialEq)]
@@ -149,8 +153,8 @@ impl DrawnLoad {
             Arrivals::Closed { at_once: 0 } => figure("a closed loop needs a request at once at least"),
             _ => Ok(()),
         }?;
-        self.prompt_tokens.check("prompt", 1)?;
-        self.new_tokens.check("answer", 0)
+        self.prompt_tokens.check("the lengths of a prompt (--prompt-tokens)", 1)?;
+        self.new_tokens.check("the lengths of an answer (--new-tokens)", 0)
     }
 }
 
@@ -163,7 +167,7 @@ impl Lengths {
             Lengths::Geometric { .. } => (1, 0),
         };
         if from < least || from > to || to > LONGEST {
-            let what = format!("the lengths of a {of}, {self:?}: from {least} to {LONGEST} tokens, in order");
+            let what = format!("{of} are {self}; from {least} to {LONGEST} tokens are possible, in order");
             return Err(LoadError::Figure { what });
         }
         Ok(())
@@ -183,14 +187,27 @@ impl Lengths {
     }
 }
 
+/// As users write them.
+impl fmt::Display for Lengths {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Lengths::Fixed(tokens) => write!(f, "{tokens}"),
+            Lengths::Uniform { least, most } => write!(f, "{least}-{most}"),
+            Lengths::Geometric { mean } => write!(f, "~{}", number(mean)),
+        }
+    }
+}
+
 impl FromStr for Lengths {
     type Err = LoadError;
 
     /// `512`, `100-300` (uniform) or `~200` (geometric, by its mean).
     fn from_str(text: &str) -> Result<Self, LoadError> {
         let wrong = || {
-            let what =
-                format!("'{text}' is no length: write 512, 100-300 (uniform) or ~200 (geometric, mean)");
+            let what = format!(
+                "{} is no length: write 512, 100-300 (uniform) or ~200 (geometric, mean)",
+                quoted(text)
+            );
             LoadError::Figure { what }
         };
         let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
@@ -263,6 +280,8 @@ impl Load {
         let (mut requests, mut tokens) = (Vec::new(), Tokens::default());
         for (number, line) in lines {
             let record = match &columns {
+                // The reader would take an array of the values as well.
+                None if !line.starts_with('{') => Err("an object is expected, as on the first line".into()),
                 None => serde_json::from_str(line).map_err(|e| said(&e)),
                 Some(columns) => row(line, columns),
             };
@@ -311,7 +330,8 @@ fn row(line: &str, columns: &[usize; 3]) -> Result<Record, String> {
 
 fn checked(record: Record) -> Result<Record, String> {
     if !(0.0..=LATEST_S).contains(&record.arrival_s) {
-        return Err(format!("arrival_s is {}; from 0 to {LATEST_S} are possible", record.arrival_s));
+        let arrival_s = number(record.arrival_s);
+        return Err(format!("arrival_s is {arrival_s}; from 0 to {LATEST_S} are possible"));
     }
     if !(1..=LONGEST).contains(&record.prompt_tokens) {
         return Err(format!("prompt_tokens is {}; from 1 to {LONGEST} are possible", record.prompt_tokens));
@@ -326,18 +346,11 @@ fn checked(record: Record) -> Result<Record, String> {
 fn said(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let position = format!(" at line {} column {}", error.line(), error.column());
-    format!("{} at column {}", shortened(text.strip_suffix(&position).unwrap_or(&text)), error.column())
+    format!("{} at column {}", cut(text.strip_suffix(&position).unwrap_or(&text), MOST_SHOWN), error.column())
 }
 
 fn quoted(text: &str) -> String {
-    format!("'{}'", shortened(text))
-}
-
-/// A part of a file as it may be shown: not too long, and without what a terminal obeys.
-fn shortened(text: &str) -> String {
-    const MOST: usize = 100;
-    let shown: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
-    if text.chars().nth(MOST).is_some() { shown + "…" } else { shown }
+    format!("'{}'", cut(text, MOST_SHOWN))
 }
 
 #[cfg(test)]
@@ -405,6 +418,13 @@ mod tests {
         ] {
             assert!(bad.draw().is_err(), "{bad:?}");
         }
+        let said = |load: DrawnLoad| load.draw().unwrap_err().to_string();
+        assert_eq!(
+            said(DrawnLoad { prompt_tokens: uniform(10, 5), ..good }),
+            "the lengths of a prompt (--prompt-tokens) are 10-5; from 1 to 16777216 tokens are possible, in order"
+        );
+        let huge = said(DrawnLoad { new_tokens: Lengths::Geometric { mean: 1e300 }, ..good });
+        assert!(huge.starts_with("the lengths of an answer (--new-tokens) are ~1e300; from 0"), "{huge}");
     }
 
     #[test]
@@ -412,6 +432,9 @@ mod tests {
         assert_eq!("512".parse(), Ok(Lengths::Fixed(512)));
         assert_eq!("100-300".parse(), Ok(Lengths::Uniform { least: 100, most: 300 }));
         assert_eq!("~2.5".parse(), Ok(Lengths::Geometric { mean: 2.5 }));
+        for text in ["512", "100-300", "~2.5"] {
+            assert_eq!(text.parse::<Lengths>().unwrap().to_string(), text);
+        }
         for wrong in ["", "-", "5-", "-5", "~", "~0", "~nan", "~inf", "x", "1e3", "4294967296"] {
             assert!(wrong.parse::<Lengths>().is_err(), "{wrong}");
         }
@@ -448,13 +471,16 @@ mod tests {
             (format!("{header}nan,2,3\n"), 2, "arrival_s is NaN; from 0"),
             (format!("{header}-1,2,3\n"), 2, "arrival_s is -1; from 0"),
             (format!("{header}1e10,2,3\n"), 2, "arrival_s is 10000000000; from 0"),
+            (format!("{header}1e300,2,3\n"), 2, "arrival_s is 1e300; from 0"),
+            ("\"arrival_s\",prompt_tokens\n".into(), 1, "'\"arrival_s\"' is no column"),
             (format!("{header}1,0,3\n"), 2, "prompt_tokens is 0; from 1"),
             (format!("{header}1,2,99999999\n"), 2, "output_tokens is 99999999; up to"),
             (with("prompt", "promt"), 3, "unknown field `promt_tokens`"),
             (with(", \"output_tokens\": 3", ""), 3, "missing field `output_tokens`"),
             (with("2", "2.5"), 3, "invalid type: floating point"),
             (with("}", ""), 3, "EOF"),
-            (format!("{good}1,2,3\n"), 2, "invalid type"),
+            (format!("{good}1,2,3\n"), 2, "an object is expected"),
+            (format!("{good}[1,2,3]\n"), 2, "an object is expected"),
         ] {
             let error = Load::from_text(&text).unwrap_err();
             let LoadError::Line { line: found, what } = &error else { panic!("{text}: {error:?}") };
