@@ -25,6 +25,9 @@ pub enum Error {
     /// Standard output, if it cannot be written for another reason than that nobody reads it.
     #[error("cannot write standard output: {0}")]
     Output(std::io::Error),
+    /// What was measured of devices, and cannot be written.
+    #[error("what was measured is not kept: {0}")]
+    Unkept(String),
     /// A model file that is damaged, or of a kind that Ragtag does not run.
     #[error("{}", about(name, cause))]
     Model {
@@ -164,7 +167,7 @@ impl Error {
             Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
             Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
-            Error::File { .. } | Error::Output(_) => 7,
+            Error::File { .. } | Error::Output(_) | Error::Unkept(_) => 7,
             Error::Strict { .. } => 8,
             Error::Device { cause, .. }
             | Error::Run(

@@ -70,6 +70,8 @@ pub struct Calibration {
     pub closed: Vec<String>,
     /// What went wrong or was odd, for people: a device that does not open or could not be timed, times that drifted.
     pub warnings: Vec<String>,
+    /// Why what was measured now is not all kept, if it is not: it holds, and will be measured again.
+    pub unkept: Option<String>,
 }
 
 impl Calibration {
@@ -291,6 +293,7 @@ impl Job<'_> {
         }
         calibration.links.known = named(labels, links);
         calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
+        calibration.unkept = self.kept.failure().map(str::to_owned);
         Ok(())
     }
 

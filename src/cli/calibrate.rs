@@ -6,7 +6,7 @@ use super::plan::kv_type;
 use super::progress;
 use crate::calibrate::{Calibration, CalibrationOptions};
 use crate::devices::Devices;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
 use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
@@ -35,7 +35,11 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     if args.devices.strict {
         super::strict::check_calibration(&calibration)?;
     }
-    if args.json { print_json(&as_json(&calibration)) } else { show(&as_table(&calibration)) }
+    let printed = match args.json {
+        true => print_json(&as_json(&calibration)),
+        false => show(&as_table(&calibration)),
+    };
+    printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
 /// What a command that places a model knows of the devices: where there is a choice between several, what was measured
@@ -59,7 +63,11 @@ pub(super) fn for_placement(
     };
     // What is wrong with a device is for the run itself to say.
     let failed = |error| note(&format!("the devices are not calibrated, their speed is assumed: {error}"));
-    measured(model, devices, &options).map_err(failed).ok()
+    let calibration = measured(model, devices, &options).map_err(failed).ok()?;
+    if let Some(cause) = &calibration.unkept {
+        note(&format!("note: {}", Error::Unkept(cause.clone())));
+    }
+    Some(calibration)
 }
 
 /// Calibrates with a progress bar, and says so if there is anything to do.
@@ -67,7 +75,7 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         let bar = bar.get_or_init(|| {
-            note("calibrating: the devices are timed with this model's layers, once; the result is kept");
+            note("calibrating: the devices are timed with this model's layers, once if that can be kept");
             progress::steps("calibrating", total)
         });
         bar.set_position(done);
@@ -88,6 +96,7 @@ fn as_json(calibration: &Calibration) -> serde_json::Value {
         "links": calibration.links,
         "timed": calibration.timed,
         "warnings": calibration.warnings,
+        "unkept": calibration.unkept,
     })
 }
 

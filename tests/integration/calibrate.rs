@@ -5,6 +5,7 @@ use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, 
 use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
 use ragtag_scheduler::cost::Profile;
 use ragtag_scheduler::{FigureSource, StageReport};
+use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -111,13 +112,54 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             assert!(Profile::from_json(&std::fs::read_to_string(&profiles[0]).unwrap()).is_ok());
         }
         let links = files(&folder, "link-");
-        std::fs::write(&links[0], "{}").unwrap();
-        let (anew, steps) = calibrate(&model, &devices, &options);
-        assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2));
+        let whole = std::fs::read_to_string(&links[0]).unwrap();
+        let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+            let mut link = serde_json::from_str(&whole).unwrap();
+            change(&mut link);
+            link.to_string()
+        };
+        let of_ring = |chunk_bytes: u64, depth: u32| {
+            let ring = serde_json::json!({"chunk_bytes": chunk_bytes, "depth": depth});
+            changed(&|link| link["facts"]["route"] = serde_json::json!({"host-staged": &ring}))
+        };
+        let spoilt = [
+            "{}".into(),
+            of_ring(0, 4),
+            of_ring(256 << 10, 0),
+            of_ring(1 << 62, 4),
+            changed(&|link| link["facts"]["route"] = "peer".into()),
+            changed(&|link| link["facts"]["route"] = "same-device".into()),
+            changed(&|link| link["facts"]["more"] = 1.into()),
+            changed(&|link| link["facts"]["latency_us"]["more"] = 1.into()),
+            changed(&|link| link["facts"]["latency_us"]["value"] = (-1).into()),
+        ];
+        for content in spoilt {
+            std::fs::write(&links[0], &content).unwrap();
+            let (anew, steps) = calibrate(&model, &devices, &options);
+            assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
+            assert!(anew.links.known.iter().all(|(_, _, link)| link.route == Route::HOST_STAGED));
+        }
+        without_end(&links[0], || {
+            let (anew, steps) = calibrate(&model, &devices, &options);
+            assert_eq!((anew.timed.len(), steps), (0, 1));
+        });
 
         let (forced, _) = calibrate(&model, &devices, &CalibrationOptions { force: true, ..options });
         assert_eq!(forced.timed.len(), 2);
     });
+}
+
+/// With a file that has no end in the place of another, where the system has such files.
+fn without_end(file: &Path, test: impl FnOnce()) {
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", file).unwrap();
+        test();
+        assert!(std::fs::symlink_metadata(file).unwrap().is_file(), "written anew");
+    }
+    #[cfg(not(unix))]
+    let _ = (file, test);
 }
 
 #[test]
@@ -150,7 +192,36 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
         std::fs::write(&file, "not a folder").unwrap();
         let (calibration, _) = calibrate(&model(), &two(), &quick(&file));
         assert_eq!(calibration.timed.len(), 2);
+        let cause = calibration.unkept.unwrap();
+        assert!(cause.starts_with(&format!("cannot write {}", file.display())), "{cause}");
+        // Told once; times may have drifted besides.
+        assert!(!calibration.warnings.iter().any(|warning| warning.contains(&cause)));
     });
+}
+
+/// What cannot be kept is the failure of the command that is for it, and a warning of the others.
+#[test]
+fn commands_say_that_nothing_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a file");
+    std::fs::write(&file, "not a folder").unwrap();
+    let command = |arguments: &[&str]| {
+        let mut command = ragtag();
+        command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", text(&file));
+        let devices = ["--cpu-devices", "2", "--threads", "1", "--chunk", "32"];
+        let output = command.args(arguments).args(devices).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    };
+    let (code, table, said) = command(&["calibrate", "--seconds", "0"]);
+    assert!(code == 7 && table.contains("of roofline"), "{code}: {said}");
+    let (planned, _, warned) = command(&["plan", "--ctx", "64"]);
+    assert_eq!(planned, 0, "{warned}");
+    for said in [said, warned] {
+        assert_eq!(said.matches("not kept").count(), 1, "{said}");
+        let cause = format!("what was measured is not kept: cannot write {}", file.display());
+        assert!(said.contains(&cause) && !said.contains("is ignored"), "{said}");
+    }
 }
 
 /// What stages took in a run of several sequences on two CPU devices of a thread each.

@@ -54,6 +54,7 @@ impl fmt::Display for FigureSource {
 
 /// A number with its source. Its unit is in the name of the field that holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Figure {
     /// The number.
     pub value: f64,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the planner knows of the way from one device to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LinkFacts {
     /// How an activation crosses.
     pub route: Route,
