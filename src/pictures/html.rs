@@ -6,7 +6,7 @@ use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
 use super::{Rates, Report, charts};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ragtag_scheduler::plan::{Alternative, Plan};
+use ragtag_scheduler::plan::{Alternative, Place, Plan};
 
 /// How wide the charts are on the narrowest phone, in pixels.
 const NARROW: f64 = 280.0;
@@ -117,7 +117,11 @@ fn work(plan: &Plan) -> Markup {
         section id="links" {
             h2 { "Stages and links at work" }
             p class="hint" {
-                "The share of time in which each works while the pipeline is full. The longest bar sets the pace."
+                "The share of time in which each works while the pipeline is full. "
+                @match plan.explanation.bottleneck.place {
+                    Place::SharedLink => "What sets the pace is shared and has no bar here.",
+                    Place::Stage | Place::Edge | Place::TokenReturn => "The longest bar sets the pace.",
+                }
             }
             @if let Some(bottleneck) = words::bottleneck(plan) { p { "Bottleneck: " (bottleneck) "." } }
             @if let Some(routes) = words::routes(plan) { p { "Activations cross " (routes) "." } }

@@ -241,6 +241,18 @@ fn pages_show_what_the_plan_says() {
 }
 
 #[test]
+fn a_bottleneck_without_a_bar_is_said() {
+    let mut plan = planned(2);
+    for (place, said) in [
+        (Place::Stage, "The longest bar sets the pace."),
+        (Place::SharedLink, "What sets the pace is shared and has no bar here."),
+    ] {
+        plan.explanation.bottleneck.place = place;
+        assert!(pictures::html(&Report::new(plan.clone())).contains(said), "{place:?}");
+    }
+}
+
+#[test]
 fn predicted_and_measured_stand_side_by_side() {
     let (_, report) = reports().pop().unwrap();
     let page = pictures::html(&report);
