@@ -8,6 +8,9 @@
 //! | 3 | out: f32 `[rows, width]`, [int8](crate::quantize) or [f16 activations](crate::half_rows), written |
 //!
 //! Constants: rows, count word, width, ε (the bits of an f32). One group a row.
+//!
+//! Squares and their sum are f32: the root mean square of a row is at most 1.8 · 10¹⁹ / √width. Beyond that a row of finite values
+//! becomes zeros.
 
 use crate::abi::{HEADER_BYTES, words};
 use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
