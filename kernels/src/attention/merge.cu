@@ -91,7 +91,9 @@ KERNEL(ITEMS) attention_merge_int8(
     if (row >= used || column >= width) return;
     uchar *to = out + (size_t)row * row_bytes(width);
     to[column] = (uchar)quantum;
-    if (ITEM % 32 == 0) *(float *)(to + scales_offset(width) + column / 32 * 4) = scale / 127.0f;
+    if (ITEM % 32 == 0) {
+        *(float *)(to + scales_offset(width) + column / 32 * 4) = largest < 0x7f800000u ? scale / 127.0f : NAN;
+    }
     if (ITEM % 16 == 0) *(int *)(to + sums_offset(width) + column / 16 * 4) = sum;
 }
 

@@ -14,8 +14,10 @@
 
 use super::partial::partials_bytes;
 use crate::abi::{HEADER_BYTES, IMPOSSIBLE};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
+use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
+use crate::params::ROWS;
+use crate::quantize::{BLOCK, scales_alone};
 use ragtag_hal::{Access, EntryAbi};
 
 /// The binary interface with f32 out.
@@ -74,7 +76,23 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     ]) {
         out.push(case(&mut random, activations, shape, [heads, head_dim, splits]));
     }
+    let expected = match activations {
+        Activations::F32 => Some([f64::NAN, 2.0].map(|mean| [Some(mean); BLOCK]).concat()),
+        Activations::Int8 => Some(scales_alone(&[Some(f64::NAN), None])),
+        Activations::F16 => None,
+    };
+    out.extend(expected.map(|expected| not_finite(activations, expected)));
     out
+}
+
+/// Of two heads' runs one is not a number: that head becomes NaN. The other is the mean of its only run.
+fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
+    let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
+    let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);
+    let constants = [1, ROWS as usize, 2, BLOCK, 2];
+    let case = Build::new(Kernel::AttentionMerge(activations), "not finite".into(), &constants);
+    let case = case.words(&[1; 4]).floats(&[means.as_flattened(), runs.as_flattened()].concat());
+    case.floats(&vec![7.0; expected.len()]).expect(2, Content::SomeSame(expected)).done()
 }
 
 pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {

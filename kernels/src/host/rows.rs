@@ -148,7 +148,7 @@ impl<'a> Int8Row<'a> {
         let sums = &mut self.sums[block];
         (quanta[0], sums[0]) = s.to_i8(s.mul(first, inverse));
         (quanta[1], sums[1]) = s.to_i8(s.mul(last, inverse));
-        self.scales[block] = largest / 127.0;
+        self.scales[block] = if largest.is_finite() { largest / 127.0 } else { f32::NAN };
     }
 }
 

@@ -31,7 +31,10 @@ fn put(item: u32, values: vec4<f32>, row: u32, column: u32, width: u32) {
     if column < width {
         let at = row * (row_bytes(width) / 4u);
         out[at + column / 4u] = pack4xI8(quanta);
-        if item % 8u == 0u { out[at + scales_offset(width) / 4u + column / 32u] = bitcast<u32>(scale / 127.0); }
+        if item % 8u == 0u {
+            let bits = select(0x7fc00000u, bitcast<u32>(scale / 127.0), largest < 0x7f800000u);
+            out[at + scales_offset(width) / 4u + column / 32u] = bits;
+        }
         if item % 4u == 0u {
             let sum = sum_of[item] + sum_of[item + 1u] + sum_of[item + 2u] + sum_of[item + 3u];
             out[at + sums_offset(width) / 4u + column / 16u] = bitcast<u32>(sum);

@@ -19,10 +19,11 @@
 //! | [`sums_offset`] | sums of 16 quanta each: i32 `[width / 16]` |
 //!
 //! and rows lie [`row_bytes`] apart, a multiple of 64. The sums let a product take unsigned weights, whose offset is
-//! then taken back once a block. A block with a NaN or an infinity has such a scale: what is not a number stays none.
+//! then taken back once a block. A block with a NaN or an infinity has NaN for a scale: quanta say nothing of its values, and an
+//! infinite scale would give products an infinity of any sign.
 
 use crate::abi::{HEADER_BYTES, words};
-use crate::cases::{Build, Case, ROW_SHAPES, Random, RowShape};
+use crate::cases::{Build, Case, Content, ROW_SHAPES, Random, RowShape};
 use crate::kernel::{Activations, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 
@@ -74,7 +75,8 @@ pub(crate) fn reference(row: &[f32]) -> Vec<u8> {
     let mut out = vec![0; row_bytes(row.len())];
     for (b, block) in row.chunks_exact(BLOCK).enumerate() {
         let largest = block.iter().fold(0.0_f64, |m, x| m.max(f64::from(x.abs())));
-        let scale = (largest / 127.0) as f32;
+        let is_finite = block.iter().all(|x| x.is_finite());
+        let scale = if is_finite { (largest / 127.0) as f32 } else { f32::NAN };
         out[scales_offset(row.len()) + b * 4..][..4].copy_from_slice(&scale.to_le_bytes());
         let mut sums = [0_i32; 2];
         for (i, x) in block.iter().enumerate() {
@@ -114,12 +116,34 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
     for (shape, width) in ROW_SHAPES.into_iter().zip([32, 96, 256, 768, 64, 160]) {
         out.push(case(&mut random, activations, shape, width));
     }
+    if activations == Activations::Int8 {
+        out.push(not_finite());
+    }
     out
 }
 
 pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case {
     let (shape, width) = (RowShape::random(random, 40), 32 * (1 + random.below(30)));
     case(random, activations, shape, width)
+}
+
+/// A block with an infinity and one with a NaN, of which the scales are looked at.
+fn not_finite() -> Case {
+    const WIDTH: usize = 2 * BLOCK;
+    let mut x = [1.0; WIDTH];
+    (x[3], x[BLOCK + 5]) = (f32::INFINITY, f32::NAN);
+    let expected = scales_alone(&[Some(f64::NAN); 2]);
+    let case = Build::new(Kernel::Quantize(Activations::Int8), "not finite".into(), &[1, 0, WIDTH]);
+    let case = case.words(&[1; 4]).floats(&x).floats(&vec![7.0; expected.len()]);
+    case.expect(2, Content::SomeSame(expected)).done()
+}
+
+/// A row of int8 activations of which nothing but some scales is looked at.
+pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
+    let width = scales.len() * BLOCK;
+    let mut row = vec![None; row_bytes(width) / 4];
+    row[scales_offset(width) / 4..][..scales.len()].copy_from_slice(scales);
+    row
 }
 
 fn case(random: &mut Random, activations: Activations, shape: RowShape, width: usize) -> Case {

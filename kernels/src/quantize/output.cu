@@ -34,6 +34,8 @@ FN void quantise_lanes(const float values[4], uint column, uint width, uchar *ou
     for (uint bit = 1; bit < 4; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
     if (column >= width) return;
     *(uint *)(out + column) = word;
-    if (ITEM % 8 == 0) *(float *)(out + scales_offset(width) + column / 32 * 4) = scale / 127.0f;
+    if (ITEM % 8 == 0) {
+        *(float *)(out + scales_offset(width) + column / 32 * 4) = largest < 0x7f800000u ? scale / 127.0f : NAN;
+    }
     if (ITEM % 4 == 0) *(int *)(out + sums_offset(width) + column / 16 * 4) = sum;
 }

@@ -26,7 +26,9 @@ FN void quantise(LOCAL uint *scratch, const float values[4], uint column, uint w
     BARRIER();
     if (column >= width) return;
     *(GLOBAL uint *)(out + column) = word;
-    if (ITEM % 8 == 0) *(GLOBAL float *)(out + scales_offset(width) + column / 32 * 4) = scale / 127.0f;
+    if (ITEM % 8 == 0) {
+        *(GLOBAL float *)(out + scales_offset(width) + column / 32 * 4) = largest < 0x7f800000u ? scale / 127.0f : NAN;
+    }
     if (ITEM % 4 == 0) {
         for (uint i = 1; i < 4; i++) sum += (int)scratch[ITEMS + ITEM + i];
         *(GLOBAL int *)(out + sums_offset(width) + column / 16 * 4) = sum;
