@@ -24,7 +24,7 @@ pub mod partial;
 mod scene;
 
 use crate::abi::{IMPOSSIBLE, params, strided, words};
-use crate::cases::{Build, Case, Random};
+use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
@@ -94,7 +94,21 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     ] {
         out.push(case(&mut random, kv_type, capacity, &starts, [heads, kv_heads, head_dim]));
     }
+    out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(&mut random, kv_type, heads)));
     out
+}
+
+/// Rows of which some have queries with NaN or infinities: these become NaN.
+fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {
+    let mut scene = scene(random, kv_type, (5, heads, kv_heads, head_dim), &[(70, 1), (30, 3), (0, 1)]);
+    scene.spoil(0, f32::NAN);
+    scene.spoil(2, f32::INFINITY);
+    let expected =
+        (0..5 * heads * head_dim).map(|i| [0, 2].contains(&(i / heads / head_dim)).then_some(f64::NAN));
+    let label = format!("not finite, {}", scene.label);
+    let build = Build::new(Kernel::Attention(kv_type), label, &scene.constants);
+    let out = vec![7.0; expected.len()];
+    scene.inputs(build).floats(&out).expect(4, Content::SomeSame(expected.collect())).done()
 }
 
 pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {

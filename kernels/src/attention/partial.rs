@@ -92,7 +92,24 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         let scene = scene(&mut random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
         out.push(case(Kernel::AttentionPartial(kv_type), &scene, splits));
     }
+    out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(&mut random, kv_type, value)));
     out
+}
+
+/// A query that is not finite: its means are NaN, and with them what they are merged to.
+fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
+    let (heads, head_dim, splits) = (2, 64, 2);
+    let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);
+    scene.spoil(0, value);
+    let label = format!("queries of {value}, {}", scene.label);
+    let constants = [&scene.constants[..], &[splits]].concat();
+    let build = Build::new(Kernel::AttentionPartial(kv_type), label, &constants);
+    // What the runs are brought together by is a largest score, of which no more is asked, and a sum, which may be infinite.
+    let sums = (0..heads * splits).flat_map(|_| [None, value.is_nan().then_some(f64::NAN)]);
+    let expected: Vec<_> =
+        [Some(f64::NAN)].repeat(heads * splits * head_dim).into_iter().chain(sums).collect();
+    let build = scene.inputs(build).floats(&vec![7.0; expected.len()]);
+    build.expect(4, Content::SomeSame(expected)).done()
 }
 
 pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {

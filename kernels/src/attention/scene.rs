@@ -101,6 +101,12 @@ impl Scene {
         Softmax { largest, sum, mean: (0..q.len()).map(mean).collect() }
     }
 
+    /// Puts a value into all queries of a row.
+    pub fn spoil(&mut self, row: usize, value: f32) {
+        let queries = &mut self.q[row * self.stride..][..self.heads * self.head_dim];
+        queries.iter_mut().step_by(self.head_dim).for_each(|first| *first = value);
+    }
+
     /// Adds parameters, q, keys and values.
     pub fn inputs(&self, build: Build) -> Build {
         self.inputs_from(build, &self.q)
