@@ -4,9 +4,9 @@ use super::{Artefact, ptx};
 
 /// By architecture and name.
 pub(super) const ALL: &[Artefact] = &[
-    ptx!("61", "attention-dense-bf16-cuda-tiled", "41e0b2046e5183b5d3371eaec75edfde"),
-    ptx!("61", "attention-dense-f16-cuda-tiled", "43fc5f1b38a2f0d6993948c4bf425246"),
-    ptx!("61", "attention-dense-f32-cuda-tiled", "f3ee8f3bcc3ab4017ddfac466f3d72c0"),
+    ptx!("61", "attention-dense-bf16-cuda-tiled", "51e0c03a48c787b1c9bc17ae629a2f48"),
+    ptx!("61", "attention-dense-f16-cuda-tiled", "2a94174aa1abe804164ec13f44e52000"),
+    ptx!("61", "attention-dense-f32-cuda-tiled", "122840bf3431e29707f4756357651306"),
     ptx!("61", "conv2d-bf16-cuda-tiled", "7a2ad97744177198b5212b51a080de48"),
     ptx!("61", "conv2d-f16-cuda-tiled", "21218687431a8bf850c9cdcf74bad346"),
     ptx!("61", "conv2d-f32-cuda-tiled", "6122aa4e31d571d8bcd4cf98a4085651"),
@@ -163,9 +163,9 @@ pub(super) const ALL: &[Artefact] = &[
     ptx!("80", "matmul-Q8_0-int8-cuda-sm80-gemv-8", "4b5b0f529b02cce8b1cf68578433ff03"),
     ptx!("80", "matmul-TQ1_0-int8-cuda-sm80-gemv-1", "c5f108e988832702b9e3abf808226c8c"),
     ptx!("80", "matmul-TQ1_0-int8-cuda-sm80-gemv-8", "631d59a1cfda7d9056aca9040e892117"),
-    ptx!("90", "attention-dense-bf16-cuda-tiled", "41e0b2046e5183b5d3371eaec75edfde"),
-    ptx!("90", "attention-dense-f16-cuda-tiled", "43fc5f1b38a2f0d6993948c4bf425246"),
-    ptx!("90", "attention-dense-f32-cuda-tiled", "f3ee8f3bcc3ab4017ddfac466f3d72c0"),
+    ptx!("90", "attention-dense-bf16-cuda-tiled", "51e0c03a48c787b1c9bc17ae629a2f48"),
+    ptx!("90", "attention-dense-f16-cuda-tiled", "2a94174aa1abe804164ec13f44e52000"),
+    ptx!("90", "attention-dense-f32-cuda-tiled", "122840bf3431e29707f4756357651306"),
     ptx!("90", "attention-f16-cuda-sm80-mma", "e9c4860efaecda52d4dcacec295d19b4"),
     ptx!("90", "attention-merge-f32-cuda-few", "8901c4ae02ae7c5f975cde991149a69f"),
     ptx!("90", "attention-partial-f16-cuda-few", "dd73371fe07fe718114ca8be98b5e35b"),

@@ -32,11 +32,7 @@ FN bool sees(Span span, uint prefix, uint position) {
 
 // cap · tanh(score / cap).
 FN float capped(float score, float cap) {
-    if (cap == 0.0f) return score;
-    float ratio = score / cap;
-    ratio = ratio > 15.0f ? 15.0f : ratio < -15.0f ? -15.0f : ratio;
-    float power = exp(2.0f * ratio);
-    return cap * ((power - 1.0f) / (power + 1.0f));
+    return cap == 0.0f ? score : cap * tanh_of(score / cap);
 }
 
 KERNEL(ITEMS) attention_dense(

@@ -69,12 +69,9 @@ fn sees(row: u32, position: u32) -> bool {
 // cap · tanh(score / cap).
 fn capped(score: f32) -> f32 {
     let cap = bitcast<f32>(constants.cap);
-    if cap == 0.0 { return score; }
-    var ratio = score / cap;
-    if ratio > 15.0 { ratio = 15.0; }
-    if ratio < -15.0 { ratio = -15.0; }
-    let power = exp(2.0 * ratio);
-    return cap * ((power - 1.0) / (power + 1.0));
+    if cap == 0.0 || is_nan(score) { return score; }
+    if size_bits(score) == INFINITE { return select(cap, -cap, bitcast<u32>(score) > INFINITE); }
+    return cap * tanh_of(score / cap);
 }
 
 // Adds a value with its weights to sums. What has no weight may hold anything.
@@ -120,6 +117,7 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
         var high = vec4<f32>();
         var sum = 0.0;
         var largest = LEAST;
+        var fails = false;
         for (var first = 0u; first < stop; first += POSITIONS) {
             if first >= constants.prefix && (i32(first + POSITIONS) <= begin || i32(first) >= end) { continue; }
             // Scores.
@@ -156,7 +154,16 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
             let at = item % 16u * 4u * WEIGHTS + item / 16u;
             let before = largest;
             var best = LEAST;
-            for (var i = 0u; i < 4u; i++) { best = max(best, weights[at + i * WEIGHTS]); }
+            for (var i = 0u; i < 4u; i++) {
+                // A score of −∞ has no weight. With any other that is not finite the row becomes NaN.
+                let score = weights[at + i * WEIGHTS];
+                if size_bits(score) >= INFINITE {
+                    fails = fails || bitcast<u32>(score) != (0x80000000u | INFINITE);
+                    weights[at + i * WEIGHTS] = UNSEEN;
+                } else {
+                    best = max(best, score);
+                }
+            }
             partial_sums[item / 16u * SUMS + item % 16u] = best;
             workgroupBarrier();
             for (var i = 0u; i < 16u; i++) { largest = max(largest, partial_sums[item / 16u * SUMS + i]); }
@@ -165,7 +172,7 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
             for (var i = 0u; i < 4u; i++) {
                 let score = weights[at + i * WEIGHTS];
                 var weight = 0.0;
-                if !(score < LEAST) { weight = exp(score - largest); }
+                if score >= LEAST { weight = exp(score - largest); }
                 weights[at + i * WEIGHTS] = weight;
                 sum += weight;
             }
@@ -186,17 +193,24 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
                 if dim + 64u < d { high = added(high, w, value(v[word(from_value + 64u)], from_value + 64u)); }
             }
         }
-        // The sums of weights, then the result.
+        // The sums of weights, then the result. No sum is negative but for what says that the row fails.
         workgroupBarrier();
-        partial_sums[item / 16u * SUMS + item % 16u] = sum;
+        partial_sums[item / 16u * SUMS + item % 16u] = select(sum, -1.0, fails);
         workgroupBarrier();
         for (var i = 0u; i < 4u; i++) {
             let place = first_query + quad + i;
             if place > last_query { break; }
             var total = 0.0;
-            for (var s = 0u; s < 16u; s++) { total += partial_sums[(quad + i) * SUMS + s]; }
+            var row_fails = false;
+            for (var s = 0u; s < 16u; s++) {
+                let part = partial_sums[(quad + i) * SUMS + s];
+                row_fails = row_fails || part < 0.0;
+                total += part;
+            }
             var results = vec2<f32>();
-            if total != 0.0 { results = vec2<f32>(low[i], high[i]) / total; }
+            // Not a constant: of such a one the translation makes an error.
+            if row_fails { results = vec2<f32>(bitcast<f32>(NOT_A_NUMBER | (place & 1u))); }
+            else if total != 0.0 { results = vec2<f32>(low[i], high[i]) / total; }
             let to = sequence * constants.out_batch + (kv_head * sharing + place % sharing) * constants.out_head
                 + place / sharing * constants.out_row;
             let dim = turn + lane;

@@ -19,13 +19,14 @@
 //!
 //! score = scale · q·k, and with a cap that is not zero cap · tanh(score / cap). Softmax streams over [`STEP`] positions at a
 //! time (Milakov and Gimelshein, 2018), so that scores of a row are never kept. A row that sees nothing becomes zero. What a
-//! row does not see is never part of its result, whatever it holds.
+//! row does not see is never part of its result, whatever it holds. A score of −∞ has no weight; a row that has no other becomes
+//! zero, and one with a score of +∞ or NaN becomes NaN.
 //!
 //! Groups: [`QUERIES`] queries of one kv head; row after row, and in a row the heads that share it. At most 2²⁹ rows and
 //! positions, and 2³¹ − 1 groups.
 
 use crate::abi::{IMPOSSIBLE, reach, reach_apart, values};
-use crate::cases::{Build, Case, MANY, Random, Stored, row_starts};
+use crate::cases::{Build, Case, Content, MANY, Random, Stored, row_starts};
 use crate::kernel::{ElementType, Kernel};
 use ragtag_hal::{Access, EntryAbi};
 use std::ops::Range;
@@ -170,11 +171,20 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         Shape { batch: 2, gap: 1, ..plain([1, 5], causal(21, 9, 4, 2), 7) },
         // The first rows see nothing at all, and those that see do not see each other's.
         plain([1, 1], Mask { window: 9, ..rows(200, 70) }, 48),
+        // Scores are small beside the cap.
+        Shape { cap: 1e4, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
+        Shape { cap: 1e8, scale: 1.5, ..plain([1, 3], rows(7, 101), 160) },
         plain([2, 1], rows(3, 0), 5),
         plain([2, 1], rows(0, 3), 5),
     ];
     let mut random = Random::new(seed);
-    shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
+    let cases = shapes.into_iter().map(|shape| case(element, &mut random, shape));
+    cases
+        .chain(
+            [(0.0, 2.0), (0.0, f32::NAN), (0.0, f32::INFINITY), (1000.0, 2.0)]
+                .map(|(cap, special)| edges(element, Shape { cap, ..plain([1, 1], EDGE_MASK, 16) }, special)),
+        )
+        .collect()
 }
 
 /// Attention of any shape. A few have more groups than a dimension of a launch has on some devices.
@@ -211,12 +221,9 @@ fn strides(shape: &Shape, heads: usize, rows: usize) -> [usize; 3] {
 }
 
 fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
-    let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
-    let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);
-    let (of_queries, of_keys) = (strides(&shape, heads, m), strides(&shape, kv_heads, n));
-    let places =
-        |strides: [usize; 3], heads, rows| [(batch, strides[0]), (heads, strides[1]), (rows, strides[2])];
-    let (queries, keys) = (places(of_queries, heads, m), places(of_keys, kv_heads, n));
+    let Shape { mask, d, .. } = shape;
+    let (m, n) = (mask.rows, mask.positions);
+    let [queries, keys] = places(&shape);
     let q = Stored::new(element, &random.rows(d, &queries, 2.0));
     let [k, v] = [0, 1].map(|_| {
         // What nobody sees is not a number.
@@ -226,7 +233,51 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
         unseen.for_each(|(_, start)| values[start..start + d].fill(f32::NAN));
         Stored::new(element, &values)
     });
+    let (build, expected) = build(element, shape, [q, k, v]);
+    build.poison(expected.len() * 4).expect_f32(3, expected)
+}
 
+/// What the rows of [`edges`] see: the first all before [`SPECIAL`], the others that one too.
+const EDGE_MASK: Mask = causal(5, SPECIAL + 4, 0, 0);
+
+/// In the second step, so that there is something to correct.
+const SPECIAL: usize = STEP;
+
+/// Scores that are not finite, but for the special position's, whose values begin with `special`. What comes out is one
+/// position's values, zero or NaN.
+fn edges(element: ElementType, shape: Shape, special: f32) -> Case {
+    let Shape { mask, d, .. } = shape;
+    let rows_of = |firsts: Vec<f32>, rest: f32| {
+        let row = |first| std::iter::once(first).chain(std::iter::repeat_n(rest, d - 1));
+        Stored::new(element, &firsts.into_iter().flat_map(row).collect::<Vec<_>>())
+    };
+    let positions = |special, other| {
+        (0..mask.positions).map(|at| if at == SPECIAL { special } else { other }).collect::<Vec<_>>()
+    };
+    let q = rows_of(vec![1.0, 1.0, -1.0, f32::NAN, f32::INFINITY], 0.0);
+    let k = rows_of(positions(1.0, f32::NEG_INFINITY), 1.0);
+    // With a cap some rows have the mean of all others, which is not exact everywhere unless it is zero.
+    let v = rows_of(positions(special, if shape.cap == 0.0 { 3.0 } else { 0.0 }), 0.0);
+    let (build, expected) = build(element, shape, [q, k, v]);
+    let expected: Vec<_> = expected.into_iter().map(|value| value.map(|value| value as f32)).collect();
+    build.floats(&vec![7.0; expected.len()]).expect(3, Content::Same(expected)).done()
+}
+
+/// Where rows of q and out begin, and those of k and v: sizes, and values between.
+fn places(shape: &Shape) -> [[(usize, usize); 3]; 2] {
+    let Shape { batch, heads: [kv_heads, sharing], mask, .. } = *shape;
+    [(kv_heads * sharing, mask.rows), (kv_heads, mask.positions)].map(|(heads, rows)| {
+        let strides = strides(shape, heads, rows);
+        [(batch, strides[0]), (heads, strides[1]), (rows, strides[2])]
+    })
+}
+
+/// All of a case but for what it writes, and what that must be.
+fn build(element: ElementType, shape: Shape, [q, k, v]: [Stored; 3]) -> (Build, Vec<Option<f64>>) {
+    let Shape { batch, heads: [kv_heads, sharing], mask, d, scale, cap, .. } = shape;
+    let (heads, m, n) = (kv_heads * sharing, mask.rows, mask.positions);
+    let [queries, keys] = places(&shape);
+    let [of_queries, of_keys] = [queries, keys].map(|places| places.map(|(_, stride)| stride));
     let out_values = q.values.len();
     let mut expected = vec![None; out_values];
     for (i, start) in row_starts(&queries).into_iter().enumerate() {
@@ -241,11 +292,13 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
         };
         let scores: Vec<f64> = seen.iter().map(score).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
+        let weight = |score: &f64| if *score == f64::NEG_INFINITY { 0.0 } else { (score - largest).exp() };
+        let weights: Vec<f64> = scores.iter().map(weight).collect();
         let total: f64 = weights.iter().sum();
         for dim in 0..d {
             let sum: f64 = seen.iter().zip(&weights).map(|(p, w)| w * v.values[at(*p) + dim]).sum();
-            expected[start + dim] = Some(if seen.is_empty() { 0.0 } else { sum / total });
+            let none = largest == f64::NEG_INFINITY && !total.is_nan();
+            expected[start + dim] = Some(if none { 0.0 } else { sum / total });
         }
     }
     let floats = [scale, cap].map(|value| value.to_bits() as usize);
@@ -257,8 +310,7 @@ fn case(element: ElementType, random: &mut Random, shape: Shape) -> Case {
         of_queries[2]
     );
     let build = Build::new(Kernel::AttentionDense(element), label, &constants);
-    let build = build.bytes(q.bytes).bytes(k.bytes).bytes(v.bytes).poison(out_values * 4);
-    build.expect_f32(3, expected)
+    (build.bytes(q.bytes).bytes(k.bytes).bytes(v.bytes), expected)
 }
 
 #[cfg(test)]

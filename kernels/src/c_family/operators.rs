@@ -80,7 +80,7 @@ fn attention_function(element: ElementType) -> Function {
 
 fn attention_source(language: KernelLanguage, element: ElementType) -> Arc<str> {
     let source = include_str!("../attention_dense/attention_dense.cl");
-    program(language, ATTENTION_ITEMS, &[elements(element), source])
+    program(language, ATTENTION_ITEMS, &[elements(element), include_str!("tanh.cl"), source])
 }
 
 fn conv2d_function(element: ElementType) -> Function {

@@ -86,7 +86,8 @@ fn attention_function(element: ElementType) -> Function {
 
 fn attention_source(element: ElementType) -> Arc<str> {
     let source = include_str!("../attention_dense/attention_dense.wgsl");
-    program(ATTENTION_ITEMS, &[elements(element), source])
+    let parts = [elements(element), include_str!("numbers.wgsl"), include_str!("tanh.wgsl"), source];
+    program(ATTENTION_ITEMS, &parts)
 }
 
 fn conv2d_function(element: ElementType) -> Function {
