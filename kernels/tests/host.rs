@@ -106,6 +106,8 @@ fn all_variants_agree_with_the_references_however_groups_are_split() {
             | Kernel::AttentionMerge(Activations::F16)
             | Kernel::Widen(_) => 5e-4,
             Kernel::RopeAppend(_) => 5e-4,
+            // Powers of e: of an exponent of some dozens the rounding counts so often.
+            Kernel::Unary => 5e-6,
             _ => 2e-6,
         };
         assert!(worst <= rounding, "{} {}: {worst:e}", variant.name, variant.kernel);

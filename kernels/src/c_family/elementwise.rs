@@ -59,6 +59,7 @@ fn source(language: KernelLanguage) -> Arc<str> {
         functions,
         include_str!("elements.cl"),
         include_str!("columns.cl"),
+        include_str!("tanh.cl"),
         include_str!("../copy/copy.cl"),
         include_str!("../gather_rows/gather_rows.cl"),
         include_str!("../unary/unary.cl"),

@@ -110,14 +110,22 @@ impl HostKernel for GatherRows {
     }
 }
 
-/// Φ: Abramowitz and Stegun, 7.1.26.
+/// Φ: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), to 2 · 10⁻⁶ of it in all of its tail.
 #[inline(always)]
 fn normal(x: f32) -> f32 {
-    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
-    let t = 1.0 / (1.0 + 0.327_591_1 * z);
-    let coefficients = [1.061_405_4, -1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6];
+    let t = 1.0 / (1.0 + 0.45 * std::f32::consts::FRAC_1_SQRT_2 * x.abs());
+    let coefficients = [
+        0.068_094_05,
+        -0.245_722_94,
+        0.218_837_75,
+        0.030_539_254,
+        0.194_082_22,
+        0.226_360_1,
+        0.253_919_6,
+        0.253_890_25,
+    ];
     let series = coefficients.into_iter().fold(0.0, |sum, c| sum * t + c) * t;
-    let tail = 0.5 * series * (-z * z).exp();
+    let tail = 0.5 * series * (-0.5 * x * x).exp();
     if x < 0.0 { tail } else { 1.0 - tail }
 }
 
@@ -144,7 +152,7 @@ fn function_of(function: Function) -> fn(f32) -> f32 {
         Function::Silu => |x| gated(x, |x| 1.0 / (1.0 + (-x).exp())),
         Function::Gelu => |x| gated(x, normal),
         Function::GeluTanh => {
-            |x| gated(x, |x| 0.5 + 0.5 * (0.797_884_6 * (x + 0.044_715 * x * x * x)).tanh())
+            |x| gated(x, |x| 1.0 / (1.0 + (-1.595_769 * (x + 0.044_715 * x * x * x)).exp()))
         }
     }
 }

@@ -95,10 +95,15 @@ pub fn part([outer, axis, inner]: [u32; 3]) -> u32 {
     axis.div_ceil(parts)
 }
 
-/// Outer × parts of inner × parts of the axis.
+/// Outer × parts of inner, all in one dimension: the first is the largest that a device has.
+pub(crate) fn strips(outer: u32, inner: u32) -> u32 {
+    outer.saturating_mul(inner.div_ceil(columns(inner)))
+}
+
+/// Outer × parts of inner, and parts of the axis.
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, _, outer, axis, inner, part, _] = *constants else { return [0; 3] };
-    [outer, inner.div_ceil(columns(inner)), axis.div_ceil(part.max(1))]
+    [strips(outer, inner), 1, axis.div_ceil(part.max(1))]
 }
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
@@ -221,5 +226,13 @@ mod tests {
             assert_eq!(u32::div_ceil(shape[1], part(shape)), parts, "{shape:?}");
         }
         assert_eq!(part([1, 0, 1]), 0);
+    }
+
+    #[test]
+    fn only_the_first_dimension_of_a_launch_is_long() {
+        let constants = |shape| constants(Reduction::Sum, ElementType::F32, shape, [1, 1]).map(|c| c as u32);
+        assert_eq!(grid(&constants([1, 1, 16_777_219])), [65_537, 1, 1]);
+        assert_eq!(grid(&constants([7, 2, 300])), [14, 1, 2]);
+        assert_eq!(grid(&constants([65_537, 65_535, 1])), [65_537, 1, 65_535]);
     }
 }

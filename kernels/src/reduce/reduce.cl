@@ -10,8 +10,8 @@ KERNEL(ITEMS) reduce(
     BEGIN();
     SHARED float scratch[ITEMS];
     uint columns = columns_of(inner), lanes = ITEMS / columns, first = GROUP(2) * part;
-    uint column = GROUP(1) * columns + ITEM % columns, length = min(part, axis - first);
-    size_t from = ((size_t)GROUP(0) * axis + first) * inner + min(column, inner - 1);
+    uint column = GROUP(0) / outer * columns + ITEM % columns, length = min(part, axis - first);
+    size_t line = GROUP(0) % outer, from = (line * axis + first) * inner + min(column, inner - 1);
     bool adds = reduction == 0 || reduction == 3;
     float none = adds ? 0.0f : element_value(x, type, from), value = none;
     for (uint start = ITEM / columns; start < length; start += lanes * RUN) {
@@ -23,6 +23,6 @@ KERNEL(ITEMS) reduce(
     }
     value = across(scratch, reduction, columns, value);
     if (reduction == 3) value /= (float)count;
-    size_t to = ((size_t)GROUP(0) * ((axis - 1) / part + 1) + GROUP(2)) * inner + column;
+    size_t to = (line * ((axis - 1) / part + 1) + GROUP(2)) * inner + column;
     if (ITEM < columns && column < inner) out[to] = value;
 }

@@ -20,10 +20,11 @@ fn reduce(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     let group = workgroup + c.first_group;
     let columns = columns_of(c.inner);
     let lanes = ITEMS / columns;
-    let column = group.y * columns + item % columns;
+    let column = group.x / c.outer * columns + item % columns;
+    let line = group.x % c.outer;
     let before = group.z * c.part;
     let length = min(c.part, c.axis - before);
-    let start = (group.x * c.axis + before) * c.inner + min(column, c.inner - 1u);
+    let start = (line * c.axis + before) * c.inner + min(column, c.inner - 1u);
     let adds = c.reduction == 0u || c.reduction == 3u;
     let none = select(value_at(start), 0.0, adds);
     var value = none;
@@ -37,6 +38,6 @@ fn reduce(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     }
     value = across(item, c.reduction, columns, value);
     if c.reduction == 3u { value /= f32(c.count); }
-    let to = (group.x * ((c.axis - 1u) / c.part + 1u) + group.z) * c.inner + column;
+    let to = (line * ((c.axis - 1u) / c.part + 1u) + group.z) * c.inner + column;
     if item < columns && column < c.inner { out[to] = value; }
 }

@@ -14,7 +14,7 @@ use crate::abi::{product, words};
 use crate::cases::{Build, Case, Content, Random, Stored};
 use crate::elements;
 use crate::kernel::{ElementType, Kernel};
-use crate::reduce::{columns, lines};
+use crate::reduce::{lines, strips};
 use ragtag_hal::{Access, EntryAbi};
 
 /// The binary interface.
@@ -28,10 +28,10 @@ pub static ABI: EntryAbi = EntryAbi {
     },
 };
 
-/// Outer × parts of inner.
+/// Outer × parts of inner, as in [`crate::reduce`].
 pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     let [_, outer, axis, inner] = *constants else { return [0; 3] };
-    if axis == 0 { [0; 3] } else { [outer, inner.div_ceil(columns(inner)), 1] }
+    if axis == 0 { [0; 3] } else { [strips(outer, inner), 1, 1] }
 }
 
 /// Probabilities in f64, in their places.
@@ -50,7 +50,8 @@ fn reference(x: &[f64], shape: [usize; 3]) -> Vec<f64> {
 
 pub(crate) fn cases(seed: u64) -> Vec<Case> {
     let mut random = Random::new(seed);
-    let shapes = [[1, 1, 1], [7, 257, 1], [3, 31, 5], [2, 70, 67], [1, 3, 1031], [5, 1, 3], [1, 2000, 2]];
+    let shapes =
+        [[1, 1, 1], [7, 257, 1], [3, 31, 5], [2, 70, 67], [1, 3, 1031], [5, 1, 3], [1, 2000, 2], [3, 2, 300]];
     let mut out = Vec::new();
     for (i, shape) in shapes.into_iter().enumerate() {
         out.push(case(&mut random, ElementType::F32, shape));

@@ -6,8 +6,8 @@ KERNEL(ITEMS) softmax_axis(
     BEGIN();
     SHARED float scratch[ITEMS];
     uint columns = columns_of(inner), lanes = ITEMS / columns, lane = ITEM / columns;
-    uint column = GROUP(1) * columns + ITEM % columns;
-    size_t start = (size_t)GROUP(0) * axis * inner + min(column, inner - 1);
+    uint column = GROUP(0) / outer * columns + ITEM % columns;
+    size_t start = (size_t)(GROUP(0) % outer) * axis * inner + min(column, inner - 1);
     float largest = element_value(x, type, start), sum = 0.0f;
     for (uint i = lane; i < axis; i += lanes) largest = combined(1, largest, element_value(x, type, start + (size_t)i * inner));
     largest = across(scratch, 1, columns, largest);

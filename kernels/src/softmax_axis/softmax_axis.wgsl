@@ -23,8 +23,8 @@ fn softmax_axis(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invo
     let columns = columns_of(c.inner);
     let lanes = ITEMS / columns;
     let lane = item / columns;
-    let column = group.y * columns + item % columns;
-    let start = group.x * c.axis * c.inner + min(column, c.inner - 1u);
+    let column = group.x / c.outer * columns + item % columns;
+    let start = group.x % c.outer * c.axis * c.inner + min(column, c.inner - 1u);
     var largest = value_at(start);
     for (var i = lane; i < c.axis; i += lanes) { largest = combined(1u, largest, value_at(start + i * c.inner)); }
     largest = across(item, 1u, columns, largest);

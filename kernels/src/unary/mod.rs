@@ -81,7 +81,10 @@ impl Function {
             Function::Silu | Function::Gelu | Function::GeluTanh if x == f64::NEG_INFINITY => -0.0,
             Function::Silu => x / (1.0 + (-x).exp()),
             Function::Gelu => x * normal(x),
-            Function::GeluTanh => x * 0.5 * (1.0 + (FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+            // 1 + tanh(y) is 2 · sigmoid(2y), of which something is left where the tangent is near −1.
+            Function::GeluTanh => {
+                x * Function::Sigmoid.of(2.0 * FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3)))
+            }
         }
     }
 }
@@ -129,6 +132,12 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
         out.push(case(&mut random, function, ElementType::ALL[1 + i % 2], count, 6.0));
         out.push(edges(function));
     }
+    use Function::{Exp, Gelu, GeluTanh, Log, Sigmoid, Silu, Tanh};
+    let tails =
+        [Sigmoid, Exp, Silu, Gelu, GeluTanh].into_iter().flat_map(|f| [(f, -4.5, 0.5), (f, -8.0, 0.5)]);
+    let small = [(Tanh, 0.0, 1e-3), (Tanh, 0.25, 0.05), (Log, 1.0, 1e-4), (Log, 1.0, 0.3)];
+    let parts = tails.chain(small).chain([(Exp, -80.0, 1.0), (Sigmoid, -80.0, 1.0), (Silu, -80.0, 1.0)]);
+    out.extend(parts.map(|part| small_values(&mut random, part)));
     out
 }
 
@@ -144,8 +153,17 @@ fn case(random: &mut Random, function: Function, element: ElementType, count: us
     if matches!(function, Function::Log | Function::Sqrt) {
         x.iter_mut().for_each(|x| *x = x.abs() + 1e-6);
     }
-    let x = Stored::new(element, &x);
-    let label = format!("{function:?} of {count} {element} up to {size}");
+    case_of(function, element, &x, format!("{function:?} of {count} {element} up to {size}"))
+}
+
+/// Arguments up to `size` from `middle`, of which all values are small: no others hide their error.
+fn small_values(random: &mut Random, (function, middle, size): (Function, f32, f32)) -> Case {
+    let x: Vec<f32> = random.floats(300, size).into_iter().map(|x| middle + x).collect();
+    case_of(function, ElementType::F32, &x, format!("{function:?} up to {size} from {middle}"))
+}
+
+fn case_of(function: Function, element: ElementType, x: &[f32], label: String) -> Case {
+    let (x, count) = (Stored::new(element, x), x.len());
     let constants = [function as usize, elements::number(element) as usize, count];
     let case = Build::new(Kernel::Unary, label, &constants).bytes(x.bytes);
     case.expect_elements(1, element, x.values.into_iter().map(|x| function.of(x)).collect())

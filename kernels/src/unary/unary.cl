@@ -1,20 +1,11 @@
 // A function of each value: an item writes a word, of one value or two. Infinities, NaN and large arguments have their limits.
 
-FN float tanh_of(float x) {
-    float square = x * x, rest = exp(x < 0.0f ? 2.0f * x : -2.0f * x), tangent = (1.0f - rest) / (1.0f + rest);
-    if (square < 0.06f) {
-        float series = fma(square, 0.021869488f, -0.053968254f);
-        series = fma(square, fma(square, series, 0.13333333f), -0.33333333f);
-        return fma(x * square, series, x);
-    }
-    return x < 0.0f ? -tangent : tangent;
-}
-
-// The normal distribution's: Abramowitz and Stegun, 7.1.26.
+// The normal distribution's: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), to 2 · 10⁻⁶ of it in all of its tail.
 FN float normal_of(float x) {
-    float z = (x < 0.0f ? -x : x) * 0.70710678f, t = 1.0f / fma(z, 0.3275911f, 1.0f);
-    float tail = fma(t, fma(t, fma(t, fma(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
-    tail *= 0.5f * t * exp(-z * z);
+    float t = 1.0f / fma(x < 0.0f ? -x : x, 0.45f * 0.70710678f, 1.0f);
+    float series = fma(t, fma(t, fma(t, 0.068094056f, -0.24572294f), 0.21883775f), 0.030539254f);
+    series = fma(t, fma(t, fma(t, fma(t, series, 0.19408222f), 0.2263601f), 0.2539196f), 0.25389025f);
+    float tail = 0.5f * t * series * exp(-0.5f * x * x);
     return x < 0.0f ? tail : 1.0f - tail;
 }
 
@@ -35,7 +26,7 @@ FN float function_of(uint function, float x) {
     switch (function) {
     case 9: return x / (1.0f + exp(-x));
     case 10: return x * normal_of(x);
-    default: return x * (0.5f + 0.5f * tanh_of(0.7978845608f * fma(0.044715f * x * x, x, x)));
+    default: return x / (1.0f + exp(-1.5957691216f * fma(0.044715f * x * x, x, x)));
     }
 }
 

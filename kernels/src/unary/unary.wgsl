@@ -9,24 +9,23 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 
-fn sigmoid_of(x: f32) -> f32 { return 1.0 / (1.0 + exp(-clamp(x, -88.0, 88.0))); }
+fn sigmoid_of(x: f32) -> f32 { return select(1.0 / (1.0 + exp(-clamp(x, -88.0, 88.0))), 0.0, x < -88.0); }
 
-fn tanh_of(x: f32) -> f32 {
-    let square = x * x;
-    if square < 0.06 {
-        let series = fma(square, fma(square, fma(square, 0.021869488, -0.053968254), 0.13333333), -0.33333333);
-        return fma(x * square, series, x);
-    }
-    let rest = exp(-2.0 * min(abs(x), 40.0));
-    return sign(x) * (1.0 - rest) / (1.0 + rest);
+// The natural logarithm. Devices' own is only as good as an absolute error allows, which is too little near 1.
+fn log_of(x: f32) -> f32 {
+    let apart = x - 1.0;
+    if abs(apart) > 0.25 { return log(x); }
+    let s = apart / (x + 1.0);
+    let square = s * s;
+    return 2.0 * s * fma(square, fma(square, fma(square, 0.14285714, 0.2), 0.33333333), 1.0);
 }
 
-// The normal distribution's: Abramowitz and Stegun, 7.1.26.
+// The normal distribution's: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), to 2 · 10⁻⁶ of it in all of its tail.
 fn normal_of(x: f32) -> f32 {
-    let z = abs(x) * 0.70710678;
-    let t = 1.0 / fma(z, 0.3275911, 1.0);
-    let series = fma(t, fma(t, fma(t, fma(t, 1.061405429, -1.453152027), 1.421413741), -0.284496736), 0.254829592);
-    let tail = 0.5 * t * series * exp(-z * z);
+    let t = 1.0 / fma(abs(x), 0.45 * 0.70710678, 1.0);
+    let first = fma(t, fma(t, fma(t, 0.068094056, -0.24572294), 0.21883775), 0.030539254);
+    let series = fma(t, fma(t, fma(t, fma(t, first, 0.19408222), 0.2263601), 0.2539196), 0.25389025);
+    let tail = 0.5 * t * series * exp(-0.5 * x * x);
     return select(1.0 - tail, tail, x < 0.0);
 }
 
@@ -56,10 +55,7 @@ fn function_of(function: u32, bits: u32) -> u32 {
             if x > 1.8446743e19 { return INFINITE; }
             return select(bitcast<u32>(x * x), 0u, negative);
         }
-        case 2u: {
-            if x < -88.0 { return 0u; }
-            return bitcast<u32>(sigmoid_of(x));
-        }
+        case 2u: { return bitcast<u32>(sigmoid_of(x)); }
         case 3u: { return bitcast<u32>(tanh_of(clamp(x, -40.0, 40.0))); }
         case 4u: {
             if x > 88.722839 { return INFINITE; }
@@ -69,7 +65,7 @@ fn function_of(function: u32, bits: u32) -> u32 {
         case 5u: {
             if size == 0u { return 0x80000000u | INFINITE; }
             if negative { return NOT_A_NUMBER; }
-            return bitcast<u32>(log(x));
+            return bitcast<u32>(log_of(x));
         }
         case 6u: {
             if size == 0u { return bits; }
@@ -85,8 +81,7 @@ fn function_of(function: u32, bits: u32) -> u32 {
         case 9u: { return bitcast<u32>(x * sigmoid_of(x)); }
         case 10u: { return bitcast<u32>(x * normal_of(x)); }
         default: {
-            let inner = 0.7978845608 * fma(0.044715 * x * x, x, x);
-            return bitcast<u32>(x * (0.5 + 0.5 * tanh_of(clamp(inner, -40.0, 40.0))));
+            return bitcast<u32>(x * sigmoid_of(1.5957691216 * fma(0.044715 * x * x, x, x)));
         }
     }
 }

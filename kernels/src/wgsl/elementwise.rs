@@ -18,10 +18,10 @@ pub(super) fn variants() -> Vec<Variant> {
             text(&[include_str!("elements.wgsl"), include_str!("../gather_rows/gather_rows.wgsl")])
         }),
         function(Kernel::Unary, &unary::ABI, unary::grid, "unary", |_| {
-            numbers(include_str!("../unary/unary.wgsl"))
+            numbers(&[include_str!("tanh.wgsl"), include_str!("../unary/unary.wgsl")])
         }),
         function(Kernel::Binary, &binary::ABI, binary::grid, "binary", |_| {
-            numbers(include_str!("../binary/binary.wgsl"))
+            numbers(&[include_str!("../binary/binary.wgsl")])
         }),
         function(Kernel::Reduce, &reduce::ABI, reduce::grid, "reduce", |_| {
             in_columns(include_str!("../reduce/reduce.wgsl"))
@@ -90,11 +90,11 @@ fn blocks(part: &str) -> Arc<str> {
 }
 
 /// A text that tells apart what is not finite.
-fn numbers(part: &str) -> Arc<str> {
-    text(&[include_str!("elements.wgsl"), include_str!("numbers.wgsl"), part])
+fn numbers(parts: &[&str]) -> Arc<str> {
+    text(&[&[include_str!("elements.wgsl"), include_str!("numbers.wgsl")], parts].concat())
 }
 
 /// The same, whose groups take columns.
 fn in_columns(part: &str) -> Arc<str> {
-    text(&[include_str!("elements.wgsl"), include_str!("numbers.wgsl"), include_str!("columns.wgsl"), part])
+    numbers(&[include_str!("columns.wgsl"), part])
 }
