@@ -1,5 +1,7 @@
 //! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
 
+mod selftest;
+
 use crate::support::{
     self, golden, metadata_value, model_path, patch, ragtag, read_json, relative_error, text,
 };
@@ -321,6 +323,30 @@ fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{command}: {message}");
         assert!(message.contains("exact activations (f32) cross as f32"), "{command}: {message}");
+    }
+}
+
+#[test]
+fn constraints_of_a_plan_are_kept_or_named() {
+    let devices = ["--cpu-devices", "3", "--threads", "1", "--json"];
+    let plan = |options: &[&str]| -> String {
+        let json: serde_json::Value =
+            serde_json::from_str(&done(&[&["plan"], options, &devices].concat()).out).unwrap();
+        let stage = |stage: &serde_json::Value| stage["device"].as_str().unwrap().to_string();
+        json["stages"].as_array().unwrap().iter().map(stage).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(plan(&["--max-stages", "1", "--exclude", "cpu:0", "--exclude", "cpu:1"]), "cpu:2");
+    assert_eq!(plan(&["--pin", "0-3=cpu:2", "--pin", "13=cpu:0", "--exclude", "cpu:1"]), "cpu:2 cpu:0");
+    for (options, code, said) in [
+        (["--pin", "0=gpu:9"], 4, "there is no device gpu:9"),
+        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, and the last one is 13"),
+        (["--pin", "first=cpu:0"], 4, "is not FIRST-LAST=DEVICE"),
+        (["--max-stages", "0"], 2, "0 is not in 1..=64"),
+    ] {
+        let output = ragtag().arg("plan").args(options).args(devices).output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{options:?}: {err}");
+        assert!(err.contains(said), "{options:?}: {err}");
     }
 }
 
@@ -748,102 +774,6 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
         err.contains("no token for position") && err.contains("NaN") && !err.contains("panicked"),
         "{err}"
     );
-}
-
-// ---- selftest -----------------------------------------------------------------------------------------------------
-
-#[test]
-fn selftest_tests_every_device_and_writes_what_it_shows() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("report.json");
-    let arguments = ["selftest", "--only", "memo*y/", "--report", text(&path)];
-    let shown = done(&[&arguments[..], &TWO].concat());
-    assert!(shown.err.starts_with("testing ") && shown.err.contains("cpu:0, cpu:1"), "{}", shown.err);
-    let report = read_json(&path);
-    assert_eq!(
-        keys(&report),
-        BTreeSet::from([
-            "absent",
-            "arch",
-            "only",
-            "os",
-            "ragtag",
-            "ragtag_selftest",
-            "reports",
-            "seed",
-            "shapes",
-            "started_unix_s"
-        ])
-    );
-    assert_eq!((&report["ragtag_selftest"], &report["only"]), (&1.into(), &"memo*y/".into()));
-    assert_eq!((&report["shapes"], &report["seed"]), (&2.into(), &1.into()));
-    for device in report["reports"].as_array().unwrap() {
-        let tests = device["tests"].as_array().unwrap();
-        assert!(tests.iter().all(|test| test["name"].as_str().unwrap().starts_with("memory/")));
-        let count = |verdict: &str| tests.iter().filter(|test| test["verdict"] == verdict).count();
-        let label =
-            format!("{}:{}", device["adapter"]["backend"].as_str().unwrap(), device["adapter"]["index"]);
-        let row = shown.out.lines().find(|line| line.starts_with(&format!("| {label} ")));
-        let cells: Vec<_> =
-            row.unwrap_or_else(|| panic!("{label} in {}", shown.out)).split('|').map(str::trim).collect();
-        let counts = ["passed", "failed", "skipped"].map(|verdict| count(verdict).to_string());
-        assert_eq!(cells[4..7], counts, "{row:?}");
-        assert!(count("passed") > 3, "{device}");
-    }
-}
-
-#[test]
-fn selftest_runs_kernels_on_the_devices_that_are_named() {
-    let arguments = ["selftest", "--only", "kernel/*/portable", "--device", "cpu:1", "--json"];
-    let json = done(&[&arguments[..], &TWO].concat()).json();
-    let [device] = &json["reports"].as_array().unwrap()[..] else { panic!("one device in {json}") };
-    assert_eq!(device["adapter"]["index"], 1);
-    for test in device["tests"].as_array().unwrap() {
-        assert_eq!(test["verdict"], "passed", "{test}");
-        let tolerance = match test["class"].as_str().unwrap() {
-            "exact" => NumericsClass::Exact.tolerance(),
-            class => {
-                assert_eq!(class, "fast");
-                NumericsClass::Fast.tolerance()
-            }
-        };
-        assert!(test["relative_error"].as_f64().unwrap() <= tolerance, "{test}");
-        assert!(test["duration_us"].as_u64().unwrap() > 0, "{test}");
-    }
-    // What the device cannot run is told once, with its number.
-    let shown = done(&["selftest", "--only", "kernel/*/opencl", "--device", "cpu"]).out;
-    assert_eq!(shown.matches("the device does not take OpenClC kernels").count(), 1, "{shown}");
-    // The environment names devices as it does elsewhere.
-    let named = done_by(
-        ragtag()
-            .args(["selftest", "--only", "memory/fill", "--cpu-devices", "2"])
-            .env("RAGTAG_DEVICES", "cpu:1"),
-    );
-    assert!(named.err.contains("testing cpu:1"), "{}", named.err);
-}
-
-#[test]
-fn constraints_of_a_plan_are_kept_or_named() {
-    let devices = ["--cpu-devices", "3", "--threads", "1", "--json"];
-    let plan = |options: &[&str]| -> String {
-        let json: serde_json::Value =
-            serde_json::from_str(&done(&[&["plan"], options, &devices].concat()).out).unwrap();
-        let stage = |stage: &serde_json::Value| stage["device"].as_str().unwrap().to_string();
-        json["stages"].as_array().unwrap().iter().map(stage).collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(plan(&["--max-stages", "1", "--exclude", "cpu:0", "--exclude", "cpu:1"]), "cpu:2");
-    assert_eq!(plan(&["--pin", "0-3=cpu:2", "--pin", "13=cpu:0", "--exclude", "cpu:1"]), "cpu:2 cpu:0");
-    for (options, code, said) in [
-        (["--pin", "0=gpu:9"], 4, "there is no device gpu:9"),
-        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, and the last one is 13"),
-        (["--pin", "first=cpu:0"], 4, "is not FIRST-LAST=DEVICE"),
-        (["--max-stages", "0"], 2, "0 is not in 1..=64"),
-    ] {
-        let output = ragtag().arg("plan").args(options).args(devices).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{options:?}: {err}");
-        assert!(err.contains(said), "{options:?}: {err}");
-    }
 }
 
 // ---- help ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 //! Tests of the planner: against exhaustive search on small random instances, on memory, and on what it says.
 
+mod given;
 mod grid;
+mod left_out;
 mod trial;
 
 use super::*;
@@ -611,35 +613,6 @@ fn a_fast_device_gets_more() {
 }
 
 #[test]
-fn a_device_that_would_slow_the_pipeline_down_is_left_out_and_named() {
-    let mut world = World::new(
-        model(12, 10 * MIB, 10 * MIB),
-        vec![device("cuda:0", 1 << 40, 50.0), device("cpu:0", 1 << 40, 0.05)],
-    );
-    // Even the embedding, which costs next to nothing, must not go there.
-    world.devices[1].stage_us.value = 5000.0;
-    let plan = world.plan().expect("fits");
-    assert_eq!(plan.split().to_string(), "0-13=cuda:0");
-    let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
-    assert!(why.contains("% slower"), "{why}");
-
-    // A twin of the device that is used adds nothing to the latency.
-    let mut twin = world.clone();
-    twin.objective = Objective::Latency;
-    twin.workload.prompt_tokens = 128;
-    twin.devices[1] = device("cuda:1", 1 << 40, 50.0);
-    let plan = twin.plan().expect("fits");
-    let why = plan.reasons.iter().find(|r| r.starts_with("cuda:1 is left out")).expect("a reason");
-    assert!(why.contains("0-13=cuda:1, is predicted as fast"), "{why}");
-
-    let mut tiny = world.clone();
-    tiny.devices[1].memory_bytes = 10;
-    let plan = tiny.plan().expect("fits");
-    let why = plan.reasons.iter().find(|r| r.starts_with("cpu:0 is left out")).expect("a reason");
-    assert!(why.contains("no plan with it fits (it has 10 bytes)"), "{why}");
-}
-
-#[test]
 fn memory_forces_a_second_device_where_latency_would_have_one() {
     let mut world = World::new(
         model(12, 10 * MIB, 10 * MIB),
@@ -712,33 +685,6 @@ fn the_default_context_is_the_largest_that_fits() {
     world.devices[0].memory_bytes = 1 << 40;
     world.model.context = 7;
     assert_eq!(largest_context(&world.input()), Ok(7));
-}
-
-#[test]
-fn a_users_split_is_checked_and_proved_but_kept() {
-    let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 130 * MIB, 1.0)];
-    let world = World::new(model(12, 10 * MIB, 10 * MIB), devices);
-    // Any order of devices is the user's to choose.
-    for text in ["0=cpu:0,1-13=cpu:0", "0-5=cpu:0,7-13=cpu:1", "0-5=cpu:0,6-14=cpu:1", "0-13=cuda:0"] {
-        assert!(matches!(world.clone().split(text).plan(), Err(PlanError::Split(_))), "{text}");
-    }
-    for text in ["0-12=cpu:0,13=cpu:1", "0-5=cpu:1,6-13=cpu:0", "0-13=cpu:0"] {
-        let plan = world.clone().split(text).plan().expect("fits");
-        assert_eq!(plan.split().to_string(), text);
-    }
-    let poor = world.clone().split("0-12=cpu:0,13=cpu:1").plan().expect("fits");
-    assert!(poor.reasons.iter().any(|r| r.contains("is predicted faster")), "{:?}", poor.reasons);
-    let own = world.plan().expect("fits");
-    let same = world.clone().split(&own.split().to_string()).plan().expect("fits");
-    assert!(same.reasons.iter().any(|r| r.contains("no faster split")), "{:?}", same.reasons);
-
-    let Err(PlanError::DoesNotFit(error)) = world.clone().split("0=cpu:0,1-13=cpu:1").plan() else {
-        panic!("130 MiB of weights leave nothing for the cache")
-    };
-    assert_eq!(error.shortages[0].device, "cpu:1");
-    let mut open = world.clone().split("0-5=cpu:0,6-13=cpu:1");
-    open.limits.context = None;
-    assert_eq!(open.plan().expect("fits").context, largest_context(&open.input()).expect("fits"));
 }
 
 #[test]
@@ -871,82 +817,6 @@ fn a_large_instance_is_planned_quickly_and_for_any_device_count() {
 }
 
 #[test]
-fn decode_groups_that_are_asked_for_are_kept() {
-    let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
-    let mut world = World::new(model(8, MIB, 3 * MIB), devices).split("0-4=cpu:0,5-9=cpu:1");
-    let mut alone = Vec::new();
-    for groups in [1, 3] {
-        world.limits.decode_groups = Some(groups);
-        let plan = world.plan().expect("fits");
-        assert_eq!((plan.decode_groups, plan.decode_rows), (groups, 4u32.div_ceil(groups)));
-        // Other plans have the micro-batches that suit them.
-        let single = plan.explanation.alternatives.into_iter().find(|other| other.split == "0-9=cpu:0");
-        alone.push(single.expect("is an alternative").decode_tokens_per_s);
-    }
-    assert_eq!(alone[0], alone[1]);
-    world.limits.decode_groups = Some(0);
-    assert_eq!(world.plan(), Err(PlanError::BadLimit { what: "the number of decode groups" }));
-}
-
-#[test]
-fn credits_and_slots_that_are_asked_for_are_kept() {
-    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
-    world.devices[1].label = "cpu:1".into();
-    world.split = Some("0-4=cpu:0,5-9=cpu:1".parse().expect("a split"));
-    (world.limits.decode_groups, world.limits.credits, world.limits.slots) = (Some(1), Some(9), 5);
-    let plan = world.plan().expect("fits");
-    assert_eq!((plan.decode_groups, plan.credits, plan.slots), (1, 9, 5));
-    world.limits.credits = Some(0);
-    assert_eq!(world.plan(), Err(PlanError::BadLimit { what: "the number of credits" }));
-}
-
-#[test]
-fn a_device_that_makes_little_difference_is_left_out_with_the_reason() {
-    // Two devices are faster than one by less than what a device less is worth.
-    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0); 2]);
-    world.devices[1] = device("cpu:1", 1 << 40, 0.8);
-    (world.objective, world.limits.boundary) = (Objective::FirstToken, Some(Boundary::F32));
-    let (one, two) = ("0-9=cpu:0", "0-3=cpu:1,4-9=cpu:0");
-    let score = |world: &World, split| {
-        let plan = world.clone().split(split).plan().expect("fits");
-        plan.explanation.score_us
-    };
-    // The link's latency decides how much the second device gains.
-    let (mut low, mut high) = (0.0, score(&world, one));
-    for _ in 0..60 {
-        world.links.other.latency_us.value = (low + high) / 2.0;
-        let is_slow = score(&world, two) > 0.995 * score(&world, one);
-        *(if is_slow { &mut high } else { &mut low }) = world.links.other.latency_us.value;
-    }
-    let plan = world.plan().expect("fits");
-    assert_eq!(plan.split().to_string(), one);
-    let why = plan.reasons.iter().find(|r| r.starts_with("cpu:1 is left out")).expect("a reason");
-    assert!(
-        why.contains(two)
-            && why.contains("% faster; of plans within 1 % the one with the fewest devices is taken"),
-        "{why}"
-    );
-}
-
-#[test]
-fn every_device_that_is_left_out_is_named() {
-    let devices: Vec<_> = (0..20).map(|at| device(&format!("cpu:{at}"), 1 << 40, 1.0)).collect();
-    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), devices);
-    world.objective = Objective::Latency;
-    world.workload.prompt_tokens = 16;
-    let plan = world.plan().expect("fits");
-    let left_out = &plan.explanation.left_out;
-    assert_eq!(left_out.len(), 20 - plan.stages.len());
-    assert!(left_out.iter().filter(|left| !left.tried).all(|left| left.best_with.is_none()));
-    let tried = left_out.iter().filter(|left| left.tried).count();
-    let told = plan.reasons.iter().filter(|reason| reason.contains(" is left out: ")).count();
-    assert!(tried > 0 && tried < left_out.len() && told == tried, "{tried} tried, {told} told");
-    let rest = plan.reasons.iter().find(|reason| reason.contains("left out as well")).expect("a reason");
-    let untried = left_out.iter().filter(|left| !left.tried);
-    assert!(untried.clone().all(|left| rest.contains(&left.device)), "{rest}");
-}
-
-#[test]
 fn mixtures_with_small_weights_are_compared_all_the_same() {
     let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
     world.devices.push(device("cpu:1", 1 << 40, 0.1));
@@ -956,15 +826,4 @@ fn mixtures_with_small_weights_are_compared_all_the_same() {
     assert!(plan.explanation.score_us > 0.0);
     let nonsense = |reason: &&String| reason.contains("NaN") || reason.contains("inf");
     assert_eq!(plan.reasons.iter().find(nonsense), None);
-}
-
-#[test]
-fn a_bound_holds_for_splits_as_well() {
-    let devices = vec![device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
-    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), devices);
-    world.limits.decode_groups = Some(2);
-    let best = world.plan().expect("fits").explanation;
-    let uneven = world.split("0-8=cpu:0,9-9=cpu:1").plan().expect("fits").explanation;
-    assert!(uneven.score_us > best.score_us * 1.2, "{} and {}", uneven.score_us, best.score_us);
-    assert!(uneven.bound_us <= best.score_us * 1.001, "{} and {}", uneven.bound_us, best.score_us);
 }

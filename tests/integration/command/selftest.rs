@@ -1,0 +1,73 @@
+//! The self-test as its users run it: what it shows, writes and is told to leave out.
+
+use super::*;
+
+#[test]
+fn selftest_tests_every_device_and_writes_what_it_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("report.json");
+    let arguments = ["selftest", "--only", "memo*y/", "--report", text(&path)];
+    let shown = done(&[&arguments[..], &TWO].concat());
+    assert!(shown.err.starts_with("testing ") && shown.err.contains("cpu:0, cpu:1"), "{}", shown.err);
+    let report = read_json(&path);
+    assert_eq!(
+        keys(&report),
+        BTreeSet::from([
+            "absent",
+            "arch",
+            "only",
+            "os",
+            "ragtag",
+            "ragtag_selftest",
+            "reports",
+            "seed",
+            "shapes",
+            "started_unix_s"
+        ])
+    );
+    assert_eq!((&report["ragtag_selftest"], &report["only"]), (&1.into(), &"memo*y/".into()));
+    assert_eq!((&report["shapes"], &report["seed"]), (&2.into(), &1.into()));
+    for device in report["reports"].as_array().unwrap() {
+        let tests = device["tests"].as_array().unwrap();
+        assert!(tests.iter().all(|test| test["name"].as_str().unwrap().starts_with("memory/")));
+        let count = |verdict: &str| tests.iter().filter(|test| test["verdict"] == verdict).count();
+        let label =
+            format!("{}:{}", device["adapter"]["backend"].as_str().unwrap(), device["adapter"]["index"]);
+        let row = shown.out.lines().find(|line| line.starts_with(&format!("| {label} ")));
+        let cells: Vec<_> =
+            row.unwrap_or_else(|| panic!("{label} in {}", shown.out)).split('|').map(str::trim).collect();
+        let counts = ["passed", "failed", "skipped"].map(|verdict| count(verdict).to_string());
+        assert_eq!(cells[4..7], counts, "{row:?}");
+        assert!(count("passed") > 3, "{device}");
+    }
+}
+
+#[test]
+fn selftest_runs_kernels_on_the_devices_that_are_named() {
+    let arguments = ["selftest", "--only", "kernel/*/portable", "--device", "cpu:1", "--json"];
+    let json = done(&[&arguments[..], &TWO].concat()).json();
+    let [device] = &json["reports"].as_array().unwrap()[..] else { panic!("one device in {json}") };
+    assert_eq!(device["adapter"]["index"], 1);
+    for test in device["tests"].as_array().unwrap() {
+        assert_eq!(test["verdict"], "passed", "{test}");
+        let tolerance = match test["class"].as_str().unwrap() {
+            "exact" => NumericsClass::Exact.tolerance(),
+            class => {
+                assert_eq!(class, "fast");
+                NumericsClass::Fast.tolerance()
+            }
+        };
+        assert!(test["relative_error"].as_f64().unwrap() <= tolerance, "{test}");
+        assert!(test["duration_us"].as_u64().unwrap() > 0, "{test}");
+    }
+    // What the device cannot run is told once, with its number.
+    let shown = done(&["selftest", "--only", "kernel/*/opencl", "--device", "cpu"]).out;
+    assert_eq!(shown.matches("the device does not take OpenClC kernels").count(), 1, "{shown}");
+    // The environment names devices as it does elsewhere.
+    let named = done_by(
+        ragtag()
+            .args(["selftest", "--only", "memory/fill", "--cpu-devices", "2"])
+            .env("RAGTAG_DEVICES", "cpu:1"),
+    );
+    assert!(named.err.contains("testing cpu:1"), "{}", named.err);
+}
