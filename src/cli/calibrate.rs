@@ -1,9 +1,9 @@
 //! `ragtag calibrate`, and how the other commands come by what is measured.
 
-use super::args::{CalibrateArgs, PlacementArgs};
+use super::args::CalibrateArgs;
 use super::output::{note, print_json, show, table};
-use super::plan::kv_type;
 use super::progress;
+use super::wanted::{Wanted, kv_type};
 use crate::calibrate::{Calibration, CalibrationOptions};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
@@ -44,20 +44,15 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
 
 /// What a command that places a model knows of the devices: where there is a choice between several, what was measured
 /// of them, now if it was not before. `None` without a choice, or if calibration is not wanted.
-pub(super) fn for_placement(
-    model: &Model,
-    devices: &Devices,
-    placement: &PlacementArgs,
-    sequences: u32,
-) -> Option<Calibration> {
-    if placement.no_calibration || devices.selected().len() < 2 {
+pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
+    if !wanted.is_calibrated() || devices.selected().len() < 2 {
         return None;
     }
     let options = CalibrationOptions {
-        activations: placement.activations().into(),
-        kv: kv_type(placement.kv, placement.activations()),
-        chunk: placement.chunk.unwrap_or(MAX_CHUNK),
-        sequences,
+        activations: wanted.activations(),
+        kv: wanted.kv(),
+        chunk: wanted.chunk().unwrap_or(MAX_CHUNK),
+        sequences: wanted.sequences(),
         seconds: QUICK_SECONDS,
         ..CalibrationOptions::default()
     };

@@ -3,9 +3,10 @@
 use super::args::LogitsArgs;
 use super::files::{self, write_file};
 use super::output::note;
-use super::plan::{Needs, placed, summary};
+use super::plan::{placed, summary};
 use super::progress;
 use super::records::Records;
+use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::Result;
 use crate::npy;

@@ -21,6 +21,7 @@ mod run;
 mod selftest;
 mod simulate;
 mod strict;
+mod wanted;
 
 use crate::devices::{DeviceOptions, Devices};
 use crate::error::{Error, Result};

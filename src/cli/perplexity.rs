@@ -7,9 +7,10 @@
 use super::args::PerplexityArgs;
 use super::files;
 use super::output::{note, print, print_json};
-use super::plan::{Needs, placed, summary};
+use super::plan::{placed, summary};
 use super::progress;
 use super::records::Records;
+use super::wanted::Needs;
 use crate::engine::EngineOptions;
 use crate::error::{Error, Result};
 use crate::files::read_text;

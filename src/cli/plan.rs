@@ -1,10 +1,9 @@
 //! `ragtag plan`, and how the other commands come by their plan.
 
-use super::args::{
-    ActivationsArg, BoundaryArg, DeviceArgs, FleetArgs, GranularityArg, Kv, PlacementArgs, PlanArgs,
-};
+use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
 use super::output::{bytes, note, print, show, table};
 use super::pictures::{Pictures, bars};
+use super::wanted::{Needs, Wanted};
 use crate::devices::Devices;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
@@ -12,189 +11,23 @@ use crate::files::{MOST_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
-use ragtag_graph::{Boundary, Granularity};
-use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
-use ragtag_scheduler::{Fleet, Split, Workload};
+use ragtag_scheduler::{Fleet, Workload};
 use std::path::{Path, PathBuf};
-
-/// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
-const MOST_PINS: usize = 1 << 16;
-
-impl From<ActivationsArg> for Activations {
-    fn from(arg: ActivationsArg) -> Self {
-        match arg {
-            ActivationsArg::F32 => Activations::F32,
-            ActivationsArg::Int8 => Activations::Int8,
-        }
-    }
-}
-
-impl From<GranularityArg> for Granularity {
-    fn from(arg: GranularityArg) -> Self {
-        match arg {
-            GranularityArg::Block => Granularity::Block,
-            GranularityArg::Half => Granularity::HalfBlock,
-        }
-    }
-}
-
-impl PlacementArgs {
-    fn kv(&self) -> KvType {
-        kv_type(self.kv, self.activations())
-    }
-
-    /// The form of activations that was asked for, or the usual one.
-    pub(super) fn activations(&self) -> ActivationsArg {
-        self.activations.unwrap_or(ActivationsArg::Int8)
-    }
-
-    /// The form in which activations cross, if it is not left to the planner; `usual` where nothing is said.
-    fn boundary(&self, usual: Option<Boundary>) -> Option<Boundary> {
-        match self.boundary {
-            None => usual,
-            Some(BoundaryArg::Auto) => None,
-            Some(BoundaryArg::F32) => Some(Boundary::F32),
-            Some(BoundaryArg::F16) => Some(Boundary::F16),
-        }
-    }
-}
-
-/// The cache type that was asked for, or that goes with the activations.
-pub(super) fn kv_type(wanted: Option<Kv>, activations: ActivationsArg) -> KvType {
-    match (wanted, activations) {
-        (Some(Kv::F32), _) | (None, ActivationsArg::F32) => KvType::F32,
-        (Some(Kv::F16), _) | (None, ActivationsArg::Int8) => KvType::F16,
-    }
-}
-
-/// What a command needs of its plan besides what the user says.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Needs {
-    /// Sequences at the same time, if the user says how many.
-    pub(super) asked: Option<u32>,
-    /// Sequences at the same time unless the user or a plan that is read says how many.
-    pub(super) sequences: u32,
-    /// Whether logits of every row of a micro-batch are wanted.
-    pub(super) all_logits: bool,
-    /// The context unless the user says another; by default what fits.
-    pub(super) context: Option<u32>,
-}
 
 /// A planner for devices that are there, with what was measured of them. One that does not open is left out, unless `strict`
 /// forbids it.
-fn on_devices(
-    model: &Model,
-    devices: &Devices,
-    args: &PlacementArgs,
-    needs: Needs,
-    strict: bool,
-) -> Result<Planner> {
+fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
-    let sequences = needs.asked.unwrap_or(needs.sequences);
-    let Some(calibration) = super::calibrate::for_placement(model, devices, args, sequences) else {
+    wanted.check(&planner, model)?;
+    let Some(calibration) = super::calibrate::for_placement(model, devices, wanted) else {
         return Ok(planner);
     };
     if strict {
         super::strict::check_calibration(&calibration)?;
     }
     Ok(planner.calibrated(&calibration))
-}
-
-/// A planner for what the arguments describe: a plan that is read, split by hand, or made.
-fn arranged(planner: Planner, model: &Model, args: &PlacementArgs, needs: Needs) -> Result<Planner> {
-    let mut planner = match &args.plan {
-        Some(path) => like_file(planner, path, model, args, needs.asked)?,
-        None => {
-            let planner = planner.sequences(needs.asked.unwrap_or(needs.sequences));
-            by_arguments(planner, args, needs.context)?
-        }
-    };
-    if needs.all_logits {
-        planner = planner.all_logits();
-    }
-    Ok(planner)
-}
-
-fn by_arguments(mut planner: Planner, args: &PlacementArgs, context: Option<u32>) -> Result<Planner> {
-    planner = planner.kv(args.kv()).activations(args.activations().into());
-    planner = planner.granularity(args.granularity.map(Granularity::from).unwrap_or_default());
-    if let Some(context) = args.ctx.or(context) {
-        planner = planner.context(context);
-    }
-    if let Some(rows) = args.chunk {
-        planner = planner.chunk(rows);
-    }
-    if let Some(boundary) = args.boundary(None) {
-        planner = planner.boundary(boundary);
-    }
-    if let Some(split) = &args.split {
-        planner = planner.split(split.parse()?);
-    }
-    for pin in &args.pin {
-        for part in pin.parse::<Split>().map_err(Error::Pin)?.parts {
-            planner = (part.span.first()..=part.span.last())
-                .take(MOST_PINS)
-                .fold(planner, |planner, segment| planner.pin(segment, &part.device));
-        }
-    }
-    for device in &args.exclude {
-        planner = planner.exclude(device);
-    }
-    if let Some(stages) = args.max_stages {
-        planner = planner.max_stages(stages);
-    }
-    Ok(planner)
-}
-
-/// A plan from a file is held against this model and these devices, and its memory is proved again: less may be free
-/// than when it was made. What the arguments say goes before it; the rest is as it was written.
-fn like_file(
-    planner: Planner,
-    path: &Path,
-    model: &Model,
-    args: &PlacementArgs,
-    sequences: Option<u32>,
-) -> Result<Planner> {
-    let json = read_text(path, MOST_JSON_BYTES).map_err(|cause| Error::File {
-        action: "read",
-        path: path.into(),
-        cause,
-    })?;
-    let invalid = |cause| Error::PlanFile { path: path.into(), cause: Box::new(cause) };
-    let plan = Plan::from_json(&json).map_err(invalid)?;
-    let labels = planner.labels();
-    let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-    let granularity = args.granularity.map_or(plan.model.granularity, Granularity::from);
-    plan.validate(&crate::planner::plan_model(model, granularity)?, &labels).map_err(invalid)?;
-    let activations = args.activations.map_or(plan.activations, Activations::from);
-    // Exact activations cross as f32, whatever suited the fast ones of the plan.
-    let usual = if activations == plan.activations { plan.boundary } else { Boundary::F32 };
-    let planner = match args.boundary(Some(usual)) {
-        Some(boundary) => planner.boundary(boundary),
-        None => planner,
-    };
-    let sequences = sequences.unwrap_or(plan.sequences);
-    // For another number of sequences the micro-batches are chosen anew.
-    let planner = match sequences == plan.sequences {
-        true => planner.decode_groups(plan.decode_groups).credits(plan.credits),
-        false => planner,
-    };
-    let ends = plan.stages.windows(2).map(|pair| (&pair[0].device, &pair[1].device));
-    let planner =
-        ends.zip(plan.routes()).fold(planner, |planner, ((from, to), route)| planner.route(from, to, route));
-    Ok(planner
-        .granularity(granularity)
-        .context(args.ctx.unwrap_or(plan.context))
-        .sequences(sequences)
-        .chunk(args.chunk.unwrap_or(plan.chunk))
-        .slots(plan.slots)
-        .kv(if args.kv.is_some() || activations != plan.activations { args.kv() } else { plan.kv })
-        .activations(activations)
-        .objective(plan.objective)
-        .workload(plan.workload)
-        .split(plan.split()))
 }
 
 pub(super) fn run(args: &PlanArgs) -> Result<()> {
@@ -227,6 +60,7 @@ pub(super) fn for_fleet_or_devices(
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Planner> {
+    let wanted = Wanted::read(placement, needs)?;
     let planner = match &fleet.fleet {
         // Not for clap: a variable that says no would be a contradiction to it.
         Some(_) if devices.strict => {
@@ -235,9 +69,9 @@ pub(super) fn for_fleet_or_devices(
             ));
         }
         Some(fleet) => Planner::new(model).fleet(&open_fleet(fleet)?)?,
-        None => on_devices(model, &open_devices(model, devices)?, placement, needs, devices.strict)?,
+        None => on_devices(model, &open_devices(model, devices)?, &wanted, devices.strict)?,
     };
-    arranged(planner, model, placement, needs)
+    wanted.over(planner, model)
 }
 
 /// Charts of what a plan does with its sequences at once, two rounds of the request that it was made for.
@@ -378,9 +212,10 @@ pub(super) fn placed(
     placement: &PlacementArgs,
     needs: Needs,
 ) -> Result<Placed> {
+    let wanted = Wanted::read(placement, needs)?;
     let devices = open_devices(model, device_args)?;
-    let planner = on_devices(model, &devices, placement, needs, device_args.strict)?;
-    let planner = arranged(planner, model, placement, needs)?;
+    let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
+    let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
     Ok(Placed { devices, planner, plan, file: placement.plan.clone(), strict: device_args.strict })
 }

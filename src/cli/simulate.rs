@@ -3,7 +3,8 @@
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
 use super::output::{bytes, note, print_json, show, table};
-use super::plan::{Needs, for_fleet_or_devices, summary};
+use super::plan::{for_fleet_or_devices, summary};
+use super::wanted::Needs;
 use crate::error::{Error, Result};
 use crate::files::read_text;
 use crate::trace::Trace;

@@ -527,6 +527,18 @@ fn files_without_end() {
 }
 
 #[test]
+fn placements_that_cannot_be_read_ask_no_device() {
+    for (option, value, code) in
+        [("--plan", "missing.json", FILE), ("--split", "0-5", PLACEMENT), ("--pin", "first=cpu:0", PLACEMENT)]
+    {
+        for command in ["plan", "run"] {
+            let err = refused(&[command, option, value, "--cpu-devices", "2"], code, &[value]);
+            assert!(!err.contains("requested="), "{err}");
+        }
+    }
+}
+
+#[test]
 fn splits_that_are_none() {
     let cases = [
         ("0-5=cpu:0,7-13=cpu:1", "segments 6 are on no device"),
