@@ -95,8 +95,8 @@ impl VulkanFaults {
         }
     }
 
-    /// Has a device hold no more than so many bytes from now on, whatever it says. While it holds more already, there is no memory
-    /// for commands and pipelines either.
+    /// Has a device hold no more than so many bytes from now on, whatever it says. With 0 there is no memory for commands and
+    /// pipelines either.
     pub fn limit(&self, device: u32, bytes: u64) {
         // SAFETY: as it is declared there.
         unsafe {

@@ -66,9 +66,9 @@ impl Record {
         self.limit_bytes.is_none_or(|limit| self.held_bytes().saturating_add(bytes) <= limit)
     }
 
-    /// Whether its allocations take more than they may.
-    pub fn is_overfull(&self) -> bool {
-        self.limit_bytes.is_some_and(|limit| self.held_bytes() > limit)
+    /// Whether it may hold nothing at all.
+    pub fn has_none(&self) -> bool {
+        self.limit_bytes == Some(0)
     }
 
     pub fn hold(&mut self, memory: u64, bytes: u64) {
@@ -135,8 +135,8 @@ pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {
     with(device, |record| record.lost_after = Call::numbered(call).map(|call| (call, passes)));
 }
 
-/// Refuses allocations with which a device's would take more than so many bytes together. While they take more already, there is
-/// no memory for commands and pipelines either.
+/// Refuses allocations with which a device's would take more than so many bytes together. With 0 there is no memory for commands
+/// and pipelines either.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_limit(device: u32, bytes: u64) {

@@ -129,7 +129,7 @@ impl Device {
 
     /// A call that takes memory of which nobody says how much.
     pub fn take(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
-        match with(self.number, |record| record.is_overfull()) {
+        match with(self.number, |record| record.has_none()) {
             true => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
             false => call(&self.next),
         }
