@@ -91,6 +91,7 @@ impl Engine {
             specs.push(stage_spec(model, compiled, Box::new(device)));
         }
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
+        run.chunks = plan.chunks();
         run.routes = plan.routes();
         let pairs = labels.iter().zip(labels.iter().skip(1));
         run.link_limits_bytes_per_s =

@@ -11,6 +11,7 @@ use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::core::Chunks;
 use ragtag_scheduler::plan::{Plan, PlanModel};
 use ragtag_scheduler::planner::{
     self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
@@ -23,10 +24,10 @@ use ragtag_transfer::Route;
 pub const DEFAULT_CHUNK: u32 = 128;
 
 /// The longest prefill chunk that is tried unless one is asked for; the context bounds it.
-pub const MAX_CHUNK: u32 = 1024;
+pub const MAX_CHUNK: u32 = 4096;
 
 /// The others that are tried: shorter ones fill a pipeline sooner, longer ones use the devices' arithmetic better.
-const OTHER_CHUNKS: [u32; 4] = [64, 256, 512, MAX_CHUNK];
+const OTHER_CHUNKS: [u32; 6] = [64, 256, 512, 1024, 2048, MAX_CHUNK];
 
 /// Micro-batches that a stage holds: one arriving, one computed, one leaving.
 pub const SLOTS: u32 = 3;
@@ -55,6 +56,8 @@ pub struct Planner {
     limits: PlanLimits,
     /// Whether the chunk was asked for.
     chunk_given: bool,
+    /// The chunks that the plan allows, in place of those that are predicted to be fastest.
+    chunks: Option<Chunks>,
     constraints: Constraints,
     explained: bool,
     split: Option<Split>,
@@ -88,6 +91,7 @@ impl Planner {
             workload: Workload::default(),
             limits,
             chunk_given: false,
+            chunks: None,
             constraints: Constraints::default(),
             explained: true,
             split: None,
@@ -172,6 +176,12 @@ impl Planner {
     pub fn chunk(mut self, rows: u32) -> Self {
         self.limits.chunk = rows;
         self.chunk_given = true;
+        self
+    }
+
+    /// The prefill chunks that the plan allows, none longer than that of [`Planner::chunk`].
+    pub fn chunks(mut self, chunks: Chunks) -> Self {
+        self.chunks = Some(chunks);
         self
     }
 
@@ -270,7 +280,8 @@ impl Planner {
     /// # Errors
     /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
     pub fn plan(&self) -> Result<Plan> {
-        self.with_input(|input| Ok(planner::plan(input)?))
+        let plan = self.with_input(|input| Ok(planner::plan(input)?))?;
+        Ok(Plan { chunks: self.chunks.clone().or(plan.chunks), ..plan })
     }
 
     /// The plan that a rule without a search makes, for comparison, with the micro-batches and credits that suit it best; none
@@ -381,7 +392,7 @@ impl Planner {
         let steps = chunks.iter().map(|&chunk| (chunk, before.slots)).chain(fewer);
         let with = |chunk: u32, slots: u32, context: Option<u32>| {
             let limits = PlanLimits { chunk, slots, context, ..self.limits };
-            Self { limits, chunk_given: true, ..self.clone() }.plan()
+            Self { limits, chunk_given: true, chunks: None, ..self.clone() }.plan()
         };
         let mut last = (smallest, before.slots);
         for (chunk, slots) in steps {

@@ -2,6 +2,7 @@
 //!
 //! This module must not know how a plan is found or carried out.
 
+use crate::core::{Chunks, InvalidChunks};
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
@@ -39,8 +40,11 @@ pub struct Plan {
     pub context: u32,
     /// Sequences that may be alive at once.
     pub sequences: u32,
-    /// Most rows (tokens) of a micro-batch; the length of a prefill chunk.
+    /// Most rows (tokens) of a micro-batch; the longest prefill chunk.
     pub chunk: u32,
+    /// The prefill chunks among which the coordinator chooses; [`Plan::chunk`] alone where a plan does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<Chunks>,
     /// Rows of a decode micro-batch: sequences that decode together, so that every stage has work.
     pub decode_rows: u32,
     /// Decode micro-batches that go round at once.
@@ -74,6 +78,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The prefill chunks among which the coordinator chooses.
+    pub fn chunks(&self) -> Chunks {
+        self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
+    }
+
     /// How activations cross from each stage to the next.
     pub fn routes(&self) -> Vec<Route> {
         self.edges.iter().map(|edge| edge.route).collect()
@@ -350,7 +359,10 @@ pub enum InvalidPlan {
         /// What is wrong.
         what: &'static str,
     },
-    /// A figure that makes no sense.
+    /// An invalid list of prefill chunks.
+    #[error("the plan's chunks: {0}")]
+    Chunks(#[from] InvalidChunks),
+    /// An invalid figure.
     #[error("the plan's {field} is {value}; {wanted}")]
     Figure {
         /// Which.
@@ -471,6 +483,15 @@ impl Plan {
                 wanted: "it must be the sequences of a decode group, as sequences and decode_groups make it",
             });
         }
+        let chunks = self.chunks();
+        chunks.check()?;
+        if chunks.most_rows() > self.chunk {
+            return Err(InvalidPlan::Figure {
+                field: "longest of chunks",
+                value: chunks.most_rows().into(),
+                wanted: "it must be at most the plan's chunk",
+            });
+        }
         let wrong = self.edges.iter().enumerate().find_map(|(edge, e)| Some((edge, unusable(e.route)?)));
         if let Some((edge, what)) = wrong {
             return Err(InvalidPlan::Route { edge, what });
@@ -524,6 +545,7 @@ mod tests {
             context: 512,
             sequences: 2,
             chunk: 128,
+            chunks: None,
             decode_rows: 1,
             decode_groups: 2,
             credits: 3,
@@ -644,6 +666,9 @@ mod tests {
         assert!(with(&|p| p.stages.clear()).contains("no segment is placed"));
         assert!(with(&|p| p.edges.clear()).contains("0 routes for 2 stages"));
         assert!(with(&|p| p.context = 0).contains("context is 0"));
+        assert!(with(&|p| p.chunks = Some(Chunks::fixed(129))).contains("longest of chunks is 129"));
+        let none = Chunks { by_prompt: Vec::new(), beside_decode: 1 };
+        assert!(with(&|p| p.chunks = Some(none.clone())).contains("must start at 0 tokens"));
         assert!(with(&|p| p.decode_rows = 129).contains("decode_rows is 129"));
         let exact = with(&|p| (p.boundary, p.activations) = (Boundary::F16, Activations::F32));
         assert!(exact.contains("boundary is f16 with exact activations"), "{exact}");

@@ -563,7 +563,10 @@ fn stages_that_do_not_fit_together_are_refused() {
     said(refused(&|setup, _| setup.options.context = 129), "block tables hold 128");
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
     said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
-    said(refused(&|setup, _| setup.options.chunk_rows = 17), "cannot have this shape");
+    said(
+        refused(&|setup, _| setup.options.chunks = ragtag_scheduler::core::Chunks::fixed(17)),
+        "cannot have this shape",
+    );
     said(refused(&|_, specs| specs.swap(0, 1)), "begin");
     said(refused(&|_, specs| specs[1].compiled.row_bytes += 8), "not compiled for this pipeline");
     said(refused(&|_, specs| specs[1].compiled.logit_row_bytes = 0), "logits of 0 bytes");

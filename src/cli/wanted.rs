@@ -191,6 +191,9 @@ impl<'a> Wanted<'a> {
         for ((from, to), route) in ends.zip(plan.routes()) {
             planner = planner.route(from, to, route);
         }
+        if self.args.chunk.is_none() {
+            planner = planner.chunks(plan.chunks());
+        }
         planner
             .context(self.args.ctx.unwrap_or(plan.context))
             .chunk(self.args.chunk.unwrap_or(plan.chunk))

@@ -180,10 +180,11 @@ impl<'a> Model<'a> {
 
     /// Tokens per second of a burst.
     pub(super) fn tokens_per_s(&self, burst: &Burst) -> f64 {
-        let chunk = self.of.plan.chunk.max(1);
+        let chunks = self.of.plan.chunks();
         match *burst {
             Burst::Prompts { tokens, sequences } => {
                 let all = u64::from(tokens) * u64::from(sequences);
+                let chunk = chunks.rows(all, false).max(1);
                 let (full, rest) = (all / u64::from(chunk), (all % u64::from(chunk)) as u32);
                 let of_rows = |rows| MicroBatch {
                     rows,
@@ -204,7 +205,8 @@ impl<'a> Model<'a> {
                 all as f64 / (busy_us + self.heads_us(&end)) * 1e6
             }
             Burst::Generations { prompt, tokens, sequences } => {
-                let rows = sequences.div_ceil(self.of.plan.decode_groups.max(1)).clamp(1, chunk);
+                let rows =
+                    sequences.div_ceil(self.of.plan.decode_groups.max(1)).clamp(1, self.of.plan.chunk.max(1));
                 let positions = f64::from(prompt) + f64::from(tokens) / 2.0;
                 let step = MicroBatch { rows, logit_rows: rows, sequences: rows, positions };
                 let (sum_us, slowest_us) = self.pass(&step);

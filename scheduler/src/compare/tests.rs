@@ -70,6 +70,7 @@ fn plan() -> Plan {
         context: 64,
         sequences: 4,
         chunk: 8,
+        chunks: None,
         decode_rows: 2,
         decode_groups: 2,
         credits: 3,

@@ -1,6 +1,7 @@
 //! Forming micro-batches: what enters the pipeline next.
 //!
-//! Decode rows go first, then prompt rows fill the chunk. To keep every stage at work, the generating sequences are
+//! Decode rows go first, then prompt rows fill the chunk, whose length depends on the prompts and on whether other sequences
+//! generate. To keep every stage at work, the generating sequences are
 //! spread over a number of micro-batches that the plan says: no more rows than that share in one, and no more of such
 //! micro-batches in flight (with more, they would crumble into smaller ones, each of which reads all the weights).
 
@@ -44,7 +45,7 @@ impl RunCore {
         let mut draft = Draft::new(&self.shape);
         self.add_decode_rows(&mut draft);
         let decodes = !draft.items.is_empty();
-        self.add_prompt_rows(&mut draft);
+        self.add_prompt_rows(&mut draft, decodes);
         if draft.items.is_empty() {
             return None;
         }
@@ -75,9 +76,24 @@ impl RunCore {
         }
     }
 
-    fn add_prompt_rows(&mut self, draft: &mut Draft) {
+    /// Rows of a chunk for the prompts that are entering now.
+    fn chunk_rows(&self, decodes: bool) -> u32 {
+        let most = self.shape.chunks.last_from_tokens();
+        let mut tokens = 0;
+        // Stops as soon as more tokens would change nothing.
+        for sequence in self.prefilling.iter().filter_map(|id| self.sequences.get(id)) {
+            tokens += sequence.prompt.len() as u64;
+            if tokens >= most {
+                break;
+            }
+        }
+        let generating = decodes || !self.ready.is_empty() || self.in_flight.iter().any(|f| f.decodes);
+        self.shape.chunks.rows(tokens, generating)
+    }
+
+    fn add_prompt_rows(&mut self, draft: &mut Draft, decodes: bool) {
         let taken = self.shape.max_rows - draft.rows_left;
-        draft.rows_left = self.shape.chunk_rows.saturating_sub(taken);
+        draft.rows_left = self.chunk_rows(decodes).saturating_sub(taken);
         while draft.rows_left > 0 && draft.items_left > 0 {
             let Some(&id) = self.prefilling.front() else { return };
             let Some(sequence) = self.sequences.get_mut(&id) else { return };

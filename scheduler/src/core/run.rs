@@ -2,14 +2,14 @@
 
 use crate::core::pool::BlockPool;
 use crate::core::sequence::{FinishReason, Finished, Prompt, Sequence};
-use crate::core::{MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
+use crate::core::{Chunks, MicroBatch, MicroBatchId, Nanoseconds, Sampled, SequenceId};
 use crate::error::{Error, Refusal, Result};
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// What a coordinator has to know of its pipeline. Every number is at least 1.
+/// What a coordinator has to know of its pipeline. Every number is at least 1, and no chunk is longer than `max_rows`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunShape {
     /// Stages of the pipeline.
@@ -22,8 +22,8 @@ pub struct RunShape {
     pub context: u32,
     /// Token ids of the model.
     pub vocabulary: u32,
-    /// Most rows of a micro-batch that has prompt rows.
-    pub chunk_rows: u32,
+    /// Rows of a micro-batch that has prompt rows.
+    pub chunks: Chunks,
     /// Most rows of a micro-batch.
     pub max_rows: u32,
     /// Most logit rows of a micro-batch.
@@ -176,9 +176,9 @@ impl RunCore {
     /// A coordinator with nothing to do.
     ///
     /// # Errors
-    /// [`Error::Spec`] if a number of the shape is 0.
+    /// [`Error::Spec`] if a number of the shape is 0, or a chunk is invalid.
     pub fn new(shape: RunShape) -> Result<Self> {
-        let RunShape { stages, decode_groups, credits, context, vocabulary, chunk_rows, .. } = shape;
+        let RunShape { stages, decode_groups, credits, context, vocabulary, .. } = shape;
         let RunShape { max_rows, max_logit_rows, max_sequences, kv_blocks, .. } = shape;
         let all = [
             stages,
@@ -186,13 +186,12 @@ impl RunCore {
             credits,
             context,
             vocabulary,
-            chunk_rows,
             max_rows,
             max_logit_rows,
             max_sequences,
             kv_blocks,
         ];
-        if all.contains(&0) || chunk_rows > max_rows {
+        if all.contains(&0) || shape.chunks.check().is_err() || shape.chunks.most_rows() > max_rows {
             return Err(Error::Spec { what: format!("a pipeline cannot have this shape: {shape:?}") });
         }
         Ok(Self {

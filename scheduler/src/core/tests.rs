@@ -17,7 +17,7 @@ fn shape(stages: u32) -> RunShape {
         credits: stages + 1,
         context: 64,
         vocabulary: 100,
-        chunk_rows: 8,
+        chunks: Chunks::fixed(8),
         max_rows: 8,
         max_logit_rows: 8,
         max_sequences: 8,
@@ -109,6 +109,45 @@ fn short_prompts_share_a_chunk_and_decode_rows_join_them() {
     run.give_back();
     // The first sequence's decode row goes first; then two prompts and as much of the third as fits.
     assert_eq!(items(&run.entered[0]), [(0, 3, 1), (1, 0, 3), (2, 0, 4)]);
+}
+
+#[test]
+fn each_prompt_gets_the_chunk_listed_for_its_length() {
+    let chunk = |from_tokens, rows| PromptChunk { from_tokens, rows };
+    let chunks = Chunks { by_prompt: vec![chunk(0, 2), chunk(5, 8), chunk(17, 4)], beside_decode: 8 };
+    for (tokens, rows) in [(4, 2), (5, 5), (16, 8), (17, 4)] {
+        let mut run = Run::new(RunShape { chunks: chunks.clone(), credits: 1, ..shape(1) });
+        run.submit(0, tokens, 1);
+        assert_eq!(items(&run.entered[0]), [(0, 0, rows)], "{tokens} tokens");
+    }
+    // Prompts that wait together count together.
+    let mut run = Run::new(RunShape { chunks, credits: 1, ..shape(1) });
+    run.submit(0, 4, 1);
+    run.submit(1, 4, 1);
+    run.submit(2, 4, 1);
+    run.give_back();
+    assert_eq!(items(&run.entered[0]), [(0, 2, 2), (1, 0, 4), (2, 0, 2)]);
+}
+
+#[test]
+fn a_long_prompt_does_not_hold_up_sequences_that_generate() {
+    let chunks = Chunks { beside_decode: 3, ..Chunks::fixed(8) };
+    let mut run = Run::new(RunShape { chunks, ..shape(1) });
+    run.submit(0, 4, 40);
+    assert_eq!(run.entered[0].rows(), 4, "nobody generates yet");
+    run.give_back();
+    run.submit(1, 20, 1);
+    let (mut rows_between, mut most) = (0, 0);
+    while !run.finished.iter().any(|(id, _)| id.0 == 1) {
+        let batch = run.give_back();
+        assert!(batch.rows() <= 3, "{:?}", items(&batch));
+        rows_between += batch.rows();
+        if batch.items.iter().any(|item| item.sequence.0 == 0) {
+            most = most.max(rows_between);
+            rows_between = 0;
+        }
+    }
+    assert!(most <= 6, "a micro-batch for each of the two credits, not {most} rows");
 }
 
 #[test]
@@ -223,7 +262,10 @@ fn what_cannot_happen_is_refused() {
         assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
     }
     assert!(matches!(RunCore::new(RunShape { credits: 0, ..shape(1) }), Err(Error::Spec { .. })));
-    assert!(matches!(RunCore::new(RunShape { chunk_rows: 9, ..shape(1) }), Err(Error::Spec { .. })));
+    assert!(matches!(
+        RunCore::new(RunShape { chunks: Chunks::fixed(9), ..shape(1) }),
+        Err(Error::Spec { .. })
+    ));
 }
 
 fn batch(id: u64, rows: usize) -> Arc<MicroBatch> {

@@ -8,6 +8,7 @@
 //! This module must not know backends, files or the runtime: devices and links are figures, segments are costs.
 
 mod baselines;
+mod chunks;
 mod explain;
 mod grid;
 mod pace;
@@ -19,6 +20,7 @@ mod solver;
 mod tests;
 mod trial;
 
+use crate::core::Chunks;
 use crate::cost::{DeviceFacts, Links, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
@@ -271,7 +273,9 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
 /// As [`plan`], except that what does not fit is no error.
 pub fn baseline(input: &PlannerInput<'_>, rule: Baseline) -> Result<Option<Plan>, PlanError> {
     of_rule(input, rule, |grid, choice| {
-        Some(if input.is_tried() { trial::tuned(grid, choice) } else { choice })
+        let choice = if input.is_tried() { trial::tuned(grid, choice) } else { choice };
+        let chunks = chunks::fixed(grid, &choice);
+        Some((choice, Some(chunks)))
     })
 }
 
@@ -286,13 +290,13 @@ pub fn untuned_baseline(
     rule: Baseline,
     decode: EngineDecode,
 ) -> Result<Option<Plan>, PlanError> {
-    of_rule(input, rule, |grid, choice| grid.untuned(&choice.runs, decode))
+    of_rule(input, rule, |grid, choice| Some((grid.untuned(&choice.runs, decode)?, None)))
 }
 
 fn of_rule(
     input: &PlannerInput<'_>,
     rule: Baseline,
-    then: impl FnOnce(&Grid<'_>, Choice) -> Option<Choice>,
+    then: impl FnOnce(&Grid<'_>, Choice) -> Option<(Choice, Option<Chunks>)>,
 ) -> Result<Option<Plan>, PlanError> {
     check(input)?;
     let context = match input.limits.context {
@@ -301,7 +305,11 @@ fn of_rule(
     };
     let grid = Grid::new(input, context);
     let choice = grid.baseline(rule).and_then(|choice| then(&grid, choice));
-    Ok(choice.map(|choice| assemble_choice(&grid, &choice, Explanation::default(), Vec::new())))
+    let plan = |(choice, chunks): (Choice, _)| Plan {
+        chunks,
+        ..assemble_choice(&grid, &choice, Explanation::default(), Vec::new())
+    };
+    Ok(choice.map(plan))
 }
 
 /// The longest context that fits, up to the model's own: a multiple of the cache's block, or the model's context itself.
@@ -498,14 +506,30 @@ fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> P
 }
 
 fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
+    let plan = |explanation, reasons| {
+        let plan = assemble_choice(grid, &found.best, explanation, reasons);
+        with_chunks(grid, &found.best, plan, chunks::by_prompt(grid, &found.best))
+    };
     if !grid.input.explained {
-        return assemble_choice(grid, &found.best, Explanation::default(), Vec::new());
+        return plan(Explanation::default(), Vec::new());
     }
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
     // Behind what was predicted.
     reasons.splice(4..4, trial.map(reasons::trial));
-    assemble_choice(grid, &found.best, explanation, reasons)
+    plan(explanation, reasons)
+}
+
+/// The plan with these chunks, the longest of which sets its memory.
+fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
+    let chunk = chunks.most_rows().max(chosen.point.chunk);
+    let problem = grid.problem(Point { chunk, ..chosen.point });
+    let stage = |(at, stage): (usize, PlanStage)| {
+        let before = at.checked_sub(1).map(|before| chosen.runs[before].device);
+        PlanStage { memory_bytes: problem.memory(&chosen.runs[at], before), ..stage }
+    };
+    let stages = plan.stages.into_iter().enumerate().map(stage).collect();
+    Plan { chunk, chunks: Some(chunks), stages, ..plan }
 }
 
 fn tenths(value: f64) -> f64 {
@@ -542,6 +566,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         context: grid.context,
         sequences: input.limits.sequences,
         chunk: chosen.point.chunk,
+        chunks: None,
         decode_rows: chosen.pace.decode_rows,
         decode_groups: chosen.point.groups,
         credits: chosen.credits,

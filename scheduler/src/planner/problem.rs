@@ -114,6 +114,15 @@ impl<'a> Problem<'a> {
         Self { input, point, pace, shape, lowered, before, crossings, links }
     }
 
+    /// The same point for other input over the same segments, such as another workload.
+    pub fn of_input<'b>(&self, input: &'b PlannerInput<'b>) -> Problem<'b>
+    where
+        'a: 'b,
+    {
+        let lowered: Arc<Lowered<'b>> = self.lowered.clone();
+        Problem::new(input, lowered, self.shape.context, self.point)
+    }
+
     /// The problem as the solver takes it, without devices that must take part.
     pub fn instance(&self) -> Instance {
         let input = self.input;

@@ -11,8 +11,8 @@ use super::baselines::{Baseline, EngineDecode};
 use super::grid::{Choice, Found, Grid};
 use super::pace::Point;
 use super::problem::Run;
-use super::{PlannerInput, assemble_choice};
-use crate::plan::Explanation;
+use super::{PlannerInput, assemble_choice, chunks};
+use crate::plan::{Explanation, Plan};
 use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
 use rayon::prelude::*;
 
@@ -251,6 +251,7 @@ fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> 
         seed: 1,
     };
     let plan = assemble_choice(grid, choice, Explanation::default(), Vec::new());
+    let plan = Plan { chunks: Some(chunks::fixed(grid, choice)), ..plan };
     let (segments, load) = (grid.segments(choice.point), load.draw().ok()?);
     let spec = SimSpec::of_plan(&plan, input.model, segments, input.devices, input.links, &load).ok()?;
     // Nobody looks at what happened when.

@@ -310,7 +310,7 @@ impl Coordinator {
 mod tests {
     use super::*;
     use crate::capacity::Lanes;
-    use crate::core::{MicroBatchId, Prompt, Return, RunShape, Want};
+    use crate::core::{Chunks, MicroBatchId, Prompt, Return, RunShape, Want};
     use crate::mailbox::mailbox;
     use crossbeam_channel::bounded;
     use ragtag_hal::{QueueKind, TimelineId};
@@ -324,7 +324,7 @@ mod tests {
             credits: 1,
             context: 16,
             vocabulary: 4,
-            chunk_rows: 4,
+            chunks: Chunks::fixed(4),
             max_rows: 4,
             max_logit_rows: 1,
             max_sequences: 1,

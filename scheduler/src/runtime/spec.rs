@@ -1,7 +1,7 @@
 //! What a pipeline is started from, and whether it fits together.
 
 use crate::actor::WeightSource;
-use crate::core::RunShape;
+use crate::core::{Chunks, RunShape};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
@@ -29,8 +29,8 @@ pub struct PipelineOptions {
     pub context: u32,
     /// Blocks of the key-value cache on every stage, of [`BLOCK_TOKENS`] positions each.
     pub kv_blocks: u32,
-    /// Most rows of a micro-batch that has prompt rows.
-    pub chunk_rows: u32,
+    /// Rows of a micro-batch that has prompt rows.
+    pub chunks: Chunks,
     /// Micro-batches over which the generating sequences are spread.
     pub decode_groups: u32,
     /// Most micro-batches in flight.
@@ -50,7 +50,7 @@ impl PipelineOptions {
             link_limits_bytes_per_s: vec![None; stages.saturating_sub(1)],
             context,
             kv_blocks,
-            chunk_rows,
+            chunks: Chunks::fixed(chunk_rows),
             decode_groups: stages.max(1) as u32,
             credits,
             slots: Self::slots(credits),
@@ -141,7 +141,7 @@ impl Layout {
             credits: options.credits,
             context: options.context,
             vocabulary: u32::try_from(last.logit_row_bytes / 4).unwrap_or(u32::MAX),
-            chunk_rows: options.chunk_rows,
+            chunks: options.chunks.clone(),
             max_rows: smallest(|s| s.rows),
             max_logit_rows: smallest(|s| s.logit_rows),
             max_sequences: smallest(|s| s.sequences),

@@ -77,7 +77,7 @@ impl SimSpec {
             credits: plan.credits,
             context: plan.context,
             vocabulary: u32::try_from(model.logit_row_bytes / 4).unwrap_or(u32::MAX).max(1),
-            chunk_rows: plan.chunk,
+            chunks: plan.chunks(),
             max_rows: plan.chunk,
             max_logit_rows: sequences,
             max_sequences: sequences,

@@ -154,6 +154,7 @@ fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
         context: 1024,
         sequences: 1,
         chunk: 128,
+        chunks: None,
         decode_rows: 1,
         decode_groups: 1,
         credits: stages.len() as u32 + 1,

@@ -1,6 +1,6 @@
 //! What is simulated: stages, requests and faults, given or drawn from a seed.
 
-use crate::core::{Nanoseconds, RunShape, Want};
+use crate::core::{Chunks, Nanoseconds, PromptChunk, RunShape, Want};
 use crate::sim::time::{ComputeTime, CopyTime};
 use ragtag_hal::QueueKind;
 use ragtag_kernels::params::BLOCK_TOKENS;
@@ -173,7 +173,7 @@ impl SimSpec {
             credits: rng.random_range(1..=2 * stages + 1),
             context: rng.random_range(1..=96),
             vocabulary: rng.random_range(1..=500),
-            chunk_rows: rng.random_range(1..=max_rows),
+            chunks: random_chunks(&mut rng, max_rows),
             max_rows,
             max_logit_rows: rng.random_range(1..=max_rows),
             max_sequences: rng.random_range(1..=6),
@@ -272,4 +272,15 @@ fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
     let at_ns = rng.random_range(0..2_000_000);
     let cancel_ns = rng.random_ratio(1, 5).then(|| at_ns + rng.random_range(0..2_000_000));
     SimRequest { at_ns, prompt_tokens, want, cancel_ns }
+}
+
+/// Up to three chunks of at most so many rows.
+fn random_chunks(rng: &mut SmallRng, max_rows: u32) -> Chunks {
+    let mut from_tokens = 0;
+    let mut chunk = |at: u32| {
+        from_tokens += if at == 0 { 0 } else { rng.random_range(1..=24) };
+        PromptChunk { from_tokens, rows: rng.random_range(1..=max_rows) }
+    };
+    let by_prompt = (0..3).map(&mut chunk).collect();
+    Chunks { by_prompt, beside_decode: rng.random_range(1..=max_rows) }
 }

@@ -67,7 +67,7 @@ fn steady(stages: usize, sequences: usize) -> SimSpec {
         credits: stages as u32 + 1,
         context: 256,
         vocabulary: 1000,
-        chunk_rows: 32,
+        chunks: crate::core::Chunks::fixed(32),
         max_rows: 32,
         max_logit_rows: 32,
         max_sequences: 32,

@@ -108,6 +108,56 @@ fn a_chunk_is_chosen_where_several_are_offered() {
 }
 
 #[test]
+fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
+    let device = DeviceFacts { launch_us: Figure::assumed(2000.0), ..device("cpu:0", 1 << 40, 10.0) };
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 2 * MIB, ..s.clone() }).collect();
+    let others = [(64, world.segments.as_slice()), (512, wider.as_slice())];
+    let plan = |workload, memory_bytes| {
+        let mut world = World { workload, ..world.clone() };
+        world.limits.sequences = 1;
+        world.devices[0].memory_bytes = memory_bytes;
+        plan(&PlannerInput { other_chunks: &others, ..world.input() }).expect("fits")
+    };
+    let list = |plan: &Plan| -> Vec<_> {
+        plan.chunks().by_prompt.iter().map(|chunk| (chunk.from_tokens, chunk.rows)).collect()
+    };
+    // One launch for all of a prompt is best on one device; the chunks are the shortest that allow it.
+    let short = Workload { prompt_tokens: 100, generated_tokens: 100 };
+    let whole = plan(short, 1 << 40);
+    assert_eq!(list(&whole), [(0, 64), (65, 128), (129, 512)]);
+    assert_eq!((whole.chunk, whole.chunks().most_rows()), (512, 512), "the plan's memory is for the longest");
+    // The memory of the longest chunk is proved.
+    let total = whole.stages[0].memory_bytes.total;
+    assert!(whole.stages[0].memory_bytes.scratch > plan(short, total - 1).stages[0].memory_bytes.scratch);
+    assert_eq!(list(&plan(short, total - 1)), [(0, 64), (65, 128)]);
+}
+
+#[test]
+fn chunks_beside_decode_are_short_enough_for_those_who_wait() {
+    let beside = |speed: f64| {
+        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, speed)]);
+        let others = [(64, world.segments.as_slice()), (512, world.segments.as_slice())];
+        let limits = PlanLimits { sequences: 4, ..world.limits };
+        let plan = plan(&PlannerInput { other_chunks: &others, limits, ..world.input() }).expect("fits");
+        let stage_us = |rows: u32| {
+            let batch = MicroBatch { rows, logit_rows: 1, sequences: 1, positions: 128.0 };
+            let time = |s: &Segment| segment_time_us(s, &world.devices[0], Activations::Int8, &batch);
+            world.segments.iter().map(time).sum::<f64>()
+        };
+        (plan.chunks().beside_decode, stage_us(plan.chunks().beside_decode))
+    };
+    // 64 rows take 40 ms on the slow device, 128 a little over 80.
+    let (rows, us) = beside(1.0);
+    assert!(rows == 128 && us < 100e3, "{rows} rows take {us} µs");
+    let (rows, us) = beside(0.5);
+    assert!(rows == 64 && us < 100e3, "{rows} rows take {us} µs");
+    // Not even the shortest is short enough.
+    assert_eq!(beside(0.01).0, 64);
+}
+
+#[test]
 fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
     for (devices, others) in [(1, 0), (2, 4), (9, 4), (40, 4), (40, 70)] {
         let devices: Vec<_> = (0..devices).map(|i| device(&format!("cpu:{i}"), 1 << 40, 1.0)).collect();

@@ -1,0 +1,81 @@
+//! The prefill chunks that a plan allows: the fastest one for each length of prompt, and the longest one that keeps generating
+//! sequences from waiting.
+//!
+//! This module must not know how placements are found.
+
+use super::PlannerInput;
+use super::grid::{Choice, Grid};
+use super::pace::Point;
+use crate::core::{Chunks, PromptChunk};
+use crate::objective::Workload;
+
+/// The shortest prompt that is priced, in tokens; longer ones double up to the context.
+const SHORTEST: u32 = 64;
+/// A longer chunk is taken only if it gains more than this share.
+const SAME: f64 = 5e-3;
+/// Longest that a prefill chunk may delay the next token of other sequences, in microseconds.
+const MOST_DELAY_US: f64 = 100e3;
+
+/// The chunk of the choice alone, and the longest chunk beside decode.
+pub(super) fn fixed(grid: &Grid<'_>, choice: &Choice) -> Chunks {
+    Chunks { beside_decode: beside_decode(grid, choice), ..Chunks::fixed(choice.point.chunk) }
+}
+
+/// The fastest chunk for each length of prompt on the choice's placement, as far as memory allows.
+pub(super) fn by_prompt(grid: &Grid<'_>, choice: &Choice) -> Chunks {
+    let points = fitting(grid, choice);
+    let mut by_prompt: Vec<PromptChunk> = Vec::new();
+    let (mut from_tokens, mut tokens) = (0, SHORTEST);
+    loop {
+        let longest = grid.context.max(1);
+        let fastest = fastest(grid, choice, &points, tokens.min(longest));
+        if let Some(rows) = fastest.filter(|rows| by_prompt.last().is_none_or(|last| last.rows != *rows)) {
+            by_prompt.push(PromptChunk { from_tokens, rows });
+        }
+        if tokens >= longest {
+            break;
+        }
+        (from_tokens, tokens) = (tokens.saturating_add(1), tokens.saturating_mul(2));
+    }
+    let fixed = fixed(grid, choice);
+    if by_prompt.is_empty() { fixed } else { Chunks { by_prompt, ..fixed } }
+}
+
+/// The points that differ from the choice's in the chunk and at which its placement fits, shortest chunk first.
+fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
+    let is_like = |point: &Point| Point { chunk: choice.point.chunk, ..*point } == choice.point;
+    // Fewer rows would change the decode steps of the plan.
+    let decodes = |point: &Point| point.chunk >= choice.pace.decode_rows;
+    let fits = |point: &Point| grid.problem(*point).prove(&choice.runs).is_ok();
+    let mut points: Vec<Point> = grid.points().filter(is_like).filter(decodes).filter(fits).collect();
+    points.sort_by_key(|point| point.chunk);
+    points
+}
+
+/// The chunk with which a prompt of so many tokens is through first; of equal ones the shortest.
+fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
+    let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
+    let input = PlannerInput { workload, ..*grid.input };
+    let mut best: Option<(f64, u32)> = None;
+    for point in points {
+        let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).first_token_us;
+        if best.is_none_or(|(least, _)| us < least * (1.0 - SAME)) {
+            best = Some((us, point.chunk));
+        }
+    }
+    best.map(|(_, rows)| rows)
+}
+
+/// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.
+fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
+    let delay_us = |point: &Point| {
+        let evaluation = grid.problem(*point).evaluate(&choice.runs);
+        evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max)
+    };
+    let points = fitting(grid, choice);
+    let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
+    let longest = shorter().filter(|point| delay_us(point) <= MOST_DELAY_US).last();
+    let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
+    // Prompts go on beside as many decode rows.
+    rows.max(choice.pace.decode_rows.saturating_mul(2)).min(choice.point.chunk)
+}
