@@ -440,6 +440,7 @@ pub(crate) struct SamplingArgs {
 Examples:
   ragtag bench model.gguf
   ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json
+  ragtag bench model.gguf --defaults
   ragtag bench model.gguf --cpu-devices 2 --parallel 8 --replan --report report.html")]
 pub(crate) struct BenchArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
@@ -467,6 +468,10 @@ pub(crate) struct BenchArgs {
     /// Sequences at the same time. Default: 1, or as the plan of --plan has it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
+    /// Compare the speed without flags with what the best of up to 12 named alternatives gives, for prompts of 512, 2,048 and
+    /// 8,192 tokens and for 1, 8 and 64 generating sequences.
+    #[arg(long, conflicts_with_all = ["prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "report", "replan", "trace", "receipt"])]
+    pub(crate) defaults: bool,
     /// Repetitions of each measurement, after one that does not count.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
     pub(crate) repetitions: u32,

@@ -2,6 +2,7 @@
 
 use super::args::BenchArgs;
 use super::compare;
+use super::defaults::median;
 use super::files;
 use super::output::{note, print_json, show, table};
 use super::plan::{placed, summary};
@@ -35,6 +36,9 @@ struct Measurement {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    if args.defaults {
+        return super::defaults::run(args);
+    }
     let outputs = args.records.files().chain(&args.comparison.report);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
@@ -169,13 +173,6 @@ fn measure(
     })
 }
 
-fn median(samples: &[f64]) -> f64 {
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 }
-}
-
 /// Runs all sequences of a test at once; seconds until the last has ended.
 fn once(session: &Session, burst: &Burst) -> Result<f64> {
     Ok(super::block_on(session.burst(burst))?.seconds)
@@ -197,15 +194,4 @@ fn as_table(model: &Model, engine: &Engine, measurements: &[Measurement]) -> Str
         ]);
     }
     format!("{table}\n")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
-    }
 }

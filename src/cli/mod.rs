@@ -6,6 +6,7 @@ mod bench;
 mod calibrate;
 mod cards;
 mod compare;
+mod defaults;
 mod devices;
 mod doctor;
 mod files;

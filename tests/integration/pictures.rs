@@ -95,6 +95,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         context: 8192,
         sequences: 4 * stages,
         chunk: 256,
+        chunks: None,
         decode_rows: 4,
         decode_groups: stages,
         credits: stages + 1,

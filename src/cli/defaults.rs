@@ -1,0 +1,439 @@
+//! `ragtag bench --defaults`: the speed without flags beside the speed that the best of a few flags gives.
+//!
+//! Each alternative differs from the default in one thing, at equal types of cache and wire. Both run in turns, and each
+//! ratio is of medians of the same turns.
+
+use super::args::BenchArgs;
+use super::output::{note, print_json, show, table};
+use super::plan::{Placed, placed, summary};
+use super::wanted::Needs;
+use super::{block_on, device_options, progress};
+use crate::devices::Devices;
+use crate::engine::{Engine, EngineOptions};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::planner::Planner;
+use ragtag_hal::{AdapterKind, GemmChoice};
+use ragtag_scheduler::compare::Burst;
+use ragtag_scheduler::{Plan, Workload};
+use serde::Serialize;
+use serde_json::json;
+use std::fmt;
+
+/// Prompts whose prefill is measured, in tokens.
+const PROMPTS: [u32; 3] = [512, 2048, 8192];
+/// Numbers of sequences whose decode is measured, and the tokens of each.
+const SEQUENCES: [u32; 3] = [1, 8, 64];
+const PROMPT_TOKENS: u32 = 16;
+const NEW_TOKENS: u32 = 64;
+/// Most alternatives of a cell.
+const MOST_ALTERNATIVES: usize = 12;
+/// A cell whose best alternative is faster than this is measured against it once more: the best of several noisy figures
+/// flatters.
+const MEASURED_AGAIN: f64 = 0.98;
+/// Bursts that take longer than this are measured once, in seconds.
+const LONG_S: f64 = 2.0;
+
+/// What differs from the default.
+#[derive(Clone, Debug, PartialEq)]
+enum Change {
+    Chunk(u32),
+    Groups(u32),
+    Credits(u32),
+    Threads(u32),
+    Library,
+    Only(String),
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::Chunk(rows) => write!(f, "--chunk {rows}"),
+            Change::Groups(groups) => write!(f, "{groups} decode groups"),
+            Change::Credits(credits) => write!(f, "{credits} credits"),
+            Change::Threads(threads) => write!(f, "--threads {threads}"),
+            Change::Library => f.write_str("--gemm library"),
+            Change::Only(device) => write!(f, "--device {device}"),
+        }
+    }
+}
+
+/// One measured thing.
+#[derive(Clone, Debug)]
+struct Cell {
+    name: String,
+    burst: Burst,
+    tokens: u32,
+}
+
+/// Cells that one engine serves.
+struct Group {
+    sequences: u32,
+    workload: Workload,
+    cells: Vec<Cell>,
+}
+
+/// An alternative beside the default, for one cell.
+#[derive(Clone, Debug, Serialize)]
+struct Measured {
+    change: String,
+    plan: String,
+    default_tokens_per_s: f64,
+    tokens_per_s: f64,
+    /// Default over alternative: 1 and more where the default is as fast.
+    ratio: f64,
+    default_samples_tokens_per_s: Vec<f64>,
+    samples_tokens_per_s: Vec<f64>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct CellReport {
+    cell: String,
+    plan: String,
+    /// The lowest ratio of all alternatives.
+    ratio: f64,
+    alternatives: Vec<Measured>,
+    /// Alternatives without a figure, each with the reason.
+    left_out: Vec<String>,
+}
+
+/// Something that can be started: a plan on devices.
+struct Contender<'a> {
+    devices: &'a Devices,
+    plan: Plan,
+}
+
+pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    let model = super::open_model(args.model.as_deref())?;
+    let mut reports = Vec::new();
+    let mut skipped = Vec::new();
+    for group in groups(model.hyperparameters().context, &mut skipped) {
+        reports.extend(measure(args, &model, &group)?);
+    }
+    skipped.iter().for_each(|what| note(what));
+    if args.json {
+        return print_json(&json!({ "model": model.name(), "cells": reports, "skipped": skipped }));
+    }
+    show(&as_table(&reports))
+}
+
+/// The cells, by the engine that serves them; those beyond the model's context are skipped.
+fn groups(context: u32, skipped: &mut Vec<String>) -> Vec<Group> {
+    let (fitting, longer): (Vec<u32>, Vec<u32>) = PROMPTS.into_iter().partition(|tokens| *tokens <= context);
+    skipped.extend(longer.iter().map(|n| format!("skipped pp{n}: the model's context is {context}")));
+    let prompts = fitting.iter().map(|&tokens| Cell {
+        name: format!("pp{tokens}"),
+        burst: Burst::Prompts { tokens, sequences: 1 },
+        tokens,
+    });
+    let longest = fitting.last().copied().unwrap_or(0);
+    let prefill = Group {
+        sequences: 1,
+        workload: Workload { prompt_tokens: longest, generated_tokens: 1 },
+        cells: prompts.collect(),
+    };
+    let (prompt, tokens) = (PROMPT_TOKENS.min(context / 2).max(1), NEW_TOKENS.min(context / 2).max(2));
+    let decode = SEQUENCES.map(|sequences| Group {
+        sequences,
+        workload: Workload { prompt_tokens: prompt, generated_tokens: tokens },
+        cells: vec![Cell {
+            name: format!("tg{tokens} × {sequences}"),
+            burst: Burst::Generations { prompt, tokens, sequences },
+            tokens: tokens * sequences,
+        }],
+    });
+    std::iter::once(prefill).chain(decode).filter(|group| !group.cells.is_empty()).collect()
+}
+
+impl Group {
+    fn context(&self) -> u32 {
+        self.workload.prompt_tokens + self.workload.generated_tokens
+    }
+
+    fn is_prefill(&self) -> bool {
+        matches!(self.cells[0].burst, Burst::Prompts { .. })
+    }
+
+    /// What is tried in place of the default.
+    fn changes(&self, placed: &Placed) -> Vec<Change> {
+        let selected = placed.devices.selected();
+        let mut changes: Vec<Change> = Vec::new();
+        if self.is_prefill() {
+            changes.extend([512, 1024, 2048, 4096, 256, 128].map(Change::Chunk));
+            if selected.iter().any(|adapter| adapter.caps.gemm.is_some()) {
+                changes.push(Change::Library);
+            }
+        } else {
+            changes.extend([1, 2, 4].into_iter().filter(|&n| n <= self.sequences).map(Change::Groups));
+            changes.extend([1, 3, 5].map(Change::Credits));
+        }
+        if selected.len() > 1 {
+            changes.extend(selected.iter().take(3).map(|adapter| Change::Only(adapter.label())));
+        }
+        let processor = selected.iter().find(|adapter| adapter.kind == AdapterKind::Cpu);
+        if let Some(units) = processor.map(|adapter| adapter.caps.parallel_units) {
+            let fewer = [units - 1, units * 3 / 4, units / 2];
+            changes.extend(fewer.into_iter().filter(|&n| n > 0 && n < units).map(Change::Threads));
+        }
+        let mut different: Vec<Change> = Vec::new();
+        for change in changes {
+            if !different.contains(&change) {
+                different.push(change);
+            }
+        }
+        different.truncate(MOST_ALTERNATIVES);
+        different
+    }
+}
+
+/// Measures the cells of a group against every alternative.
+fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellReport>> {
+    let needs = Needs {
+        asked: Some(group.sequences),
+        sequences: group.sequences,
+        all_logits: false,
+        context: Some(group.context()),
+    };
+    let mut placed = placed(model, &args.devices, &args.placement, needs)?;
+    placed.planner = placed.planner.clone().workload(group.workload);
+    placed.plan = placed.planner.plan()?;
+    note(&summary(&placed.plan));
+    let default = Contender { devices: &placed.devices, plan: placed.plan.clone() };
+    let mut reports: Vec<CellReport> = group
+        .cells
+        .iter()
+        .map(|cell| CellReport { cell: cell.name.clone(), plan: summary(&placed.plan), ..Default::default() })
+        .collect();
+    let changes = group.changes(&placed);
+    let bar = progress::steps("measuring", changes.len() as u64);
+    for change in &changes {
+        bar.inc(1);
+        let outcome = against(args, model, group, &placed, &default, change);
+        for (at, report) in reports.iter_mut().enumerate() {
+            match &outcome {
+                Ok(Some(measured)) => report.alternatives.push(measured[at].clone()),
+                Ok(None) => report.left_out.push(format!("{change}: the same plan")),
+                Err(error) => report.left_out.push(format!("{change}: {error}")),
+            }
+        }
+    }
+    bar.finish_and_clear();
+    for report in &mut reports {
+        report.alternatives.sort_by(|a, b| a.ratio.total_cmp(&b.ratio));
+        report.ratio = report.alternatives.first().map_or(1.0, |best| best.ratio);
+    }
+    Ok(reports)
+}
+
+/// Measures the default and one alternative in turns; nothing if both are the same.
+fn against(
+    args: &BenchArgs,
+    model: &Model,
+    group: &Group,
+    placed: &Placed,
+    default: &Contender<'_>,
+    change: &Change,
+) -> Result<Option<Vec<Measured>>> {
+    let others = match change {
+        Change::Threads(_) | Change::Library => Some(changed_devices(args, change)?),
+        _ => None,
+    };
+    let devices = others.as_ref().unwrap_or(default.devices);
+    let other = Contender { devices, plan: changed(placed, devices, model, change)?.plan()? };
+    if others.is_none() && runs_alike(&default.plan, &other.plan) {
+        return Ok(None);
+    }
+    let mut turns = in_turns(model, group, [default, &other], args.repetitions)?;
+    let is_close = |pair: &[Vec<f64>; 2]| median(&pair[0]) < MEASURED_AGAIN * median(&pair[1]);
+    if turns.iter().any(is_close) {
+        turns = in_turns(model, group, [default, &other], args.repetitions * 2)?;
+    }
+    let measured = |[own, others]: [Vec<f64>; 2]| Measured {
+        change: change.to_string(),
+        plan: summary(&other.plan),
+        default_tokens_per_s: median(&own),
+        tokens_per_s: median(&others),
+        ratio: median(&own) / median(&others),
+        default_samples_tokens_per_s: own,
+        samples_tokens_per_s: others,
+    };
+    Ok(Some(turns.into_iter().map(measured).collect()))
+}
+
+/// The devices as the change wants them.
+fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
+    let mut devices = args.devices.clone();
+    match change {
+        Change::Threads(threads) => devices.threads = Some(*threads),
+        Change::Library => devices.gemm = GemmChoice::Library,
+        _ => {}
+    }
+    Devices::probe(&device_options(&devices))
+}
+
+/// A planner for the alternative, with everything else as the default plan has it.
+fn changed(placed: &Placed, devices: &Devices, model: &Model, change: &Change) -> Result<Planner> {
+    let plan = &placed.plan;
+    let planner = placed.planner.clone().boundary(plan.boundary);
+    Ok(match change {
+        Change::Chunk(rows) => planner.chunk(*rows),
+        Change::Groups(groups) => planner.decode_groups(*groups),
+        Change::Credits(credits) => planner.credits(*credits),
+        Change::Only(device) => {
+            let others = placed.devices.labels().into_iter().filter(|label| label != device);
+            others.fold(planner, |planner, other| planner.exclude(&other))
+        }
+        // Devices that nobody timed: the default's placement and micro-batches.
+        Change::Threads(_) | Change::Library => Planner::new(model)
+            .devices(devices)
+            .context(plan.context)
+            .sequences(plan.sequences)
+            .kv(plan.kv)
+            .activations(plan.activations)
+            .granularity(plan.model.granularity)
+            .boundary(plan.boundary)
+            .chunk(plan.chunk)
+            .chunks(plan.chunks())
+            .decode_groups(plan.decode_groups)
+            .credits(plan.credits)
+            .slots(plan.slots)
+            .workload(plan.workload)
+            .split(plan.split()),
+    })
+}
+
+/// Whether two plans on the same devices run the same way.
+fn runs_alike(a: &Plan, b: &Plan) -> bool {
+    let of = |plan: &Plan| {
+        (plan.split().to_string(), plan.chunks(), plan.decode_groups, plan.credits, plan.slots, plan.boundary)
+    };
+    of(a) == of(b)
+}
+
+/// Tokens per second of two contenders for each cell, in turns: with both loaded if the devices hold both, else by loading
+/// one after the other.
+fn in_turns(
+    model: &Model,
+    group: &Group,
+    contenders: [&Contender<'_>; 2],
+    repetitions: u32,
+) -> Result<Vec<[Vec<f64>; 2]>> {
+    let start = |contender: &Contender<'_>| {
+        Engine::start(model, contender.devices, &contender.plan, EngineOptions::default())
+    };
+    let first = start(contenders[0])?;
+    let mut turns = vec![[Vec::new(), Vec::new()]; group.cells.len()];
+    match start(contenders[1]) {
+        Ok(second) => {
+            for round in 0..=repetitions {
+                take_turn(&first, group, 0, round, &mut turns)?;
+                take_turn(&second, group, 1, round, &mut turns)?;
+            }
+        }
+        Err(Error::Run(cause)) if cause.refused_memory().is_some() => {
+            first.shutdown();
+            for round in 1..=repetitions {
+                for (which, contender) in contenders.into_iter().enumerate() {
+                    let engine = start(contender)?;
+                    take_turn(&engine, group, which, 0, &mut turns)?;
+                    take_turn(&engine, group, which, round, &mut turns)?;
+                    engine.shutdown();
+                }
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(turns)
+}
+
+/// Measures each cell once. Round 0 warms up and counts only where a burst takes too long to repeat.
+fn take_turn(
+    engine: &Engine,
+    group: &Group,
+    which: usize,
+    round: u32,
+    turns: &mut [[Vec<f64>; 2]],
+) -> Result<()> {
+    for (cell, turn) in group.cells.iter().zip(turns) {
+        let long = |rate: &f64| f64::from(cell.tokens) / rate > LONG_S;
+        if round > 1 && turn[which].first().is_some_and(long) {
+            continue;
+        }
+        let times = block_on(engine.session().burst(&cell.burst))?;
+        let whole = f64::from(cell.tokens) / times.seconds;
+        let rate = if group.is_prefill() { whole } else { times.together_tokens_per_s().unwrap_or(whole) };
+        if round > 0 {
+            turn[which].push(rate);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn median(samples: &[f64]) -> f64 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let (low, high) = (sorted.len().saturating_sub(1) / 2, sorted.len() / 2);
+    let at = |index: usize| sorted.get(index).copied().unwrap_or(0.0);
+    (at(low) + at(high)) / 2.0
+}
+
+fn as_table(reports: &[CellReport]) -> String {
+    let mut table = table(&["cell", ">default", "best alternative", ">alternative", ">ratio"]);
+    for report in reports {
+        let best = report.alternatives.first();
+        let rate = |rate: Option<f64>| rate.map_or("-".into(), |rate| format!("{rate:.1}"));
+        table.add_row([
+            report.cell.clone(),
+            rate(best.map(|best| best.default_tokens_per_s)),
+            best.map_or("-".into(), |best| best.change.clone()),
+            rate(best.map(|best| best.tokens_per_s)),
+            format!("{:.2}", report.ratio),
+        ]);
+    }
+    let left_out: Vec<String> = reports
+        .iter()
+        .flat_map(|report| report.left_out.iter().map(|what| format!("- {}: {what}\n", report.cell)))
+        .collect();
+    format!(
+        "{table}\ntokens per second, medians; ratio: default over the best alternative\n{}",
+        left_out.concat()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_beyond_the_context_are_skipped_and_named() {
+        let cells = |context: u32| {
+            let mut skipped = Vec::new();
+            let groups = groups(context, &mut skipped);
+            let names: Vec<_> = groups.iter().flat_map(|g| g.cells.iter().map(|c| c.name.clone())).collect();
+            assert!(groups.iter().all(|group| group.context() <= context + 1), "{names:?}");
+            (names, skipped.len())
+        };
+        assert_eq!(cells(8192).0, ["pp512", "pp2048", "pp8192", "tg64 × 1", "tg64 × 8", "tg64 × 64"]);
+        assert_eq!(
+            cells(2048),
+            (
+                vec![
+                    "pp512".into(),
+                    "pp2048".into(),
+                    "tg64 × 1".into(),
+                    "tg64 × 8".into(),
+                    "tg64 × 64".into()
+                ],
+                1
+            )
+        );
+        assert_eq!(cells(64).1, 3);
+    }
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+}
