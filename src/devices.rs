@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, GemmChoice, Limits, MemorySource};
+use ragtag_scheduler::plan::PlanDeviceOptions;
 use ragtag_scheduler::{DeviceFacts, FigureSource};
 use std::ffi::OsString;
 
@@ -40,6 +41,7 @@ pub struct Devices {
     backends: Backends,
     report: Report,
     choice: Choice,
+    plan_options: PlanDeviceOptions,
     handicaps: Vec<Handicap>,
     limits: Limits,
     check: Box<Check>,
@@ -71,8 +73,13 @@ impl Devices {
         let selected: Vec<_> = choice.selected.iter().map(Adapter::label).collect();
         let handicaps = options.handicaps.clone();
         Handicap::check(&handicaps, &selected)?;
+        let plan_options = PlanDeviceOptions {
+            selection: choice.requested.clone(),
+            cpu_devices: options.cpu_devices.max(1),
+            threads: options.cpu_threads,
+        };
         let check = Box::new(|_: &Adapter, device| Ok(Checked::new(device)));
-        Ok(Self { backends, report, choice, handicaps, limits: Limits::default(), check })
+        Ok(Self { backends, report, choice, plan_options, handicaps, limits: Limits::default(), check })
     }
 
     /// Probes every backend, whatever is selected.
@@ -112,6 +119,11 @@ impl Devices {
     /// What was requested, detected and selected.
     pub fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    /// The options that these devices were found with, as plans name them.
+    pub(crate) fn plan_options(&self) -> &PlanDeviceOptions {
+        &self.plan_options
     }
 
     /// The selected adapters, in pipeline order.

@@ -78,6 +78,16 @@ pub enum Error {
         /// What is wrong with it.
         cause: Box<ragtag_scheduler::plan::InvalidPlan>,
     },
+    /// A plan whose devices exist only with other options.
+    #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
+    PlanDevices {
+        /// The file.
+        path: PathBuf,
+        /// Its devices that are not selected.
+        missing: Vec<String>,
+        /// The options that it was made with, as flags of the command.
+        flags: String,
+    },
     /// A plan that was given, and a device that has too little memory for it.
     #[error("{}: {cause}; a plan from a file is not changed: make one for what is free, or leave out --plan", path.display())]
     PlanMemory {
@@ -165,6 +175,7 @@ impl Error {
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
             Error::Planner(PlanError::DoesNotFit { .. }) | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
+            Error::PlanDevices { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,
             Error::Devices(_) | Error::DevicesOfEnvironment(_) => 5,
             Error::File { .. } | Error::Output(_) | Error::Unkept(_) => 7,

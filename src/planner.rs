@@ -12,7 +12,7 @@ use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::core::Chunks;
-use ragtag_scheduler::plan::{Plan, PlanModel};
+use ragtag_scheduler::plan::{Plan, PlanDeviceOptions, PlanModel};
 use ragtag_scheduler::planner::{
     self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
 };
@@ -50,6 +50,7 @@ pub struct Planner {
     devices: Vec<DeviceFacts>,
     /// Labels of devices that are there and not to be planned for.
     not_selected: Vec<String>,
+    device_options: Option<PlanDeviceOptions>,
     links: Links,
     objective: Objective,
     workload: Workload,
@@ -86,6 +87,7 @@ impl Planner {
             granularity: Granularity::default(),
             devices: Vec::new(),
             not_selected: Vec::new(),
+            device_options: None,
             links: Links::default(),
             objective: Objective::Throughput,
             workload: Workload::default(),
@@ -103,6 +105,7 @@ impl Planner {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);
         planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
+        planner.device_options = Some(devices.plan_options().clone());
         planner
     }
 
@@ -118,6 +121,7 @@ impl Planner {
     pub fn device_facts(mut self, facts: Vec<DeviceFacts>) -> Self {
         self.devices = facts;
         self.not_selected.clear();
+        self.device_options = None;
         self
     }
 
@@ -136,6 +140,11 @@ impl Planner {
         self.devices.iter().map(|device| device.label.clone()).collect()
     }
 
+    /// The options that the devices were found with, if they are there.
+    pub(crate) fn device_options(&self) -> Option<&PlanDeviceOptions> {
+        self.device_options.as_ref()
+    }
+
     /// Figures of the links between the devices.
     pub fn links(mut self, links: Links) -> Self {
         self.links = links;
@@ -152,11 +161,6 @@ impl Planner {
     pub fn workload(mut self, workload: Workload) -> Self {
         self.workload = workload;
         self
-    }
-
-    /// The request that is planned for.
-    pub fn request(&self) -> Workload {
-        self.workload
     }
 
     /// The longest sequence that must fit, in tokens.
@@ -281,7 +285,8 @@ impl Planner {
     /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
     pub fn plan(&self) -> Result<Plan> {
         let plan = self.with_input(|input| Ok(planner::plan(input)?))?;
-        Ok(Plan { chunks: self.chunks.clone().or(plan.chunks), ..plan })
+        let chunks = self.chunks.clone().or(plan.chunks);
+        Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
     }
 
     /// The plan that a rule without a search makes, for comparison, with the micro-batches and credits that suit it best; none

@@ -94,7 +94,7 @@ pub struct Summary {
     pub prompt_tokens: u32,
     /// New tokens.
     pub new_tokens: u32,
-    /// From the submission to the first new token, in seconds.
+    /// From the submission to the first new token, or to the end without one, in seconds.
     pub prefill_s: f64,
     /// From the first new token to the last, in seconds.
     pub decode_s: f64,
@@ -121,8 +121,11 @@ impl Summary {
         }
     }
 
-    /// Prompt tokens per second.
+    /// Prompt tokens per second: 0 if the generation was cancelled before its first token.
     pub fn prefill_tokens_per_s(&self) -> f64 {
+        if self.reason == Reason::Cancelled && self.new_tokens == 0 {
+            return 0.0;
+        }
         rate(self.prompt_tokens, self.prefill_s)
     }
 
@@ -433,5 +436,24 @@ impl LogitStream {
             }
         }
         Err(Error::Run(ragtag_scheduler::Error::Stopped))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_scheduler::core::SequenceTimes;
+
+    #[test]
+    fn a_prompt_that_was_cancelled_has_no_rate() {
+        let times = SequenceTimes { finished_ns: 2_000_000_000, ..SequenceTimes::default() };
+        let cancelled =
+            Finished { reason: FinishReason::Cancelled, prompt_tokens: 100, new_tokens: 0, times };
+        let summary = Summary::new(&cancelled, false);
+        assert_eq!(summary.prefill_tokens_per_s(), 0.0);
+        assert!(summary.timings()["prefill_tokens_per_s"].is_null());
+        let times = SequenceTimes { prefilled_ns: Some(1_000_000_000), ..times };
+        let later = Summary::new(&Finished { new_tokens: 3, times, ..cancelled }, false);
+        assert_eq!((later.prefill_tokens_per_s(), later.decode_tokens_per_s()), (100.0, 2.0));
     }
 }

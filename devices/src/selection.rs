@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! selection = item { "," item }
-//! item      = "auto" | "gpu" | "cpu" | backend ":" index | "min-memory=" size
+//! item      = "auto" | "gpu" | "cpu" | backend | backend ":" index | "min-memory=" size
 //! size      = digits [ "B" | "KiB" | "MiB" | "GiB" | "TiB" ]
 //! ```
 //!
 //! `auto` is every GPU, or every CPU device where there is no GPU; a list of filters alone means `auto`. A GPU that the
-//! processor imitates is taken only if it is named. A word takes each physical device once, through the API that names it
-//! elsewhere in the list, else through the best; only who names two APIs of one device gets it twice. This module must not know any backend but the processor's own; it
-//! reads reports.
+//! processor imitates is taken only if it is named. A backend alone names all of its devices, one by one. A word takes each
+//! physical device once, through the API that names it elsewhere in the list, else through the best; only who names two APIs of
+//! one device gets it twice. This module must not know any backend but the processor's own; it reads reports.
 
 use crate::identity::total_bytes;
 use crate::table::{Report, Status};
@@ -29,7 +29,7 @@ mod tests;
 pub enum SelectionError {
     /// Part of the text means nothing.
     #[error(
-        "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND:INDEX or min-memory=SIZE"
+        "{item:?} in {text:?} is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"
     )]
     Syntax {
         /// The part.
@@ -60,7 +60,7 @@ pub enum SelectionError {
     /// The backend's library or driver is missing.
     #[error("{label} cannot be used: {cause}")]
     Unavailable {
-        /// The device.
+        /// The device, or the backend.
         label: String,
         /// What the backend's probe said.
         cause: String,
@@ -70,6 +70,14 @@ pub enum SelectionError {
     NoSuchDevice {
         /// The device.
         label: String,
+        /// The devices that there are.
+        existing: Vec<String>,
+    },
+    /// The backend shows no device at all.
+    #[error("{name} shows no device; there are {}", list(existing))]
+    NoDeviceOf {
+        /// The backend.
+        name: String,
         /// The devices that there are.
         existing: Vec<String>,
     },
@@ -102,6 +110,8 @@ pub enum Term {
     Gpu,
     /// Every CPU device.
     Cpu,
+    /// Every adapter of a backend.
+    Backend(String),
     /// One adapter.
     Adapter {
         /// Its backend.
@@ -158,6 +168,7 @@ impl FromStr for Selection {
                 "gpu" => selection.terms.push(Term::Gpu),
                 "cpu" => selection.terms.push(Term::Cpu),
                 _ if item.contains('=') => selection.filters.push(filter(item)?),
+                _ if is_word(item) => selection.terms.push(Term::Backend(item.into())),
                 _ => selection.terms.push(adapter_term(item, text)?),
             }
         }
@@ -166,6 +177,11 @@ impl FromStr for Selection {
         }
         Ok(selection)
     }
+}
+
+/// Whether a text may be the name of a backend.
+fn is_word(item: &str) -> bool {
+    !item.is_empty() && item.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
 
 fn adapter_term(item: &str, text: &str) -> Result<Term, SelectionError> {
@@ -290,10 +306,11 @@ impl Selection {
                     gpus => gpus,
                 },
                 Term::Cpu => of_kind(report, is_cpu),
-                Term::Adapter { backend, index } => {
-                    let (at, adapter) = find(report, backend, *index)?;
-                    if chosen.iter().all(|(_, other)| other.label() != adapter.label()) {
-                        chosen.push((at, adapter));
+                Term::Backend(_) | Term::Adapter { .. } => {
+                    for (at, adapter) in term.named(report)? {
+                        if chosen.iter().all(|(_, other)| other.label() != adapter.label()) {
+                            chosen.push((at, adapter));
+                        }
                     }
                     continue;
                 }
@@ -316,11 +333,22 @@ impl Selection {
     fn named<'a>(&self, report: &'a Report) -> Result<BTreeMap<usize, &'a Adapter>, SelectionError> {
         let mut named: BTreeMap<usize, &Adapter> = BTreeMap::new();
         for term in &self.terms {
-            let Term::Adapter { backend, index } = term else { continue };
-            let (at, adapter) = find(report, backend, *index)?;
-            named.entry(at).or_insert(adapter);
+            for (at, adapter) in term.named(report)? {
+                named.entry(at).or_insert(adapter);
+            }
         }
         Ok(named)
+    }
+}
+
+impl Term {
+    /// The devices that it names one by one; none for a word.
+    fn named<'a>(&self, report: &'a Report) -> Result<Vec<Device<'a>>, SelectionError> {
+        match self {
+            Term::Auto | Term::Gpu | Term::Cpu => Ok(Vec::new()),
+            Term::Backend(name) => find_all(report, name),
+            Term::Adapter { backend, index } => Ok(vec![find(report, backend, *index)?]),
+        }
     }
 }
 
@@ -347,6 +375,23 @@ fn of_kind(report: &Report, is: fn(&Adapter) -> bool) -> Vec<Device<'_>> {
 /// The adapter with this name, and its physical device.
 fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>, SelectionError> {
     let label = format!("{backend}:{index}");
+    adapters(report, backend, &label)?;
+    let at = report.devices.iter().position(|physical| physical.adapters.contains(&label));
+    let found = at.zip(report.adapter(&label));
+    found.ok_or_else(|| SelectionError::NoSuchDevice { label, existing: labels(report) })
+}
+
+/// All adapters of a backend, each with its physical device.
+fn find_all<'a>(report: &'a Report, backend: &str) -> Result<Vec<Device<'a>>, SelectionError> {
+    let adapters = adapters(report, backend, backend)?;
+    if adapters.is_empty() {
+        return Err(SelectionError::NoDeviceOf { name: backend.into(), existing: labels(report) });
+    }
+    adapters.iter().map(|adapter| find(report, backend, adapter.index)).collect()
+}
+
+/// The adapters that a backend shows; `label` is what the user asked for.
+fn adapters<'a>(report: &'a Report, backend: &str, label: &str) -> Result<&'a [Adapter], SelectionError> {
     let known = report.backends.iter().find(|known| known.name == backend);
     match known.map(|known| &known.status) {
         None => Err(SelectionError::UnknownBackend {
@@ -354,11 +399,9 @@ fn find<'a>(report: &'a Report, backend: &str, index: u32) -> Result<Device<'a>,
             known: report.backends.iter().map(|known| known.name.clone()).collect(),
         }),
         Some(Status::NotCompiled) => Err(SelectionError::NotCompiled { name: backend.into() }),
-        Some(Status::Unavailable(why)) => Err(SelectionError::Unavailable { label, cause: why.to_string() }),
-        Some(Status::Found { .. }) => {
-            let at = report.devices.iter().position(|physical| physical.adapters.contains(&label));
-            let found = at.zip(report.adapter(&label));
-            found.ok_or_else(|| SelectionError::NoSuchDevice { label, existing: labels(report) })
+        Some(Status::Unavailable(why)) => {
+            Err(SelectionError::Unavailable { label: label.into(), cause: why.to_string() })
         }
+        Some(Status::Found { adapters }) => Ok(adapters),
     }
 }

@@ -36,7 +36,7 @@ pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
     Alternative, Binding, Bottleneck, Explanation, FigureCount, InvalidPlan, LeftOut, PLAN_VERSION, Place,
-    Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+    Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 pub use planner::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,

@@ -36,6 +36,9 @@ pub struct Plan {
     pub objective: Objective,
     /// The request that it was made for.
     pub workload: Workload,
+    /// The device options that it was made with; none for a plan for a fleet, and where a plan does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_options: Option<PlanDeviceOptions>,
     /// Longest sequence, in positions.
     pub context: u32,
     /// Sequences that may be alive at once.
@@ -87,6 +90,18 @@ impl Plan {
     pub fn routes(&self) -> Vec<Route> {
         self.edges.iter().map(|edge| edge.route).collect()
     }
+}
+
+/// How the devices of a plan were found. With other options some of them may not exist.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PlanDeviceOptions {
+    /// The selection: `auto`, or names and filters separated by commas.
+    pub selection: String,
+    /// How many devices the processor is split into.
+    pub cpu_devices: u32,
+    /// Threads of each of them; by default the cores, divided evenly.
+    pub threads: Option<u32>,
 }
 
 /// The way from one stage to the next.
@@ -542,6 +557,11 @@ mod tests {
             model: model(),
             objective: Objective::Throughput,
             workload: Workload::default(),
+            device_options: Some(PlanDeviceOptions {
+                selection: "auto".into(),
+                cpu_devices: 2,
+                threads: None,
+            }),
             context: 512,
             sequences: 2,
             chunk: 128,
@@ -686,6 +706,15 @@ mod tests {
         assert_eq!(Plan::from_json(&json), Ok(halves));
         assert_eq!(Plan::from_json(&json.replacen(field, "", 1)), Ok(plan()));
         assert!(Plan::from_json(&json.replacen("half-block", "third", 1)).is_err());
+    }
+
+    #[test]
+    fn a_plan_need_not_name_its_device_options() {
+        let unnamed = Plan { device_options: None, ..plan() };
+        assert!(!unnamed.to_json().contains("device_options"));
+        assert_eq!(Plan::from_json(&unnamed.to_json()), Ok(unnamed));
+        let misspelt = plan().to_json().replacen("\"cpu_devices\"", "\"cpus\"", 1);
+        assert!(Plan::from_json(&misspelt).is_err());
     }
 
     #[test]

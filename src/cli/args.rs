@@ -8,6 +8,9 @@ use ragtag_scheduler::Objective;
 use ragtag_scheduler::sim::Lengths;
 use std::path::{Path, PathBuf};
 
+/// Most tokens of a prompt, or of what is generated, in a request to plan for.
+pub(crate) const MOST_TOKENS: u32 = 1 << 24;
+
 /// Runs one language model as a pipeline across whatever GPUs and CPUs this machine has.
 #[derive(Debug, Parser)]
 #[command(
@@ -80,8 +83,8 @@ pub(crate) enum Command {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
-    /// auto, gpu, cpu, names (cpu:0,cpu:1) and filters (min-memory=8GiB), separated by commas. Default: RAGTAG_DEVICES,
-    /// else auto: all GPUs, or the CPU where there is none.
+    /// auto, gpu, cpu, devices (cuda:0,cpu:1), all devices of an API (cuda) and filters (min-memory=8GiB), separated by commas.
+    /// Default: RAGTAG_DEVICES, else auto: all GPUs, or the CPU where there is none.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Split the processor's cores into N devices cpu:0 … cpu:N-1.
@@ -103,7 +106,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_name = "WHO", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
     /// Refuse software devices where a GPU was asked for, fallbacks, handicaps and suspicious weights, with exit code 8.
-    #[arg(long, env = "RAGTAG_STRICT", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,
 }
 
@@ -114,6 +117,15 @@ fn probe_limit(text: &str) -> Result<u64, String> {
     known
         .filter(|seconds| (1..=3600).contains(seconds))
         .ok_or("a number of seconds from 1 to 3600 is needed".into())
+}
+
+/// A parser for the environment variable of a flag; the flag itself takes no value. An empty variable counts as unset.
+fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clone {
+    move |value| match value.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err(format!("{variable} takes 1 or 0, true or false, yes or no, on or off")),
+    }
 }
 
 /// How the model is laid out over them.
@@ -127,7 +139,7 @@ pub(crate) struct PlacementArgs {
     /// Segments by hand, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` numbers the segments.
     #[arg(long, value_name = "SPLIT", conflicts_with = "plan")]
     pub(crate) split: Option<String>,
-    /// Use a plan written by `ragtag plan --json`.
+    /// Use a plan written by `ragtag plan --json` ("-": standard input).
     #[arg(long, value_name = "FILE")]
     pub(crate) plan: Option<PathBuf>,
     /// Segments that must be on a device, as --split writes them: 0=cpu:0 is the embedding. May be given again.
@@ -158,7 +170,7 @@ pub(crate) struct PlacementArgs {
     pub(crate) boundary: Option<BoundaryArg>,
     /// Do not time devices of unknown speed first; assume what is usual of their kind. They are timed where there are
     /// several to choose from, about a second each, once.
-    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = clap::builder::FalseyValueParser::new())]
+    #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
 }
 
@@ -186,6 +198,24 @@ pub(crate) enum GranularityArg {
     Block,
     #[value(alias = "half-block")]
     Half,
+}
+
+/// What to plan for.
+#[derive(Clone, Copy, Debug, Default, Args)]
+#[command(next_help_heading = "Request")]
+pub(crate) struct RequestArgs {
+    /// What to minimise: latency (of one sequence), throughput, first-token, or mix:latency=1,throughput=2. Default:
+    /// throughput, or as the plan of --plan has it.
+    #[arg(long, value_name = "OBJECTIVE")]
+    pub(crate) objective: Option<Objective>,
+    /// Prompt tokens of the request to plan for. Default: as the plan of --plan has it; else `run` takes its prompt's, `bench`
+    /// its longest -p, and `plan` 512.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) prompt_tokens: Option<u32>,
+    /// Tokens that the request generates. Default: as the plan of --plan has it; else `run` takes -n, `bench` its longest -n,
+    /// and `plan` 128.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
+    pub(crate) new_tokens: Option<u32>,
 }
 
 /// What a run leaves behind.
@@ -248,9 +278,9 @@ pub(crate) struct CardsArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Predicted against measured")]
 pub(crate) struct CompareArgs {
-    /// Write a page with what the plan predicted beside what was measured.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) report: Option<PathBuf>,
+    /// Write an HTML page with what the plan predicted beside what was measured.
+    #[arg(long, value_name = "FILE", alias = "report")]
+    pub(crate) html: Option<PathBuf>,
     /// Plan again from what a first run measures, and go on with that plan if it is predicted to be better by more than 3 %.
     #[arg(long)]
     pub(crate) replan: bool,
@@ -330,16 +360,8 @@ pub(crate) struct PlanArgs {
     pub(crate) described: DescribedArgs,
     #[command(flatten)]
     pub(crate) fleet: FleetArgs,
-    /// What to minimise: latency (of one sequence), throughput, first-token, or mix:latency=1,throughput=2. Default:
-    /// throughput.
-    #[arg(long, value_name = "OBJECTIVE")]
-    pub(crate) objective: Option<Objective>,
-    /// Tokens of the prompt of the request to plan for. Default: 512.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216), allow_negative_numbers = true)]
-    pub(crate) prompt_tokens: Option<u32>,
-    /// Tokens that it generates. Default: 128.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=16777216), allow_negative_numbers = true)]
-    pub(crate) new_tokens: Option<u32>,
+    #[command(flatten)]
+    pub(crate) request: RequestArgs,
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,
     #[command(flatten)]
@@ -384,7 +406,7 @@ pub(crate) struct RunArgs {
     /// The text to go on from.
     #[arg(short, long, value_name = "TEXT", default_value = "Once upon a time")]
     pub(crate) prompt: String,
-    /// Read the prompt from a file ("-": standard input) instead.
+    /// Read the prompt from a file ("-": standard input) instead. One line break at its end is dropped.
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     pub(crate) file: Option<PathBuf>,
     /// Most tokens to generate.
@@ -397,12 +419,20 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
+    pub(crate) request: RequestArgs,
+    #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
     /// Show what the plan predicted beside what was measured, on standard error.
     #[arg(long, help_heading = "Predicted against measured")]
     pub(crate) compare: bool,
+    /// Do not print the prompt before the text.
+    #[arg(long)]
+    pub(crate) no_echo: bool,
+    /// Only errors and warnings on standard error.
+    #[arg(short, long, conflicts_with = "compare")]
+    pub(crate) quiet: bool,
     /// One JSON object on standard output instead of the text.
     #[arg(long)]
     pub(crate) json: bool,
@@ -441,7 +471,7 @@ Examples:
   ragtag bench model.gguf
   ragtag bench model.gguf --cpu-devices 2 --threads 1 --parallel 16 -p 512 -n 32 -r 5 --json
   ragtag bench model.gguf --defaults
-  ragtag bench model.gguf --cpu-devices 2 --parallel 8 --replan --report report.html")]
+  ragtag bench model.gguf --cpu-devices 2 --parallel 8 --replan --html report.html")]
 pub(crate) struct BenchArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
     pub(crate) model: Option<PathBuf>,
@@ -454,7 +484,7 @@ pub(crate) struct BenchArgs {
         default_value = "512",
         allow_negative_numbers = true
     )]
-    pub(crate) prompt_tokens: Vec<u32>,
+    pub(crate) pp: Vec<u32>,
     /// Numbers of generated tokens to measure (tg); 0 for none.
     #[arg(
         short = 'n',
@@ -464,13 +494,13 @@ pub(crate) struct BenchArgs {
         default_value = "128",
         allow_negative_numbers = true
     )]
-    pub(crate) new_tokens: Vec<u32>,
+    pub(crate) tg: Vec<u32>,
     /// Sequences at the same time. Default: 1, or as the plan of --plan has it.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Compare the speed without flags with what the best of up to 12 named alternatives gives, for prompts of 512, 2,048 and
     /// 8,192 tokens and for 1, 8 and 64 generating sequences.
-    #[arg(long, conflicts_with_all = ["prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "report", "replan", "trace", "receipt"])]
+    #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) defaults: bool,
     /// Repetitions of each measurement, after one that does not count.
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), allow_negative_numbers = true)]
@@ -480,9 +510,14 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
     #[command(flatten)]
+    pub(crate) request: RequestArgs,
+    #[command(flatten)]
     pub(crate) records: RecordArgs,
     #[command(flatten)]
     pub(crate) comparison: CompareArgs,
+    /// Only errors and warnings on standard error.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// JSON, with every sample, instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
@@ -593,7 +628,7 @@ pub(crate) struct SelftestArgs {
 Examples:
   ragtag simulate model.gguf --cpu-devices 2 --requests 100 --rate 4
   ragtag simulate model.gguf --closed 8 --prompt-tokens 100-900 --new-tokens ~200 --json
-  ragtag simulate model.gguf --plan plan.json --trace-file requests.csv --chrome timeline.json
+  ragtag simulate model.gguf --plan plan.json --requests-file requests.csv --trace timeline.json
   ragtag simulate model.gguf --fleet 2x-arc-a770+rx7900xtx --closed 16
 
 Lengths are 512 (fixed), 100-300 (uniform) or ~200 (geometric, by its mean). A file of requests has lines of JSON, or a \
@@ -624,8 +659,8 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     /// Requests from a file instead.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
-    pub(crate) trace_file: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", alias = "trace-file", conflicts_with_all = ["requests", "rate", "closed", "prompt_tokens", "new_tokens", "seed"])]
+    pub(crate) requests_file: Option<PathBuf>,
     /// Sequences that must fit at the full context at the same time. Default: as --closed says, else 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
@@ -634,8 +669,8 @@ pub(crate) struct SimulateArgs {
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
     /// Write the timeline for Perfetto or chrome://tracing: one lane for each device queue.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) chrome: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", alias = "chrome")]
+    pub(crate) trace: Option<PathBuf>,
     /// JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,

@@ -4,11 +4,11 @@ use super::args::BenchArgs;
 use super::compare;
 use super::defaults::median;
 use super::files;
-use super::output::{note, print_json, show, table};
+use super::output::{inform, print_json, set_quiet, show, table};
 use super::plan::{placed, summary};
 use super::progress;
 use super::records::Records;
-use super::wanted::Needs;
+use super::wanted::{Needs, workload};
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -36,10 +36,11 @@ struct Measurement {
 }
 
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
+    set_quiet(args.quiet);
     if args.defaults {
         return super::defaults::run(args);
     }
-    let outputs = args.records.files().chain(&args.comparison.report);
+    let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
@@ -47,19 +48,19 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
     if tests.is_empty() {
         return Err(Error::Usage("nothing to measure: -p and -n are both 0".into()));
     }
-    let longest = tests.iter().map(|t| t.positions()).max().unwrap_or(2);
-    if longest > model.hyperparameters().context {
-        note(&format!(
-            "note: {longest} tokens are beyond the model's context of {}",
-            model.hyperparameters().context
-        ));
-    }
-    let needs = Needs { asked: args.parallel, sequences: 1, all_logits: false, context: Some(longest) };
+    let longest = |lengths: &[u32]| lengths.iter().copied().max().unwrap_or(0);
+    let needs = Needs {
+        asked: args.parallel,
+        context: tests.iter().map(|test| test.positions()).max(),
+        request: args.request,
+        workload: workload(longest(&args.pp) as usize, longest(&args.tg)),
+        ..Needs::of(1)
+    };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&placed.plan));
+    inform(&summary(&placed.plan));
     let parallel = placed.plan.sequences;
     let options = || EngineOptions {
-        trace: records.wants_trace() || args.comparison.report.is_some(),
+        trace: records.wants_trace() || args.comparison.html.is_some(),
         progress: Some(progress::loading()),
         ..EngineOptions::default()
     };
@@ -97,13 +98,13 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         show(&format!("{}\n{}", as_table(&model, &engine, &measurements), compare::as_table(&comparison)))
     };
     // What cannot be written takes nothing else with it.
-    let reported = compare::write_report(&args.comparison, &engine, &comparison);
-    printed.and(reported).and(records.write(&model, &placed.devices, engine))
+    let drawn = compare::write_page(&args.comparison, &engine, &comparison);
+    printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
 
 fn tests(args: &BenchArgs) -> Vec<Test> {
-    let prompts = args.prompt_tokens.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
-    let generations = args.new_tokens.iter().filter(|&&n| n > 0).map(|&n| Test::Generate(n));
+    let prompts = args.pp.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n));
+    let generations = args.tg.iter().filter(|&&n| n > 0).map(|&n| Test::Generate(n));
     prompts.chain(generations).collect()
 }
 

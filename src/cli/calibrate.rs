@@ -1,7 +1,7 @@
 //! `ragtag calibrate`, and how the other commands come by what is measured.
 
 use super::args::CalibrateArgs;
-use super::output::{note, print_json, show, table};
+use super::output::{inform, note, print_json, show, table};
 use super::progress;
 use super::wanted::{Wanted, kv_type};
 use crate::calibrate::{Calibration, CalibrationOptions};
@@ -70,7 +70,7 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         let bar = bar.get_or_init(|| {
-            note("calibrating: the devices are timed with this model's layers, once if that can be kept");
+            inform("calibrating: the devices are timed with this model's layers, once if that can be kept");
             progress::steps("calibrating", total)
         });
         bar.set_position(done);

@@ -2,7 +2,7 @@
 
 use super::args::CompareArgs;
 use super::files::write_file;
-use super::output::{note, table};
+use super::output::{inform, table};
 use super::plan::Placed;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
@@ -32,7 +32,7 @@ pub(super) fn replan(
     options: EngineOptions,
 ) -> Result<(Engine, Option<Change>)> {
     let Some(replanned) = placed.planner.replan(&engine)? else {
-        note("replan: measured, and no other plan is better by more than 3 %");
+        inform("replan: measured, and no other plan is better by more than 3 %");
         return Ok((engine, None));
     };
     let change = Change {
@@ -41,7 +41,7 @@ pub(super) fn replan(
         predicted_gain: replanned.gain,
     };
     let percent = change.predicted_gain * 100.0;
-    note(&format!("replan: {} -> {}, predicted {percent:.0} % faster as measured", change.from, change.to));
+    inform(&format!("replan: {} -> {}, predicted {percent:.0} % faster as measured", change.from, change.to));
     // Its memory is needed.
     drop(engine.shutdown());
     (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
@@ -96,9 +96,9 @@ fn time(us: f64) -> String {
     if us < 1000.0 { format!("{us:.1} µs") } else { format!("{:.2} ms", us / 1e3) }
 }
 
-/// Writes the report that was asked for. The engine has run with a trace.
-pub(super) fn write_report(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
-    let Some(path) = &args.report else { return Ok(()) };
+/// Writes the page that was asked for. The engine has run with a trace.
+pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
+    let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());
     report.measured = Some(measured(engine.plan(), comparison));
     report.timelines.extend(Gantt::of_trace(&engine.trace(), engine.plan().decode_rows).excerpts());

@@ -4,7 +4,7 @@
 //! ratio is of medians of the same turns.
 
 use super::args::BenchArgs;
-use super::output::{note, print_json, show, table};
+use super::output::{inform, note, print_json, show, table};
 use super::plan::{Placed, placed, summary};
 use super::wanted::Needs;
 use super::{block_on, device_options, progress};
@@ -190,14 +190,12 @@ impl Group {
 fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellReport>> {
     let needs = Needs {
         asked: Some(group.sequences),
-        sequences: group.sequences,
-        all_logits: false,
         context: Some(group.context()),
+        workload: group.workload,
+        ..Needs::of(group.sequences)
     };
-    let mut placed = placed(model, &args.devices, &args.placement, needs)?;
-    placed.planner = placed.planner.clone().workload(group.workload);
-    placed.plan = placed.planner.plan()?;
-    note(&summary(&placed.plan));
+    let placed = placed(model, &args.devices, &args.placement, needs)?;
+    inform(&summary(&placed.plan));
     let default = Contender { devices: &placed.devices, plan: placed.plan.clone() };
     let mut reports: Vec<CellReport> = group
         .cells

@@ -23,7 +23,7 @@ pub(super) fn run(args: &DevicesArgs) -> Result<()> {
             "report": devices.report(),
         }))?;
     } else {
-        super::output::note(&devices.start_line());
+        super::output::inform(&devices.start_line());
         print_devices(&devices)?;
         for line in missing(devices.report()) {
             show(&format!("{line}\n"))?;

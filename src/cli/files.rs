@@ -1,6 +1,7 @@
-//! The files that a command writes: tried before the run, written whole or not at all.
+//! The files that a command reads and writes. Outputs are tried before the run, and written whole or not at all.
 
 use crate::error::{Error, Result};
+use crate::files::{read_text, text_of};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
@@ -30,6 +31,25 @@ pub(crate) fn check<P: AsRef<Path>>(
         written.push(target);
     }
     Ok(())
+}
+
+/// Whether a path is `-`, which stands for standard input or output.
+pub(crate) fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// An input's path as errors name it.
+pub(crate) fn input_name(path: &Path) -> &Path {
+    if is_standard(path) { Path::new("standard input") } else { path }
+}
+
+/// Reads a text of at most so many bytes, from standard input if the path is `-`.
+pub(crate) fn read_input(path: &Path, most_bytes: u64) -> Result<String> {
+    let text = match is_standard(path) {
+        true => text_of(io::stdin(), most_bytes),
+        false => read_text(path, most_bytes),
+    };
+    text.map_err(|cause| Error::File { action: "read", path: input_name(path).into(), cause })
 }
 
 /// Writes a whole file or none: to a temporary file beside it, then renamed.

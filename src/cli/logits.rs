@@ -2,7 +2,7 @@
 
 use super::args::LogitsArgs;
 use super::files::{self, write_file};
-use super::output::note;
+use super::output::inform;
 use super::plan::{placed, summary};
 use super::progress;
 use super::records::Records;
@@ -16,15 +16,15 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     files::check(outputs, args.model.iter().chain(&args.placement.plan))?;
     let records = Records::new(&args.records);
     let model = super::open_model(args.model.as_deref())?;
-    let needs = Needs { asked: None, sequences: 1, all_logits: true, context: Some(args.ids.len() as u32) };
+    let needs = Needs { all_logits: true, context: Some(args.ids.len() as u32), ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&placed.plan));
+    inform(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = placed.start(&model, options)?;
     let logits = super::block_on(engine.session().logits(&args.ids))?;
     let matrix = npy::encode(&logits, model.hyperparameters().vocabulary as usize);
-    let done = || note(&format!("{}: {} positions", args.output.display(), args.ids.len()));
+    let done = || inform(&format!("{}: {} positions", args.output.display(), args.ids.len()));
     let written = write_file(&args.output, &matrix).map(|()| done());
     written.and(records.write(&model, &placed.devices, engine))
 }

@@ -160,7 +160,7 @@ fn hip_compiler() -> Vec<OsString> {
 /// Probes and selects, and says so in one line on standard error.
 fn open_devices(args: &DeviceArgs) -> Result<Devices> {
     let devices = Devices::probe(&device_options(args))?;
-    output::note(&devices.start_line());
+    output::inform(&devices.start_line());
     Ok(devices)
 }
 

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 use std::io::{ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Writes to standard output. A reader that has gone away (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -27,7 +28,27 @@ pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }
 
-/// Writes a line to standard error.
+/// Whether standard error has only errors and warnings.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Leaves [`inform`] without effect if `quiet` says so.
+pub(crate) fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Whether `--quiet` was given.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// Writes a line to standard error, unless only errors and warnings are wanted there.
+pub(crate) fn inform(text: &str) {
+    if !is_quiet() {
+        note(text);
+    }
+}
+
+/// Writes an error or a warning to standard error.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", escaped(text));
 }

@@ -6,7 +6,7 @@
 
 use super::args::PerplexityArgs;
 use super::files;
-use super::output::{note, print, print_json};
+use super::output::{inform, print, print_json};
 use super::plan::{placed, summary};
 use super::progress;
 use super::records::Records;
@@ -32,9 +32,9 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<()> {
     let context = args.placement.ctx.unwrap_or(DEFAULT_CONTEXT.min(model.hyperparameters().context));
     let pieces = pieces(&model, args, context as usize)?;
     // Two pieces at a time keep two stages busy.
-    let needs = Needs { asked: None, sequences: 2, all_logits: true, context: Some(context) };
+    let needs = Needs { all_logits: true, context: Some(context), ..Needs::of(2) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
-    note(&summary(&placed.plan));
+    inform(&summary(&placed.plan));
     let options =
         EngineOptions { trace: records.wants_trace(), all_logits: true, progress: Some(progress::loading()) };
     let engine = placed.start(&model, options)?;

@@ -1,7 +1,7 @@
 //! `--html`, `--svg` and `--dot`, and the bars below the table of a plan.
 
 use super::args::PictureArgs;
-use super::files::{self, write_file};
+use super::files::{self, is_standard, write_file};
 use super::output::print;
 use crate::error::{Error, Result};
 use crate::pictures::{self, BarStyle, Report};
@@ -29,8 +29,7 @@ impl<'a> Pictures<'a> {
             [(&args.html, pictures::html as Draw), (&args.svg, pictures::svg), (&args.dot, pictures::dot)];
         let wanted: Vec<_> =
             all.into_iter().filter_map(|(path, draw)| Some((path.as_deref()?, draw))).collect();
-        let (printed, files): (Vec<_>, Vec<_>) =
-            wanted.iter().partition(|(path, _)| is_standard_output(path));
+        let (printed, files): (Vec<_>, Vec<_>) = wanted.iter().partition(|(path, _)| is_standard(path));
         if printed.len() + usize::from(json) > 1 {
             return Err(Error::Usage(
                 "only one of --json, --html, --svg and --dot can go to standard output".into(),
@@ -47,21 +46,17 @@ impl<'a> Pictures<'a> {
 
     /// Whether one of them goes to standard output, so that nothing else may.
     pub(super) fn take_standard_output(&self) -> bool {
-        self.wanted.iter().any(|(path, _)| is_standard_output(path))
+        self.wanted.iter().any(|(path, _)| is_standard(path))
     }
 
     pub(super) fn write(&self, report: &Report) -> Result<()> {
-        let write = |(path, draw): &(&Path, Draw)| match is_standard_output(path) {
+        let write = |(path, draw): &(&Path, Draw)| match is_standard(path) {
             true => print(&draw(report)),
             false => write_file(path, draw(report).as_bytes()),
         };
         // What cannot be written takes nothing else with it.
         self.wanted.iter().map(write).fold(Ok(()), Result::and)
     }
-}
-
-fn is_standard_output(path: &Path) -> bool {
-    path == Path::new("-")
 }
 
 /// The bars of a plan for this terminal.

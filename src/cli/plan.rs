@@ -1,6 +1,7 @@
 //! `ragtag plan`, and how the other commands come by their plan.
 
 use super::args::{DeviceArgs, FleetArgs, PlacementArgs, PlanArgs};
+use super::files::input_name;
 use super::output::{bytes, note, print, show, table};
 use super::pictures::{Pictures, bars};
 use super::wanted::{Needs, Wanted};
@@ -11,9 +12,9 @@ use crate::files::{MOST_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
+use ragtag_scheduler::Fleet;
 use ragtag_scheduler::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
-use ragtag_scheduler::{Fleet, Workload};
 use std::path::{Path, PathBuf};
 
 /// A planner for devices that are there, with what was measured of them. One that does not open is left out, unless `strict`
@@ -34,9 +35,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let inputs = args.model.iter().chain(&args.placement.plan).map(PathBuf::as_path);
     let pictures = Pictures::new(&args.pictures, args.json, inputs.chain(args.fleet.file()))?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
-    let needs = Needs { asked: args.parallel, sequences: 1, all_logits: false, context: None };
+    let needs = Needs { asked: args.parallel, request: args.request, ..Needs::of(1) };
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
-    let planner = aimed(planner, args);
     let mut report = Report::new(planner.plan()?);
     if pictures.are_wanted() {
         // A plan that cannot be simulated keeps the charts that its times allow.
@@ -45,7 +45,8 @@ pub(super) fn run(args: &PlanArgs) -> Result<()> {
     let printed = if args.json {
         print(&report.plan.to_json())
     } else if !pictures.take_standard_output() {
-        show(&format!("{}\n{}", as_table(&report.plan), bars(&report)))
+        let plan = &report.plan;
+        show(&format!("{}\n{}\n{}", summary(plan), as_table(plan), bars(&report)))
     } else {
         Ok(())
     };
@@ -88,19 +89,6 @@ fn simulated(model: &Model, planner: &Planner, plan: &Plan) -> Option<Vec<Gantt>
     let (devices, links) = planner.facts();
     let summary = crate::simulate(model, plan, devices, links, &load.draw().ok()?).ok()?;
     Some(Gantt::simulated(plan, &summary).excerpts()).filter(|charts| !charts.is_empty())
-}
-
-/// The objective and the request that were asked for, over those of a plan that was read.
-fn aimed(planner: Planner, args: &PlanArgs) -> Planner {
-    let planner = match args.objective {
-        Some(objective) => planner.objective(objective),
-        None => planner,
-    };
-    let usual = planner.request();
-    planner.workload(Workload {
-        prompt_tokens: args.prompt_tokens.unwrap_or(usual.prompt_tokens),
-        generated_tokens: args.new_tokens.unwrap_or(usual.generated_tokens),
-    })
 }
 
 /// A fleet from a file, whose name ends in `.json`, or of cards.
@@ -149,9 +137,15 @@ pub(super) fn as_table(plan: &Plan) -> String {
     text
 }
 
-/// A line for standard error: where the segments run, and the context.
+/// One line: where the segments run, the context and the chunk.
 pub(super) fn summary(plan: &Plan) -> String {
-    format!("plan: {} · context {} · chunk {}", plan.split(), plan.context, plan.chunk)
+    let chunks = plan.chunks();
+    let rows = || chunks.by_prompt.iter().map(|chunk| chunk.rows);
+    let chunk = match (rows().min(), rows().max()) {
+        (Some(shortest), Some(longest)) if shortest < longest => format!("chunks {shortest} to {longest}"),
+        _ => format!("chunk {}", plan.chunk),
+    };
+    format!("plan: {} · context {} · {chunk}", plan.split(), plan.context)
 }
 
 /// Devices and placement of one command.
@@ -217,5 +211,6 @@ pub(super) fn placed(
     let planner = on_devices(model, &devices, &wanted, device_args.strict)?;
     let planner = wanted.over(planner, model)?;
     let plan = planner.plan()?;
-    Ok(Placed { devices, planner, plan, file: placement.plan.clone(), strict: device_args.strict })
+    let file = placement.plan.as_deref().map(|path| input_name(path).into());
+    Ok(Placed { devices, planner, plan, file, strict: device_args.strict })
 }

@@ -2,28 +2,30 @@
 
 use super::args::{RunArgs, SamplingArgs};
 use super::compare;
-use super::files;
-use super::output::{note, offer, print, print_json};
+use super::files::{self, is_standard, read_input};
+use super::output::{inform, offer, print, print_json, set_quiet};
 use super::plan::{as_table, placed, summary};
-use super::progress;
+use super::progress::{self, Prefill};
 use super::records::Records;
-use super::wanted::Needs;
+use super::wanted::{Needs, workload};
 use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
-use crate::files::{read_text, text_of};
 use crate::session::{Event, Generation, Prompt, Summary};
 use ragtag_scheduler::compare::Burst;
 use ragtag_scheduler::{Refusal, Sampling};
 use serde_json::json;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Tokens that a run generates before it plans again.
 const WARM_UP_STEPS: u32 = 16;
 /// Most bytes of a prompt: no context holds as many.
 const MOST_PROMPT_BYTES: u64 = 1 << 26;
+/// How often the progress of a prompt is looked at.
+const PROGRESS_STEP: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &RunArgs) -> Result<()> {
-    let outputs = args.records.files().chain(&args.comparison.report);
+    set_quiet(args.quiet);
+    let outputs = args.records.files().chain(&args.comparison.html);
     files::check(outputs, args.model.iter().chain(&args.placement.plan).chain(&args.file))?;
     let records = Records::new(&args.records);
     let prompt = prompt_text(args)?;
@@ -32,17 +34,18 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     generation.sampling.validate().map_err(|e| Error::Usage(e.to_string()))?;
     let model = super::open_model(args.model.as_deref())?;
     let ids = model.tokenizer()?.encode(&prompt, true).map_err(|cause| tokenizer_error(&model, cause))?;
-    let needs = Needs { asked: None, sequences: 1, all_logits: false, context: None };
+    let request = workload(ids.len(), args.tokens);
+    let needs = Needs { request: args.request, workload: request, ..Needs::of(1) };
     let mut placed = placed(&model, &args.devices, &args.placement, needs)?;
     refuse_long(ids.len(), placed.plan.context)?;
     if !args.json {
-        note(&summary(&placed.plan));
+        inform(&summary(&placed.plan));
         if placed.plan.stages.len() > 1 {
-            note(as_table(&placed.plan).trim_end());
+            inform(as_table(&placed.plan).trim_end());
         }
     }
     let options = || EngineOptions {
-        trace: records.wants_trace() || args.comparison.report.is_some(),
+        trace: records.wants_trace() || args.comparison.html.is_some(),
         progress: Some(progress::loading()),
         ..EngineOptions::default()
     };
@@ -52,7 +55,8 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
 
-    let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
+    let echo = if args.no_echo { "" } else { &prompt };
+    let outcome = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
     let printed = if args.json {
         print_json(&json!({
@@ -67,15 +71,15 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
             "replanned": replanned,
         }))
     } else {
-        note(&figures(&outcome.summary, generation.sampling.seed));
-        if args.compare || args.comparison.report.is_some() {
-            note(compare::as_table(&comparison).trim_end());
+        inform(&figures(&outcome.summary, generation.sampling.seed));
+        if args.compare || args.comparison.html.is_some() {
+            inform(compare::as_table(&comparison).trim_end());
         }
         Ok(())
     };
     // What cannot be written takes nothing else with it.
-    let reported = compare::write_report(&args.comparison, &engine, &comparison);
-    printed.and(reported).and(records.write(&model, &placed.devices, engine))
+    let drawn = compare::write_page(&args.comparison, &engine, &comparison);
+    printed.and(drawn).and(records.write(&model, &placed.devices, engine))
 }
 
 /// Says of a prompt that is too long what the pipeline would say, before anything is loaded.
@@ -113,19 +117,22 @@ struct Outcome {
     summary: Summary,
 }
 
-/// Generates, printing as it goes if `echo` says so. Ctrl-C ends the sequence, not the program, and so does a reader who goes
-/// away.
+/// Generates. If `shown` says so the text is printed as it is made, after `echo`. Ctrl-C ends the sequence, not the program, and
+/// so does a reader who goes away.
 async fn generate(
     engine: &Engine,
-    prompt: &str,
+    echo: &str,
     ids: &[u32],
     generation: &Generation,
-    echo: bool,
+    shown: bool,
 ) -> Result<Outcome> {
+    // A warm-up had a prompt, too.
+    let before = engine.stats().prompt_tokens;
     let mut stream = engine.session().generate(Prompt::Tokens(ids), generation)?;
     let (mut text, mut tokens) = (String::new(), Vec::new());
     // A prompt that is refused is not echoed.
-    let mut unprinted = echo.then_some(prompt);
+    let mut unprinted = shown.then_some(echo);
+    let mut prefill = Some(Prefill::of(ids.len()));
     loop {
         let event = tokio::select! {
             event = stream.next_event() => event,
@@ -133,21 +140,26 @@ async fn generate(
                 stream.cancel();
                 continue;
             }
+            () = tokio::time::sleep(PROGRESS_STEP), if prefill.is_some() => {
+                prefill.iter_mut().for_each(|bar| bar.set(engine.stats().prompt_tokens - before));
+                continue;
+            }
         };
         let event = event?;
-        if let Some(prompt) = unprinted.take() {
-            print(prompt)?;
+        drop(prefill.take());
+        if let Some(echo) = unprinted.take() {
+            print(echo)?;
         }
         match event {
             Event::Token { id, text: piece } => {
                 tokens.extend(id);
-                if echo && !offer(&piece)? {
+                if shown && !offer(&piece)? {
                     stream.cancel();
                 }
                 text.push_str(&piece);
             }
             Event::Finished(summary) => {
-                if echo {
+                if shown {
                     print("\n")?;
                 }
                 return Ok(Outcome { text, tokens, summary });
@@ -158,11 +170,19 @@ async fn generate(
 
 fn prompt_text(args: &RunArgs) -> Result<String> {
     let Some(path) = &args.file else { return Ok(args.prompt.clone()) };
-    let as_error = |cause| Error::File { action: "read", path: path.clone(), cause };
-    if path.as_os_str() == "-" {
-        return text_of(std::io::stdin(), MOST_PROMPT_BYTES).map_err(as_error);
+    if [Some(path), args.placement.plan.as_ref()]
+        .iter()
+        .all(|path| path.is_some_and(|path| is_standard(path)))
+    {
+        return Err(Error::Usage(
+            "standard input cannot be both the prompt (-f -) and the plan (--plan -)".into(),
+        ));
     }
-    read_text(path, MOST_PROMPT_BYTES).map_err(as_error)
+    let mut text = read_input(path, MOST_PROMPT_BYTES)?;
+    // Editors and `echo` end a text with a line break, which is no part of a prompt.
+    let ends = ["\r\n", "\n"].into_iter().find(|end| text.ends_with(end));
+    text.truncate(text.len() - ends.map_or(0, str::len));
+    Ok(text)
 }
 
 fn generation(args: &SamplingArgs, max_tokens: u32) -> Generation {

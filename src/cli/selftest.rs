@@ -2,7 +2,7 @@
 
 use super::args::SelftestArgs;
 use super::files::{self, write_file};
-use super::output::{note, print_json, show, table, to_json};
+use super::output::{inform, print_json, show, table, to_json};
 use super::progress;
 use crate::devices::Devices;
 use crate::error::Result;
@@ -25,7 +25,7 @@ pub(super) fn run(args: &SelftestArgs) -> Result<()> {
     let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
     let shapes = Shapes { count: args.shapes, seed: args.seed };
     let random = format!("{} random shapes of each kernel from seed {}", shapes.count, shapes.seed);
-    note(&format!("testing {} with {random}", labels.join(", ")));
+    inform(&format!("testing {} with {random}", labels.join(", ")));
     if args.devices.strict {
         super::strict::check_devices(&devices)?;
     }

@@ -2,7 +2,7 @@
 
 use super::args::SimulateArgs;
 use super::files::{self, write_file};
-use super::output::{bytes, note, print_json, show, table};
+use super::output::{bytes, inform, print_json, show, table};
 use super::plan::{for_fleet_or_devices, summary};
 use super::wanted::Needs;
 use crate::error::{Error, Result};
@@ -18,20 +18,19 @@ use std::path::{Path, PathBuf};
 const PARALLEL: u32 = 8;
 
 pub(super) fn run(args: &SimulateArgs) -> Result<()> {
-    let inputs = args.model.iter().chain(&args.placement.plan).chain(&args.trace_file);
+    let inputs = args.model.iter().chain(&args.placement.plan).chain(&args.requests_file);
     let inputs = inputs.map(PathBuf::as_path).chain(args.fleet.file());
-    files::check(args.chrome.as_deref(), inputs)?;
+    files::check(args.trace.as_deref(), inputs)?;
     let load = load(args)?;
     let model = super::open_metadata(args.model.as_deref(), args.described)?;
     let needs = Needs {
         asked: args.parallel,
-        sequences: args.closed.unwrap_or(PARALLEL),
-        all_logits: false,
         context: Some(longest(&load).min(model.hyperparameters().context)),
+        ..Needs::of(args.closed.unwrap_or(PARALLEL))
     };
     let planner = for_fleet_or_devices(&model, &args.fleet, &args.devices, &args.placement, needs)?;
     let plan = &planner.plan()?;
-    note(&summary(plan));
+    inform(&summary(plan));
     let (devices, links) = planner.facts();
     let result = crate::simulate(&model, plan, devices, links, &load)?;
     let printed = match args.json {
@@ -39,11 +38,11 @@ pub(super) fn run(args: &SimulateArgs) -> Result<()> {
         false => show(&as_table(plan, &result)),
     };
     let timeline = || Trace::simulated(plan, &result).to_chrome_json();
-    printed.and(args.chrome.iter().try_for_each(|path| write_file(path, timeline().as_bytes())))
+    printed.and(args.trace.iter().try_for_each(|path| write_file(path, timeline().as_bytes())))
 }
 
 fn load(args: &SimulateArgs) -> Result<Load> {
-    if let Some(path) = &args.trace_file {
+    if let Some(path) = &args.requests_file {
         return read(path);
     }
     let arrivals = match (args.rate, args.closed) {

@@ -2,19 +2,24 @@
 //!
 //! This module must not know how devices are selected or measured.
 
-use super::args::{ActivationsArg, BoundaryArg, GranularityArg, Kv, PlacementArgs};
+use super::args::{ActivationsArg, BoundaryArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs};
+use super::files::{input_name, read_input};
+use super::output::note;
 use crate::error::{Error, Result};
-use crate::files::{MOST_JSON_BYTES, read_text};
+use crate::files::MOST_JSON_BYTES;
 use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Split;
-use ragtag_scheduler::plan::{InvalidPlan, Plan};
+use ragtag_scheduler::plan::{InvalidPlan, Plan, PlanDeviceOptions};
+use ragtag_scheduler::{PartitionError, Split, Workload};
 use std::path::Path;
 
 /// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.
 const MOST_PINS: usize = 1 << 16;
+
+/// The selection of devices where none is asked for.
+const AUTO: &str = "auto";
 
 impl From<ActivationsArg> for Activations {
     fn from(arg: ActivationsArg) -> Self {
@@ -53,6 +58,30 @@ pub(super) struct Needs {
     pub(super) all_logits: bool,
     /// The context unless the user says another; by default what fits.
     pub(super) context: Option<u32>,
+    /// The request to plan for, as far as the user says.
+    pub(super) request: RequestArgs,
+    /// The request to plan for unless the user or a plan that is read says another.
+    pub(super) workload: Workload,
+}
+
+impl Needs {
+    /// Sequences at the same time, unless the user or a plan says how many; the rest as usual.
+    pub(super) fn of(sequences: u32) -> Self {
+        Self {
+            asked: None,
+            sequences,
+            all_logits: false,
+            context: None,
+            request: RequestArgs::default(),
+            workload: Workload::default(),
+        }
+    }
+}
+
+/// A request as the planner takes it.
+pub(super) fn workload(prompt_tokens: usize, generated_tokens: u32) -> Workload {
+    let prompt_tokens = u32::try_from(prompt_tokens).unwrap_or(u32::MAX).min(MOST_TOKENS);
+    Workload { prompt_tokens, generated_tokens: generated_tokens.min(MOST_TOKENS) }
 }
 
 /// A placement as it is wanted. What the arguments say goes before what their plan says.
@@ -128,7 +157,22 @@ impl<'a> Wanted<'a> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        plan.validate(&crate::planner::plan_model(model, self.granularity())?, &labels).map_err(invalid(path))
+        let own_model = crate::planner::plan_model(model, self.granularity())?;
+        let Err(cause) = plan.validate(&own_model, &labels) else { return Ok(()) };
+        let flags = match (&cause, &plan.device_options, planner.device_options()) {
+            (InvalidPlan::Stages(PartitionError::UnknownDevice { .. }), Some(needed), Some(own)) => {
+                flags(needed, own)
+            }
+            _ => None,
+        };
+        Err(match flags {
+            Some(flags) => {
+                let devices = plan.stages.iter().map(|stage| &stage.device);
+                let missing = devices.filter(|device| !labels.contains(&device.as_str())).cloned().collect();
+                Error::PlanDevices { path: input_name(path).into(), missing, flags }
+            }
+            None => invalid(path)(cause),
+        })
     }
 
     /// A planner for it.
@@ -146,7 +190,33 @@ impl<'a> Wanted<'a> {
             Some(plan) => self.like(plan, planner),
             None => self.by_arguments(planner),
         };
+        let planner = self.aimed(planner);
+        self.warn_of_long_context(model);
         Ok(if self.needs.all_logits { planner.all_logits() } else { planner })
+    }
+
+    /// The objective and the request.
+    fn aimed(&self, planner: Planner) -> Planner {
+        let RequestArgs { objective, prompt_tokens, new_tokens } = self.needs.request;
+        let usual = self.plan().map_or(self.needs.workload, |plan| plan.workload);
+        let planner = planner.workload(Workload {
+            prompt_tokens: prompt_tokens.unwrap_or(usual.prompt_tokens),
+            generated_tokens: new_tokens.unwrap_or(usual.generated_tokens),
+        });
+        match objective.or(self.plan().map(|plan| plan.objective)) {
+            Some(objective) => planner.objective(objective),
+            None => planner,
+        }
+    }
+
+    fn warn_of_long_context(&self, model: &Model) {
+        let trained = model.hyperparameters().context;
+        let usual = self.plan().map_or(self.needs.context, |plan| Some(plan.context));
+        if let Some(context) = self.args.ctx.or(usual).filter(|context| *context > trained) {
+            note(&format!(
+                "warning: a context of {context} tokens is longer than the {trained} that the model was trained for"
+            ));
+        }
     }
 
     fn by_arguments(&self, mut planner: Planner) -> Planner {
@@ -198,17 +268,56 @@ impl<'a> Wanted<'a> {
             .context(self.args.ctx.unwrap_or(plan.context))
             .chunk(self.args.chunk.unwrap_or(plan.chunk))
             .slots(plan.slots)
-            .objective(plan.objective)
-            .workload(plan.workload)
             .split(plan.split())
     }
 }
 
 fn read_plan(path: &Path) -> Result<Plan> {
-    let cannot = |cause| Error::File { action: "read", path: path.into(), cause };
-    Plan::from_json(&read_text(path, MOST_JSON_BYTES).map_err(cannot)?).map_err(invalid(path))
+    Plan::from_json(&read_input(path, MOST_JSON_BYTES)?).map_err(invalid(path))
+}
+
+/// The flags that select the devices of a plan, as far as they differ from the defaults or from those at hand. `None` if no
+/// flag makes a difference.
+fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
+    let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
+    let mut flags = Vec::new();
+    if [needed, own].iter().any(|options| options.selection != usual.selection) {
+        flags.push(format!("--device {}", quoted(&needed.selection)));
+    }
+    if [needed, own].iter().any(|options| options.cpu_devices != usual.cpu_devices) {
+        flags.push(format!("--cpu-devices {}", needed.cpu_devices));
+    }
+    flags.extend(needed.threads.map(|threads| format!("--threads {threads}")));
+    (needed != own && !flags.is_empty()).then(|| flags.join(" "))
+}
+
+/// A word for a shell. The text of a plan file may be anything.
+fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || ":,=-_".contains(c);
+    if text.chars().all(plain) { text.into() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 fn invalid(path: &Path) -> impl Fn(InvalidPlan) -> Error {
-    |cause| Error::PlanFile { path: path.into(), cause: Box::new(cause) }
+    |cause| Error::PlanFile { path: input_name(path).into(), cause: Box::new(cause) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_flags_of_a_plan_are_those_that_make_a_difference() {
+        let options = |selection: &str, cpu_devices, threads| PlanDeviceOptions {
+            selection: selection.into(),
+            cpu_devices,
+            threads,
+        };
+        let auto = options(AUTO, 1, None);
+        assert_eq!(flags(&auto, &auto), None);
+        assert_eq!(flags(&auto, &options(AUTO, 1, Some(2))), None);
+        assert_eq!(flags(&options(AUTO, 2, Some(1)), &auto).unwrap(), "--cpu-devices 2 --threads 1");
+        assert_eq!(flags(&auto, &options("cpu", 2, None)).unwrap(), "--device auto --cpu-devices 1");
+        let odd = options("cpu, $(it's)", 1, None);
+        assert_eq!(flags(&odd, &auto).unwrap(), r"--device 'cpu, $(it'\''s)'");
+    }
 }

@@ -455,13 +455,9 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
     ragtag().args(["run", "-n", "1", "--cpu-devices", "2", "--plan", text(&path)]).assert().success();
 
     let arguments = ["run", "--plan", text(&path)];
-    refused(
-        &arguments,
-        PLACEMENT,
-        &["plan.json: the plan's stages: there is no device cpu:1 (devices: cpu:0)"],
-    );
+    refused(&arguments, PLACEMENT, &["plan.json: the plan needs cpu:1; run it with --cpu-devices 2"]);
     let chosen = [&arguments[..], &["--cpu-devices", "2", "--device", "cpu:0"]].concat();
-    refused(&chosen, PLACEMENT, &["there is no device cpu:1"]);
+    refused(&chosen, PLACEMENT, &["the plan needs cpu:1; run it with --device auto --cpu-devices 2"]);
     let llama = llama();
     let other = ["run", text(&llama), "--cpu-devices", "2", "--plan", text(&path)];
     let words = ["the plan was made for the model tales-bitnet-tq2_0.gguf", "not for tales-q8_0.gguf"];
@@ -499,6 +495,10 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
         let path = plan.write(&plan.json[..cut]);
         PlanFile::run(&path, &[], PLACEMENT, &["plan.json: not a plan"]);
     }
+    let output = ragtag().args(["run", "--plan", "-"]).write_stdin("{").output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(PLACEMENT), "{err}");
+    assert!(err.contains("ragtag: standard input: not a plan: EOF while parsing"), "{err}");
     PlanFile::run(&plan.write("{"), &[], PLACEMENT, &["plan.json: not a plan: EOF while parsing"]);
     PlanFile::run(
         &plan.write("[1]"),
@@ -519,7 +519,7 @@ fn files_without_end() {
     for arguments in [
         &["plan", "--fleet", "rtx3090", "--plan", "/dev/zero"][..],
         &["plan", "--fleet", text(&fleet)],
-        &["simulate", "--fleet", "rtx3090", "--trace-file", "/dev/zero"],
+        &["simulate", "--fleet", "rtx3090", "--requests-file", "/dev/zero"],
         &["run", "-f", "/dev/zero"],
     ] {
         refused(arguments, FILE, &["cannot read", "has more than", "bytes"]);
@@ -608,13 +608,15 @@ fn devices_that_are_not_there() {
         ("cpu:4294967295", "no device cpu:4294967295"),
         ("cpu:4294967296", "is not a device"),
         ("quantum:0", "unknown backend \"quantum\"; there are cuda, hip, vulkan, opencl, wgpu, cpu"),
+        ("quantum", "unknown backend \"quantum\"; there are cuda, hip, vulkan, opencl, wgpu, cpu"),
+        ("opencl", "opencl cannot be used: "),
         ("gpu", "no GPU found; there are cpu:0"),
         ("cpu,gpu", "no GPU found"),
         ("min-memory=1000TiB", "no device fits \"min-memory=1000TiB\"; there are cpu:0"),
         ("min-memory=lots", "is not a filter: expected min-memory=SIZE"),
         ("max-memory=1GiB", "is not a filter"),
         ("min-memory=99999999999999999999GiB", "is not a filter"),
-        ("", "is not a device: expected auto, gpu, cpu, BACKEND:INDEX or min-memory=SIZE"),
+        ("", "is not a device: expected auto, gpu, cpu, BACKEND, BACKEND:INDEX or min-memory=SIZE"),
         ("cpu:", "is not a device"),
         ("cpu:-1", "is not a device"),
         (":0", "is not a device"),
@@ -665,7 +667,7 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
             &["bench", "-p", "4", "-n", "1", "--trace", path],
             &["perplexity", "-f", text(&file), "--receipt", path],
             &["selftest", "--report", path],
-            &["simulate", "--chrome", path],
+            &["simulate", "--trace", path],
         ] {
             let err = refused(arguments, FILE, &["cannot write", path]);
             assert!(!err.contains("requested=") && !err.contains("testing"), "before the run: {err}");
@@ -690,10 +692,10 @@ fn outputs_that_would_overwrite_each_other_or_what_is_read() {
         (&["run", &first, "--trace", &shard], "is read"),
         (&["run", directory, "--trace", &config], "is read"),
         (&["run", "-f", &one, "--trace", &one], "is read"),
-        (&["bench", "--plan", &one, "--report", &one], "is read"),
+        (&["bench", "--plan", &one, "--html", &one], "is read"),
         (&["perplexity", "-f", &one, "--receipt", &one], "is read"),
         (&["plan", &model, "--svg", &model], "is read"),
-        (&["simulate", "--trace-file", &one, "--chrome", &one], "is read"),
+        (&["simulate", "--requests-file", &one, "--trace", &one], "is read"),
         (&["run", "--trace", &one, "--receipt", &one], "is named for two outputs"),
         (&["logits", "--ids", "1", "-o", &one, "--receipt", &other, "--trace", &other], "two outputs"),
         (&["plan", "--html", &one, "--svg", &one], "two outputs"),
@@ -779,6 +781,22 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
     let fleet = ["plan", "--fleet", "arc-a770"];
     ragtag().args(fleet).env("RAGTAG_STRICT", "0").assert().success();
     ragtag().args(fleet).env("RAGTAG_STRICT", "1").assert().code(USAGE);
+    for (variable, flag) in [("RAGTAG_STRICT", "--strict"), ("RAGTAG_NO_CALIBRATION", "--no-calibration")] {
+        for value in ["", "1", "off", "Yes", "false"] {
+            ragtag().args(["plan"]).env(variable, value).assert().success();
+        }
+        let output = ragtag().args(["run"]).env(variable, "junk").output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(USAGE), "{err}");
+        let words = format!("{variable} takes 1 or 0, true or false, yes or no, on or off");
+        assert!(err.contains(flag) && err.contains(&words), "{err}");
+    }
+    refused(
+        &["run", "-f", "-", "--plan", "-"],
+        USAGE,
+        &["cannot be both the prompt (-f -) and the plan (--plan -)"],
+    );
+    refused(&["run", "-q", "--compare"], USAGE, &["cannot be used with"]);
     // Nothing to measure is no measurement.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
     // Nor is testing nothing a test.

@@ -1,5 +1,6 @@
 //! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
 
+mod plans;
 mod selftest;
 
 use crate::support::{
@@ -15,6 +16,8 @@ const LLAMA: &str = "tales-q8_0";
 const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
 /// Two devices of one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
+/// A stage on each of them.
+const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 struct Done {
     out: String,
@@ -72,7 +75,7 @@ fn lasting(plan: &Value) -> Value {
 fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
     let case = &golden(BITNET).cases[1];
     let arguments = ["run", "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32"];
-    let done = done(&[&arguments[..], &TWO].concat());
+    let done = done(&[&arguments[..], &SPLIT, &TWO].concat());
     assert_eq!(done.out, case.text.clone() + "\n");
     assert_eq!(done.err.lines().next(), Some(START));
     for words in
@@ -118,7 +121,7 @@ fn run_json_is_one_object_and_nothing_else() {
         let (file, case) = (file(name), &golden(name).cases[case]);
         let arguments =
             ["run", &file, "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32", "--json"];
-        let done = done(&[&arguments[..], &TWO].concat());
+        let done = done(&[&arguments[..], &SPLIT, &TWO].concat());
         let json = done.json();
         let expected = [
             "comparison",
@@ -181,6 +184,68 @@ fn prompts_come_from_files_and_standard_input() {
 }
 
 #[test]
+fn a_line_break_at_the_end_of_a_file_is_no_part_of_the_prompt() {
+    let ids = |input: &str| {
+        let mut command = ragtag();
+        command.args(["run", "-n", "1", "--json", "--ctx", "32", "-f", "-"]).write_stdin(input);
+        numbers(&done_by(&mut command).json()["prompt_tokens"])
+    };
+    let plain = ids("The wolf");
+    assert_eq!(ids("The wolf\n"), plain);
+    assert_eq!(ids("The wolf\r\n"), plain);
+    assert_ne!(ids("The wolf\n\n"), plain, "one line break, not all");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("prompt.txt");
+    std::fs::write(&path, "The wolf\n").unwrap();
+    assert_eq!(done(&["run", "-n", "1", "--no-echo", "--seed", "7", "-f", text(&path)]).out, {
+        done(&["run", "-n", "1", "--no-echo", "--seed", "7", "-p", "The wolf"]).out
+    });
+}
+
+#[test]
+fn a_run_that_is_quiet_or_without_echo_has_the_text_alone() {
+    let short = [&["run", "-n", "8", "--seed", "7", "-p", "Once upon a time"][..], &TWO].concat();
+    let plain = done(&short);
+    let quiet = done(&[&short[..], &["-q"], &SPLIT].concat());
+    assert_eq!((quiet.out.as_str(), quiet.err.as_str()), (plain.out.as_str(), ""));
+    let bare = done(&[&short[..], &["--no-echo"]].concat());
+    assert_eq!("Once upon a time".to_string() + &bare.out, plain.out);
+    assert!(bare.err.contains("new tokens at"), "{}", bare.err);
+    let bench = done(&[&["bench", "-q", "-p", "8", "-n", "0", "-r", "1"][..], &TWO].concat());
+    assert!(bench.out.contains("pp8") && bench.err.is_empty(), "{}", bench.err);
+    // Warnings are not quiet.
+    let warned = done(&["run", "-q", "-n", "1", "--ctx", "600"]).err;
+    assert_eq!(
+        warned,
+        "warning: a context of 600 tokens is longer than the 512 that the model was trained for\n"
+    );
+}
+
+/// On a terminal, which util-linux' `script` stands in for.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
+    let prompt = "the wolf and the fox ".repeat(80);
+    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--handicap", "cpu:0=duty:2%"];
+    let shown = |options: &[&str]| {
+        let words: Vec<_> = slow.iter().chain(options).map(|word| format!("'{word}'")).collect();
+        let line = format!("'{}' {}", env!("CARGO_BIN_EXE_ragtag"), words.join(" "));
+        let mut command = support::sheltered(assert_cmd::Command::new("script"));
+        let done = done_by(command.env("TERM", "xterm").args(["-qefc", &line, "/dev/null"]));
+        assert!(done.out.contains("the wolf and the fox"), "{}", done.out);
+        done.out
+    };
+    if std::process::Command::new("script").arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no `script`, which makes a terminal");
+        return;
+    }
+    let bars = shown(&[]);
+    assert!(bars.contains("prompt \u{2588}") || bars.contains("prompt \u{2591}"), "{bars}");
+    let quiet = shown(&["--quiet"]);
+    assert!(quiet.starts_with("the wolf") && !quiet.contains(['\u{2588}', '\u{2591}']), "{quiet}");
+}
+
+#[test]
 fn stop_strings_and_limits_end_a_run() {
     let case = &golden(BITNET).cases[0];
     let arguments = ["run", "-p", &case.prompt, "--temp", "0", "--activations", "f32", "--json"];
@@ -189,165 +254,6 @@ fn stop_strings_and_limits_end_a_run() {
     let full = done(&[&arguments[..], &["--ctx", "20"]].concat()).json();
     assert_eq!(full["finish_reason"], "context-full");
     assert_eq!(numbers(&full["tokens"]), case.greedy_ids[..8]);
-}
-
-// ---- devices and plans --------------------------------------------------------------------------------------------
-
-#[test]
-fn devices_are_listed_api_by_api() {
-    let table = done(&["devices", "--cpu-devices", "2"]);
-    assert!(table.out.contains("cpu:0") && table.out.contains("cpu:1"), "{}", table.out);
-    assert!(table.err.starts_with(START));
-    let json = done(&["devices", "--cpu-devices", "2", "--device", "cpu:1", "--json"]).json();
-    assert_eq!(json["requested"], "cpu:1");
-    assert_eq!(json["selected"], serde_json::json!(["cpu:1"]));
-    assert_eq!(json["detected"], serde_json::json!(["cpu:0", "cpu:1"]));
-    let backends = json["report"]["backends"].as_array().unwrap();
-    let cpu = backends.iter().find(|backend| backend["name"] == "cpu").unwrap();
-    assert_eq!(cpu["adapters"].as_array().unwrap().len(), 2);
-}
-
-#[test]
-fn the_doctor_says_for_each_api_what_is_there_and_what_is_missing() {
-    let shown = done(&["devices", "--doctor"]);
-    for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
-        assert!(shown.out.contains(words), "{words} in {}", shown.out);
-    }
-    let json = done(&["devices", "--doctor", "--json"]).json();
-    let apis = json["apis"].as_array().unwrap();
-    assert_eq!((&apis[0]["api"], &apis[apis.len() - 1]["api"]), (&"ragtag".into(), &"cpu".into()));
-    for api in apis {
-        for finding in api["findings"].as_array().unwrap() {
-            assert_eq!(keys(finding), BTreeSet::from(["advice", "found", "state", "subject"]));
-            let state = finding["state"].as_str().unwrap();
-            assert!(["ok", "note", "missing"].contains(&state), "{finding}");
-        }
-    }
-    // What else would be refused is said as well: the doctor is asked when nothing works.
-    let mut command = ragtag();
-    command.env("RAGTAG_DEVICES", "cuda:7").args(["devices", "--doctor", "--json"]);
-    let json = done_by(&mut command).json();
-    let selection = &json["apis"][0]["findings"][0];
-    assert_eq!((&selection["subject"], &selection["state"]), (&"devices".into(), &"missing".into()));
-    assert!(selection["found"].as_str().unwrap().contains("cuda"), "{selection}");
-}
-
-#[test]
-fn the_environment_chooses_devices_and_the_flag_overrides_it() {
-    let selected = |environment: &str, flag: &[&str]| {
-        let mut command = ragtag();
-        command
-            .env("RAGTAG_DEVICES", environment)
-            .args(["run", "-n", "1", "--ctx", "16"])
-            .args(TWO)
-            .args(flag);
-        done_by(&mut command).err.lines().next().unwrap().to_string()
-    };
-    let line =
-        |requested, selected| format!("requested={requested} detected=[cpu:0, cpu:1] selected=[{selected}]");
-    assert_eq!(selected("cpu:1", &[]), line("cpu:1", "cpu:1"));
-    assert_eq!(selected("cpu:1", &["--device", "cpu:0"]), line("cpu:0", "cpu:0"));
-    assert_eq!(selected("cpu:1,cpu:0", &[]), line("cpu:1,cpu:0", "cpu:1, cpu:0"));
-    assert_eq!(selected("", &[]), START);
-    assert_eq!(selected("no device at all", &["--device", "cpu"]), line("cpu", "cpu:0, cpu:1"));
-}
-
-#[test]
-fn a_plan_is_a_table_with_reasons_or_json_that_makes_the_same_plan_again() {
-    let file = file(LLAMA);
-    let arguments = ["plan", &file, "--cpu-devices", "2", "--threads", "1", "--ctx", "256"];
-    let table = done(&arguments);
-    for words in ["cpu:0", "cpu:1", "- bottleneck: ", "- context 256: as asked"] {
-        assert!(table.out.contains(words), "{words} in {}", table.out);
-    }
-
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("plan.json");
-    let more = [
-        "--parallel",
-        "3",
-        "--chunk",
-        "48",
-        "--activations",
-        "f32",
-        "--split",
-        "0-3=cpu:1,4-13=cpu:0",
-        "--json",
-    ];
-    let made = done(&[&arguments[..], &more].concat());
-    std::fs::write(&path, &made.out).unwrap();
-    let made = made.json();
-    assert_eq!((&made["context"], &made["sequences"], &made["chunk"]), (&256.into(), &3.into(), &48.into()));
-    assert_eq!(made["stages"][0]["device"], "cpu:1");
-
-    let again = done(&[&["plan", &file, "--plan", text(&path), "--json"], &TWO[..]].concat()).json();
-    assert_eq!(lasting(&again), lasting(&made));
-    let run = done(&[&["run", &file, "--plan", text(&path), "-n", "2", "--json"], &TWO[..]].concat()).json();
-    assert_eq!(lasting(&run["plan"]), lasting(&made));
-}
-
-#[test]
-fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
-    let split = ["--split", "0-6=cpu:0,7-13=cpu:1", "--ctx", "64"];
-    let with = |more: &[&str]| done(&[&["plan", "--json"], more, &split, &TWO[..]].concat());
-    for (form, told) in
-        [("f32", "activations cross as f32, as asked"), ("f16", "activations cross as f16, as asked")]
-    {
-        let plan = with(&["--boundary", form]).json();
-        assert_eq!(plan["boundary"], form);
-        let reasons = plan["reasons"].as_array().unwrap();
-        assert!(reasons.iter().any(|reason| reason.as_str().unwrap().contains(told)), "{reasons:?}");
-    }
-    // Where a row is as small as here, two more dispatches cost more than what they save.
-    assert_eq!(with(&["--boundary", "auto"]).json()["boundary"], "f32");
-    assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
-
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("plan.json");
-    std::fs::write(&path, with(&["--boundary", "f16"]).out).unwrap();
-    let run = |more: &[&str]| {
-        done(
-            &[&["run", "-p", "Once upon a time", "-n", "12", "--temp", "0", "--json"], more, &TWO[..]]
-                .concat(),
-        )
-        .json()
-    };
-    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--boundary", "f32"]].concat()));
-    assert_eq!((&narrow["plan"]["boundary"], &wide["plan"]["boundary"]), (&"f16".into(), &"f32".into()));
-    assert_eq!(numbers(&narrow["tokens"]).len(), 12);
-    assert_eq!(run(&["--plan", text(&path), "--boundary", "auto"])["plan"]["boundary"], "f32");
-
-    for command in ["plan", "run", "bench", "simulate"] {
-        let arguments = [&[command, "--boundary", "f16", "--activations", "f32"], &TWO[..]].concat();
-        let output = ragtag().args(&arguments).output().unwrap();
-        let message = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(4), "{command}: {message}");
-        assert!(message.contains("exact activations (f32) cross as f32"), "{command}: {message}");
-    }
-}
-
-#[test]
-fn constraints_of_a_plan_are_kept_or_named() {
-    let devices = ["--cpu-devices", "3", "--threads", "1", "--json"];
-    let plan = |options: &[&str]| -> String {
-        let json: serde_json::Value =
-            serde_json::from_str(&done(&[&["plan"], options, &devices].concat()).out).unwrap();
-        let stage = |stage: &serde_json::Value| stage["device"].as_str().unwrap().to_string();
-        json["stages"].as_array().unwrap().iter().map(stage).collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(plan(&["--max-stages", "1", "--exclude", "cpu:0", "--exclude", "cpu:1"]), "cpu:2");
-    assert_eq!(plan(&["--pin", "0-3=cpu:2", "--pin", "13=cpu:0", "--exclude", "cpu:1"]), "cpu:2 cpu:0");
-    for (options, code, said) in [
-        (["--pin", "0=gpu:9"], 4, "there is no device gpu:9"),
-        (["--pin", "14=cpu:0"], 4, "segment 14 is pinned, and the last one is 13"),
-        (["--pin", "first=cpu:0"], 4, "is not FIRST-LAST=DEVICE"),
-        (["--max-stages", "0"], 2, "0 is not in 1..=64"),
-    ] {
-        let output = ragtag().arg("plan").args(options).args(devices).output().unwrap();
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(code), "{options:?}: {err}");
-        assert!(err.contains(said), "{options:?}: {err}");
-    }
 }
 
 // ---- inspect ------------------------------------------------------------------------------------------------------
@@ -691,7 +597,7 @@ fn records_go_into_pipes_and_through_links() {
 fn what_cannot_be_written_takes_nothing_else_with_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
-    let (full, receipt) = (["--report", "/dev/full", "--trace", "/dev/full"], ["--receipt", text(&path)]);
+    let (full, receipt) = (["--html", "/dev/full", "--trace", "/dev/full"], ["--receipt", text(&path)]);
     let short = ["bench", "-p", "4", "-n", "0", "-r", "1"];
     for (arguments, shown) in [(&short[..], "pp4"), (&["run", "-n", "2", "--json"], "\"timings\"")] {
         let output = ragtag().args(arguments).args(full).args(receipt).output().unwrap();
@@ -706,7 +612,7 @@ fn what_cannot_be_written_takes_nothing_else_with_it() {
         assert_eq!(read_json(&path)["ragtag_receipt"], 1);
         std::fs::remove_file(&path).unwrap();
     }
-    let simulate = ["simulate", "--requests", "2", "--chrome", "/dev/full"];
+    let simulate = ["simulate", "--requests", "2", "--trace", "/dev/full"];
     let output = ragtag().args(simulate).output().unwrap();
     assert_eq!(output.status.code(), Some(7));
     assert!(String::from_utf8_lossy(&output.stdout).contains("2 requests in"));

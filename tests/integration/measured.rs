@@ -89,7 +89,7 @@ fn run_compares_when_it_is_asked_to() {
     assert!(!plain.err.contains("deviation"), "{}", plain.err);
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");
-    let compared = run(&[&arguments[..], &["--compare", "--report", text(&page)]].concat());
+    let compared = run(&[&arguments[..], &["--compare", "--html", text(&page)]].concat());
     assert_eq!(compared.out, plain.out, "the text is the same");
     assert!(
         compared.err.contains("deviation") && compared.err.contains("stage 0 on cpu:0"),
@@ -100,7 +100,7 @@ fn run_compares_when_it_is_asked_to() {
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("cpu:0"));
     assert!(html.to_lowercase().contains("measured"), "measured beside predicted");
     let nowhere = folder.path().join("missing/report.html");
-    assert_eq!(run(&[&arguments[..], &["--report", text(&nowhere)]].concat()).code, 7);
+    assert_eq!(run(&[&arguments[..], &["--html", text(&nowhere)]].concat()).code, 7);
 }
 
 #[test]

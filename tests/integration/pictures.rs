@@ -92,6 +92,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         },
         objective: Objective::Throughput,
         workload: Workload::default(),
+        device_options: None,
         context: 8192,
         sequences: 4 * stages,
         chunk: 256,

@@ -203,7 +203,7 @@ fn simulate_prints_tables_or_json_and_writes_a_timeline() {
     let folder = tempfile::tempdir().unwrap();
     let timeline = folder.path().join("timeline.json");
     let drawn = ["--requests", "12", "--closed", "3", "--prompt-tokens", "4-20", "--new-tokens", "~6"];
-    let (code, out, err) = command(&[&drawn[..], &["--chrome", text(&timeline)]].concat());
+    let (code, out, err) = command(&[&drawn[..], &["--trace", text(&timeline)]].concat());
     assert_eq!(code, 0, "{err}");
     for words in ["12 requests in ", "to the first token", "cpu:0 -> cpu:1", "7-13", "bubble"] {
         assert!(out.contains(words), "{words} in {out}");
@@ -243,7 +243,7 @@ fn simulate_reads_requests_from_files_and_names_their_mistakes() {
     let path = folder.path().join("requests.csv");
     let write = |content: &str| std::fs::write(&path, content).unwrap();
     write("arrival_s,prompt_tokens,output_tokens\n0,5,4\n1.5,9,2\n");
-    let summary = &json(&["--trace-file", text(&path)])["summary"];
+    let summary = &json(&["--requests-file", text(&path)])["summary"];
     assert_eq!((&summary["prompt_tokens"], &summary["new_tokens"]), (&14.into(), &6.into()));
     assert!(summary["duration_us"].as_f64().unwrap() > 1.5e6);
 
@@ -252,11 +252,11 @@ fn simulate_reads_requests_from_files_and_names_their_mistakes() {
         assert!(code == 2 && err.contains(words), "{arguments:?}: {code}: {err}");
     };
     write("arrival_s,prompt_tokens,output_tokens\n0,5,4\n1.5,-9,2\n");
-    refused(&["--trace-file", text(&path)], "requests.csv: line 3: prompt_tokens is '-9'");
-    refused(&["--trace-file", text(&path), "--requests", "3"], "cannot be used with");
+    refused(&["--requests-file", text(&path)], "requests.csv: line 3: prompt_tokens is '-9'");
+    refused(&["--requests-file", text(&path), "--requests", "3"], "cannot be used with");
     refused(&["--rate", "0"], "a rate is");
     refused(&["--prompt-tokens", "5-2"], "the lengths of a prompt (--prompt-tokens) are 5-2;");
     refused(&["--new-tokens", "many"], "'many' is no length");
-    let (code, _, err) = command(&["--trace-file", text(Path::new("nowhere.csv"))]);
+    let (code, _, err) = command(&["--requests-file", text(Path::new("nowhere.csv"))]);
     assert!(code == 7 && err.contains("cannot read nowhere.csv"), "{code}: {err}");
 }

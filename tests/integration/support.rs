@@ -209,7 +209,8 @@ pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     command
 }
 
-fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
+/// The same for another program, which may start the command.
+pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
     command.env("OCL_ICD_VENDORS", root().join("tests/golden"));

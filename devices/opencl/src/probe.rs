@@ -238,7 +238,7 @@ fn c_version(device: &Device) -> (u32, u32) {
     listed.map_or(said, |listed| listed.max(said))
 }
 
-/// What programs are compiled with. There are no options that trade exactness for speed.
+/// Compiler options. None of them trades exactness for speed. `-w`: PoCL's compiler counts its warnings on standard error.
 fn options((major, minor): (u32, u32), features: &Features) -> String {
     let standard = match (major, minor) {
         (3.., _) => "CL3.0",
@@ -252,7 +252,7 @@ fn options((major, minor): (u32, u32), features: &Features) -> String {
         _ => "",
     };
     let defines: String = features.iter().map(define).collect();
-    format!("-cl-std={standard}{defines}")
+    format!("-cl-std={standard} -w{defines}")
 }
 
 fn features(device: &Device, extensions: &Extensions, nvidia: bool) -> Features {
@@ -418,9 +418,9 @@ mod tests {
     #[test]
     fn options_name_the_standard_and_the_features() {
         let all = Features::from([Feature::Fp16, Feature::SubGroups, Feature::IntegerDot]);
-        assert_eq!(options((3, 1), &all), "-cl-std=CL3.0 -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT");
-        assert_eq!(options((2, 0), &Features::new()), "-cl-std=CL2.0");
-        assert_eq!(options((1, 2), &Features::from([Feature::Fp16])), "-cl-std=CL1.2 -DRT_FP16");
+        assert_eq!(options((3, 1), &all), "-cl-std=CL3.0 -w -DRT_FP16 -DRT_SUBGROUPS -DRT_INTEGER_DOT");
+        assert_eq!(options((2, 0), &Features::new()), "-cl-std=CL2.0 -w");
+        assert_eq!(options((1, 2), &Features::from([Feature::Fp16])), "-cl-std=CL1.2 -w -DRT_FP16");
     }
 
     #[test]

@@ -44,6 +44,29 @@ fn a_physical_device_is_used_once_through_the_api_that_is_named() {
     assert_eq!(choose("vulkan:1").unwrap(), ["vulkan:1"], "not through the best API");
 }
 
+#[test]
+fn an_api_names_all_of_its_devices() {
+    assert_eq!(choose("cuda").unwrap(), ["cuda:0"]);
+    assert_eq!(choose("vulkan").unwrap(), ["vulkan:0", "vulkan:1", "vulkan:2"]);
+    assert_eq!(choose("vulkan:2,vulkan,cpu:1").unwrap(), ["vulkan:2", "vulkan:0", "vulkan:1", "cpu:1"]);
+    assert_eq!(
+        choose("vulkan,min-memory=10GiB").unwrap(),
+        choose("vulkan:0,vulkan:1,vulkan:2,min-memory=10GiB").unwrap()
+    );
+    assert_eq!(choose("gpu,vulkan").unwrap(), choose("gpu,vulkan:0,vulkan:1,vulkan:2").unwrap());
+    assert_eq!(choose("cuda,vulkan:1").unwrap(), ["cuda:0", "vulkan:1"]);
+    let said = |error: SelectionError| error.to_string();
+    assert_eq!(
+        said(choose("gpus").unwrap_err()),
+        "unknown backend \"gpus\"; there are cuda, hip, vulkan, opencl, cpu"
+    );
+    assert_eq!(choose("hip"), Err(SelectionError::NotCompiled { name: "hip".into() }));
+    assert!(said(choose("opencl").unwrap_err()).starts_with("opencl cannot be used: "));
+    let none =
+        Backends::of(vec![found("cuda", vec![]), found("cpu", vec![adapter("cpu", 0, AdapterKind::Cpu, 4)])]);
+    assert_eq!(said(choose_on(&none, "cpu,cuda").unwrap_err()), "cuda shows no device; there are cpu:0");
+}
+
 /// Two stages on one card through two APIs: nobody gets that who does not ask for it.
 #[test]
 fn two_apis_of_one_device_are_used_if_both_are_named() {
@@ -89,19 +112,9 @@ fn what_is_not_there_is_refused_with_what_is() {
 
 #[test]
 fn what_means_nothing_is_refused() {
-    for text in [
-        "",
-        "gpus",
-        "cuda",
-        "cuda:",
-        ":0",
-        "cuda:x",
-        "cuda:-1",
-        "cuda:+1",
-        "cuda:99999999999",
-        "cpu,",
-        "cpu 0",
-    ] {
+    for text in
+        ["", "GPU", "cuda:", ":0", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999", "cpu,", "cpu 0"]
+    {
         assert!(matches!(choose(text), Err(SelectionError::Syntax { .. })), "{text:?}");
     }
     for text in
@@ -123,8 +136,8 @@ fn the_flag_goes_over_the_environment_over_auto() {
     assert_eq!(of(None, Some("gpu")), ("gpu".into(), Source::Environment));
     assert_eq!(of(None, Some("  ")), ("auto".into(), Source::Default));
     assert_eq!(of(None, None), ("auto".into(), Source::Default));
-    assert!(Requested::new(Some("cpu"), Some("nonsense")).is_ok(), "what does not count is not read");
-    assert!(Requested::new(None, Some("nonsense")).is_err());
+    assert!(Requested::new(Some("cpu"), Some("no sense")).is_ok(), "what does not count is not read");
+    assert!(Requested::new(None, Some("no sense")).is_err());
 }
 
 #[test]

@@ -67,6 +67,7 @@ fn plan() -> Plan {
         },
         objective: Objective::Throughput,
         workload: Workload::default(),
+        device_options: None,
         context: 64,
         sequences: 4,
         chunk: 8,

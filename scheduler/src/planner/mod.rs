@@ -563,6 +563,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         },
         objective: input.objective,
         workload: input.workload,
+        device_options: None,
         context: grid.context,
         sequences: input.limits.sequences,
         chunk: chosen.point.chunk,

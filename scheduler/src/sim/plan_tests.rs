@@ -151,6 +151,7 @@ fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
         },
         objective: Objective::Throughput,
         workload: Workload::default(),
+        device_options: None,
         context: 1024,
         sequences: 1,
         chunk: 128,
