@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, GemmChoice, Limits, MemorySource};
-use ragtag_scheduler::{DeviceFacts, FigureSource};
+use ragtag_scheduler::{DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
 /// What to look for.
@@ -146,7 +146,7 @@ impl Devices {
         })
     }
 
-    /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
+    /// Rates and free memory of the selected devices, for the planner: those of a card in the library, else assumed ones. Where a physical device is used through
     /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
@@ -248,7 +248,13 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     // What a library works in is not from the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
-    DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
+    let facts = DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts };
+    let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
+    let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
+    match fleet::card_named(&adapter.name, total_bytes).filter(|_| is_gpu) {
+        Some(card) => fleet::with_datasheet(facts, card, &adapter.backend),
+        None => facts,
+    }
 }
 
 #[cfg(test)]
@@ -267,6 +273,22 @@ mod tests {
         devices.choice.selected.push(other);
         let shares: Vec<_> = devices.facts().iter().map(|facts| facts.memory_bytes).collect();
         assert_eq!(shares, [alone / 2; 2]);
+    }
+
+    #[test]
+    fn a_card_that_is_known_has_the_figures_of_its_datasheet() {
+        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let found = Devices::probe(&options).unwrap().selected()[0].clone();
+        let bandwidth = |name: &str, kind| {
+            let adapter = Adapter { backend: "vulkan".into(), name: name.into(), kind, ..found.clone() };
+            facts(&adapter, 1).bandwidth_bytes_per_s
+        };
+        let arc = "Intel(R) Arc(TM) A770 Graphics (DG2)";
+        let known = bandwidth(arc, AdapterKind::Discrete);
+        assert_eq!(known.source, FigureSource::Datasheet);
+        assert!((known.value / (0.74 * 560e9) - 1.0).abs() < 1e-9, "{known:?}");
+        assert_eq!(bandwidth("a new card", AdapterKind::Discrete).source, FigureSource::Assumed);
+        assert_eq!(bandwidth(arc, AdapterKind::Software).source, FigureSource::Assumed, "an emulation");
     }
 
     #[test]

@@ -230,3 +230,59 @@ fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
     }
     renamed
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use ragtag_kernels::{Activations, KvType};
+    use ragtag_scheduler::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
+
+    /// A profile of that time.
+    pub(crate) fn profile(measured_unix_s: u64) -> Profile {
+        Profile {
+            ragtag_profile: PROFILE_VERSION,
+            identity: ProfileIdentity {
+                device: "cpu".into(),
+                name: "a processor".into(),
+                driver: "none".into(),
+                units: 1,
+                together: 1,
+                kernels: "k".into(),
+                shape: "s".into(),
+                activations: Activations::Int8,
+                kv: KvType::F16,
+            },
+            measured_unix_s,
+            timed_for: TimedFor { chunk: 128, sequences: 1 },
+            stage_us: 1.0,
+            hand_over_us: 1.0,
+            host_latency_us: 1.0,
+            host_bandwidth_bytes_per_s: 1e9,
+            token_return: TokenReturn { latency_us: 1.0, row_us: 1.0 },
+            roofline: None,
+            kinds: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn one_process_calibrates_at_a_time_and_another_one_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = || Kept::new(Some(folder.path().join("profiles")));
+        let (mut first, mut second, mut third) = (kept(), kept(), kept());
+        let lock = first.lock(Duration::ZERO);
+        assert!(!lock.waited);
+        // It does not wait for ever, and what it measures meanwhile is worth nothing.
+        second.lock(Duration::ZERO);
+        let profile = profile(now_unix_s());
+        second.keep_profile(&profile);
+        assert_eq!(second.failure(), Some("another process is calibrating"));
+        assert!(second.profile(&profile.identity).is_none());
+        let waiting = std::thread::spawn(move || third.lock(Duration::from_secs(60)).waited);
+        std::thread::sleep(POLL * 3);
+        drop(lock);
+        // Where the thread began late there was nothing to wait for.
+        let _: bool = waiting.join().unwrap();
+        first.keep_profile(&profile);
+        assert_eq!((first.failure(), first.profile(&profile.identity)), (None, Some(profile)));
+    }
+}

@@ -24,13 +24,19 @@ use job::Job;
 use kept::Kept;
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
 use ragtag_scheduler::cost::Profile;
-use ragtag_scheduler::{DeviceFacts, Links};
+use ragtag_scheduler::{DeviceFacts, Links, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use steps::Steps;
+
+/// By how much a stage is off that contradicts its profile, over how many decode steps or chunks.
+const CONTRADICTING_FACTOR: f64 = 1.5;
+const CONTRADICTING_STEPS: u64 = 16;
+const CONTRADICTING_CHUNKS: u64 = 8;
 
 /// How long a calibration waits for that of another process: one with a limit, and one without.
 const QUICK_PATIENCE: Duration = Duration::from_secs(10);
@@ -161,6 +167,23 @@ impl Calibration {
         Ok(Found::new(devices.selected(), &steps, &kept, false)?.into_calibration())
     }
 
+    /// Marks the kept profiles that a run contradicts, so that the next calibration times those devices again, and returns
+    /// the devices' labels. `devices` are the facts that the comparison rests on; `folder` is as in [`CalibrationOptions`]. A
+    /// profile that was made because of such a mark is not marked again for 30 days.
+    pub fn contradict(
+        devices: &[DeviceFacts],
+        comparison: &Comparison,
+        folder: Option<PathBuf>,
+    ) -> Vec<String> {
+        let kept = Kept::new(folder);
+        let contradicted = devices.iter().filter(|device| {
+            let Some(profile) = &device.profile else { return false };
+            let own = |part: &&ComparedPart| part.place == Place::Stage && part.device == device.label;
+            comparison.parts.iter().filter(own).any(is_contradiction) && kept.contradict(profile)
+        });
+        contradicted.map(|device| device.label.clone()).collect()
+    }
+
     /// The profile of a device.
     pub fn profile(&self, label: &str) -> Option<&Arc<Profile>> {
         self.profiles.iter().find(|(own, _)| own == label).map(|(_, profile)| profile)
@@ -176,6 +199,64 @@ impl Calibration {
     }
 }
 
+/// Whether a stage took so much more or less than predicted that no chance explains it.
+fn is_contradiction(part: &ComparedPart) -> bool {
+    let fewest = match part.phase {
+        Phase::Decode => CONTRADICTING_STEPS,
+        Phase::Prefill => CONTRADICTING_CHUNKS,
+    };
+    let factor = 1.0 + part.deviation;
+    part.micro_batches >= fewest && !(1.0 / CONTRADICTING_FACTOR..=CONTRADICTING_FACTOR).contains(&factor)
+}
+
 fn is_processor(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_scheduler::FigureSource;
+
+    #[test]
+    fn a_run_contradicts_a_profile_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = || Some(folder.path().to_owned());
+        let profile = kept::tests::profile(kept::now_unix_s());
+        let kept = Kept::new(folder());
+        kept.keep_profile(&profile);
+        let facts = DeviceFacts::assumed("cpu:0", AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
+        let facts = [facts.with_profile(Arc::new(profile.clone()))];
+        let part = |micro_batches: u64, deviation: f64| ComparedPart {
+            place: Place::Stage,
+            index: 0,
+            device: "cpu:0".into(),
+            to: None,
+            phase: Phase::Decode,
+            micro_batches,
+            rows: 1.0,
+            bytes: 0.0,
+            predicted_us: 100.0,
+            measured_us: 100.0 * (1.0 + deviation),
+            waited_us: 0.0,
+            deviation,
+            parts: Default::default(),
+            finding: None,
+        };
+        let contradicted = |micro_batches: u64, deviation: f64| {
+            let comparison = Comparison { parts: vec![part(micro_batches, deviation)], rates: Vec::new() };
+            Calibration::contradict(&facts, &comparison, folder())
+        };
+        assert!(contradicted(100, 0.4).is_empty() && contradicted(100, -0.3).is_empty());
+        assert!(contradicted(5, 9.0).is_empty(), "too few to tell");
+        assert!(kept.profile(&profile.identity).is_some());
+        assert_eq!(contradicted(100, 0.6), ["cpu:0"]);
+        assert!(kept.profile(&profile.identity).is_none(), "it is measured again");
+        let again = kept::tests::profile(profile.measured_unix_s - 1);
+        kept.keep_profile(&again);
+        assert_eq!(kept.profile(&profile.identity), Some(again.clone()));
+        let facts = [facts[0].clone().with_profile(Arc::new(again))];
+        let comparison = Comparison { parts: vec![part(100, -0.5)], rates: Vec::new() };
+        assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new one stays");
+    }
 }

@@ -54,6 +54,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
 
     let outcome = super::block_on(generate(&engine, &prompt, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
+    compare::note_contradictions(&placed, &comparison);
     let printed = if args.json {
         print_json(&json!({
             "text": outcome.text,

@@ -8,6 +8,7 @@ use ragtag_scheduler::{FigureSource, StageReport};
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const MODEL: &str = "tales-bitnet-tq2_0";
 
@@ -158,6 +159,34 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
 
         let (forced, _) = calibrate(&model, &devices, &CalibrationOptions { force: true, ..options });
         assert_eq!(forced.timed.len(), 2);
+    });
+}
+
+/// Without any time at all a profile says little, but enough to plan with; it is kept and used as it is.
+#[test]
+fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
+    within(120, || {
+        let (model, devices) = (model(), support::devices(&Setup::default()));
+        let folder = tempfile::tempdir().unwrap();
+        let whole = quick(folder.path());
+        let limited = CalibrationOptions { limit: Some(Duration::ZERO), ..whole.clone() };
+        let (first, _) = calibrate(&model, &devices, &limited);
+        assert_eq!((first.timed.len(), first.profiles[0].1.kinds.len()), (1, 1), "blocks alone");
+        let plan = Planner::new(&model).devices(&devices).calibrated(&first).plan().unwrap();
+        assert!(plan.predicted.decode_tokens_per_s > 0.0);
+        let (again, steps) = calibrate(&model, &devices, &limited);
+        assert_eq!((again.timed.len(), steps), (0, 0));
+        assert_same(&again, &first);
+        let kept = Calibration::kept(&model, &devices, &whole).unwrap();
+        assert_same(&kept, &first);
+
+        let (completed, _) = calibrate(&model, &devices, &whole);
+        assert_eq!((completed.timed.len(), completed.profiles[0].1.kinds.len()), (1, 3));
+        let (again, _) = calibrate(&model, &devices, &limited);
+        assert_same(&again, &completed);
+        // Larger sizes are something else.
+        let (more, _) = calibrate(&model, &devices, &CalibrationOptions { sequences: 4, ..limited });
+        assert_eq!(more.timed.len(), 1);
     });
 }
 

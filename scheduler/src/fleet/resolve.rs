@@ -68,6 +68,26 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     Ok((devices, links))
 }
 
+/// Facts of a device of this machine with the rates that a card promises, as far as kernels reach them through an API;
+/// unchanged where nothing is known of that API.
+pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
+    // wgpu's kernels reach the hardware through Vulkan or what is like it.
+    let through = if api == "wgpu" { "vulkan" } else { api };
+    let mut known = Known { through: Some(through.into()), ..of_card(card) };
+    if !facts.f16_products {
+        known.f16_matrix = None;
+    }
+    match device_facts("card", &facts.label, &known) {
+        Err(_) => facts,
+        Ok(promised) => DeviceFacts {
+            memory_bytes: facts.memory_bytes,
+            memory_source: facts.memory_source,
+            f16_products: facts.f16_products,
+            ..promised
+        },
+    }
+}
+
 /// Every device's place in the file and label.
 fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {
