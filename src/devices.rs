@@ -2,7 +2,9 @@
 
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
-use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, GemmChoice, Limits, MemorySource};
+use ragtag_hal::{
+    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, Limits, MemorySource,
+};
 use ragtag_scheduler::{DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
@@ -146,7 +148,7 @@ impl Devices {
         })
     }
 
-    /// Rates and free memory of the selected devices, for the planner: those of a card in the library, else assumed ones. Where a physical device is used through
+    /// Rates and free memory of the selected devices, for the planner: those of its card in the library, else what the API reports, else assumed ones. Where a physical device is used through
     /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
@@ -251,10 +253,16 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     let facts = DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts };
     let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
     let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
-    match fleet::card_named(&adapter.name, total_bytes).filter(|_| is_gpu) {
-        Some(card) => fleet::with_datasheet(facts, card, &adapter.backend),
-        None => facts,
+    if !is_gpu {
+        return facts;
     }
+    if let Some(card) = fleet::card_named(&adapter.name, total_bytes) {
+        return fleet::with_datasheet(facts, card, &adapter.backend);
+    }
+    let (bandwidth, flops) =
+        (caps.clocks.bandwidth_bytes_per_s(), caps.clocks.flops_per_s(caps.parallel_units));
+    let integer_dot = caps.features.contains(&Feature::IntegerDot);
+    fleet::with_reported_rates(facts, bandwidth, flops, integer_dot, &adapter.backend)
 }
 
 #[cfg(test)]
@@ -288,6 +296,13 @@ mod tests {
         assert_eq!(known.source, FigureSource::Datasheet);
         assert!((known.value / (0.74 * 560e9) - 1.0).abs() < 1e-9, "{known:?}");
         assert_eq!(bandwidth("a new card", AdapterKind::Discrete).source, FigureSource::Assumed);
+        let mut reporting = Adapter { backend: "cuda".into(), kind: AdapterKind::Discrete, ..found.clone() };
+        let clocks =
+            ragtag_hal::Clocks { memory_khz: 10_000_000, memory_bus_bits: 256, ..Default::default() };
+        reporting.caps.clocks = clocks;
+        let reported = facts(&reporting, 1).bandwidth_bytes_per_s;
+        assert_eq!(reported.source, FigureSource::Reported);
+        assert!((reported.value / (0.85 * 640e9) - 1.0).abs() < 1e-9, "{reported:?}");
         assert_eq!(bandwidth(arc, AdapterKind::Software).source, FigureSource::Assumed, "an emulation");
     }
 

@@ -392,3 +392,23 @@ fn a_datasheet_counts_for_what_kernels_reach_through_the_api() {
     assert!(without.fast_flops_per_s.value < promised.fast_flops_per_s.value, "no matrix units");
     assert_eq!(with_datasheet(facts.clone(), card, "abacus"), facts);
 }
+
+#[test]
+fn reported_peaks_count_for_what_kernels_reach_and_the_rest_stays_assumed() {
+    use ragtag_hal::AdapterKind;
+    let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
+    let with = |bandwidth, flops| with_reported_rates(facts.clone(), bandwidth, flops, true, "cuda");
+    let both = with(Some(1e12), Some(1e13));
+    let is = |figure: Figure, value: f64, source: FigureSource| {
+        (figure.value / value - 1.0).abs() < 1e-9 && figure.source == source
+    };
+    assert!(is(both.bandwidth_bytes_per_s, 0.85e12, FigureSource::Reported), "{both:?}");
+    assert!(is(both.exact_flops_per_s, 0.4e13, FigureSource::Reported), "{both:?}");
+    assert!(is(both.fast_flops_per_s, 0.33 * 4e13, FigureSource::Reported), "{both:?}");
+    let one = with(None, Some(1e13));
+    assert_eq!(one.bandwidth_bytes_per_s, facts.bandwidth_bytes_per_s);
+    let other = with(Some(1e12), None);
+    assert_eq!(other.exact_flops_per_s, facts.exact_flops_per_s);
+    assert!(is(other.fast_flops_per_s, facts.fast_flops_per_s.value, FigureSource::Assumed), "{other:?}");
+    assert_eq!(with(None, None), facts);
+}
