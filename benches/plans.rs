@@ -180,6 +180,7 @@ impl<'a> Bench<'a> {
             chunk: MAX_CHUNK.min(context),
             sequences: arguments.sequences,
             seconds: arguments.calibration,
+            limit: None,
             force: true,
             folder: None,
         };

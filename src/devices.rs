@@ -2,9 +2,11 @@
 
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
-use ragtag_hal::{Adapter, AdapterKind, Checked, Device, DeviceId, GemmChoice, Limits, MemorySource};
+use ragtag_hal::{
+    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, Limits, MemorySource,
+};
 use ragtag_scheduler::plan::PlanDeviceOptions;
-use ragtag_scheduler::{DeviceFacts, FigureSource};
+use ragtag_scheduler::{DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
 /// What to look for.
@@ -158,7 +160,7 @@ impl Devices {
         })
     }
 
-    /// Assumed rates and free memory of the selected devices, for the planner. Where a physical device is used through
+    /// Rates and free memory of the selected devices, for the planner: those of its card in the library, else what the API reports, else assumed ones. Where a physical device is used through
     /// several APIs, each has its share of the memory.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
@@ -260,7 +262,19 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     // What a library works in is not from the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
-    DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
+    let facts = DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts };
+    let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
+    let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
+    if !is_gpu {
+        return facts;
+    }
+    if let Some(card) = fleet::card_named(&adapter.name, total_bytes) {
+        return fleet::with_datasheet(facts, card, &adapter.backend);
+    }
+    let (bandwidth, flops) =
+        (caps.clocks.bandwidth_bytes_per_s(), caps.clocks.flops_per_s(caps.parallel_units));
+    let integer_dot = caps.features.contains(&Feature::IntegerDot);
+    fleet::with_reported_rates(facts, bandwidth, flops, integer_dot, &adapter.backend)
 }
 
 #[cfg(test)]
@@ -279,6 +293,29 @@ mod tests {
         devices.choice.selected.push(other);
         let shares: Vec<_> = devices.facts().iter().map(|facts| facts.memory_bytes).collect();
         assert_eq!(shares, [alone / 2; 2]);
+    }
+
+    #[test]
+    fn a_card_that_is_known_has_the_figures_of_its_datasheet() {
+        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let found = Devices::probe(&options).unwrap().selected()[0].clone();
+        let bandwidth = |name: &str, kind| {
+            let adapter = Adapter { backend: "vulkan".into(), name: name.into(), kind, ..found.clone() };
+            facts(&adapter, 1).bandwidth_bytes_per_s
+        };
+        let arc = "Intel(R) Arc(TM) A770 Graphics (DG2)";
+        let known = bandwidth(arc, AdapterKind::Discrete);
+        assert_eq!(known.source, FigureSource::Datasheet);
+        assert!((known.value / (0.74 * 560e9) - 1.0).abs() < 1e-9, "{known:?}");
+        assert_eq!(bandwidth("a new card", AdapterKind::Discrete).source, FigureSource::Assumed);
+        let mut reporting = Adapter { backend: "cuda".into(), kind: AdapterKind::Discrete, ..found.clone() };
+        let clocks =
+            ragtag_hal::Clocks { memory_khz: 10_000_000, memory_bus_bits: 256, ..Default::default() };
+        reporting.caps.clocks = clocks;
+        let reported = facts(&reporting, 1).bandwidth_bytes_per_s;
+        assert_eq!(reported.source, FigureSource::Reported);
+        assert!((reported.value / (0.85 * 640e9) - 1.0).abs() < 1e-9, "{reported:?}");
+        assert_eq!(bandwidth(arc, AdapterKind::Software).source, FigureSource::Assumed, "an emulation");
     }
 
     #[test]

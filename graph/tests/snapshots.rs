@@ -39,6 +39,7 @@ fn plain_caps() -> Caps {
         parallel_units: 1,
         max_work_group_items: 1,
         local_memory_bytes: 0,
+        clocks: Default::default(),
         gemm: None,
         sharing: Default::default(),
     }

@@ -143,6 +143,7 @@ fn processor(features: &[Feature]) -> Caps {
         parallel_units: 1,
         max_work_group_items: 1,
         local_memory_bytes: 0,
+        clocks: Default::default(),
         gemm: None,
         sharing: Default::default(),
     }

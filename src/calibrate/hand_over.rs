@@ -4,6 +4,7 @@
 //! Whatever is measured of a round is taken off the same round, so that neither a device that drifts nor a host that is busy
 //! is taken for something else. Of several rounds the median counts: threads are woken as slowly in a run.
 
+use super::budget::Budget;
 use super::miniature::{Miniature, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
@@ -28,31 +29,38 @@ pub(super) struct HandOver {
     pub(super) token_return: TokenReturn,
 }
 
-/// Times a device; `None` if it does not tell how long it works.
+/// Times a device; `None` if it does not tell how long it works, or the times make no sense.
 pub(super) fn measure(
     devices: &Devices,
     steps: &Steps,
     label: &str,
     profile: &Profile,
+    budget: &Budget,
 ) -> Result<Option<HandOver>> {
     let miniature = Miniature::start(devices, steps, &[(label.to_owned(), profile)])?;
     let tokens = tokens(steps);
-    let alone = runs(|| miniature.run(1, 1, tokens))?;
     let most = steps.lowering.sequences;
-    let many = if most > 1 { runs(|| miniature.run(most, 1, tokens))? } else { Vec::new() };
-    Ok(HandOver::of(&alone, &many))
+    let part = if most > 1 { 0.5 } else { 1.0 };
+    let alone = runs(budget.left(1.0).mul_f64(part), || miniature.run(1, 1, tokens))?;
+    let has_time = most > 1 && !budget.left(1.0).is_zero();
+    let many = if has_time { runs(budget.left(1.0), || miniature.run(most, 1, tokens))? } else { Vec::new() };
+    Ok(HandOver::of(&alone, &many).filter(|measured| measured.token_return.latency_us > 0.0))
 }
 
 fn tokens(steps: &Steps) -> u32 {
     TOKENS.min(steps.lowering.context.saturating_sub(1)).max(1)
 }
 
-/// Some runs, after one that does not count: it has recorded the programs on the way.
-fn runs(mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
+/// Some runs, after one that does not count: it has recorded the programs on the way. One at least, and no more than there
+/// is time for.
+fn runs(left: Duration, mut run: impl FnMut() -> Result<Seen>) -> Result<Vec<Seen>> {
+    let start = Instant::now();
     run()?;
+    let left = left.saturating_sub(start.elapsed());
     let start = Instant::now();
     let mut seen = Vec::new();
-    while seen.len() < RUNS && (seen.len() < 2 || start.elapsed() < LIMIT) {
+    let has_time = |runs: usize| start.elapsed() < if runs < 2 { left } else { left.min(LIMIT) };
+    while seen.is_empty() || (seen.len() < RUNS && has_time(seen.len())) {
         seen.push(run()?);
     }
     Ok(seen)
@@ -84,14 +92,15 @@ pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
     stages: &[(String, &Profile)],
+    budget: &Budget,
 ) -> Result<Vec<Option<LinkFacts>>> {
     let miniature = Miniature::start(devices, steps, stages)?;
     let lowering = &steps.lowering;
     let longest = lowering.chunk.min(lowering.context.saturating_sub(1)).max(1);
-    let decode = runs(|| miniature.run(1, 1, tokens(steps)))?;
+    let decode = runs(budget.left(0.5), || miniature.run(1, 1, tokens(steps)))?;
     let mut chunks = Vec::new();
     for rows in [longest.div_ceil(8), longest] {
-        chunks.push(runs(|| miniature.run(1, rows, 1))?);
+        chunks.push(runs(budget.left(1.0), || miniature.run(1, rows, 1))?);
     }
     let link = |stage: usize| {
         let all = std::iter::once((&decode, true)).chain(chunks.iter().map(|chunk| (chunk, false)));
@@ -101,7 +110,7 @@ pub(super) fn measure_links(
             Some((bytes.round() as u64, median(crossings().map(|crossing| crossing.us))?))
         };
         let samples: Vec<_> = all.map(sample).collect::<Option<_>>()?;
-        Some(LinkFacts::fitted(Route::HOST_STAGED, &samples))
+        Some(LinkFacts::fitted(Route::HOST_STAGED, &samples)).filter(LinkFacts::is_plausible)
     };
     Ok((1..stages.len()).map(|next| link(next - 1)).collect())
 }

@@ -3,14 +3,16 @@
 //! A stage of no dispatches says what a micro-batch costs however many segments it passes; that is taken off every other
 //! time, and what is left is divided among the segments of the stage.
 
+use super::budget::Budget;
+use super::filling::Filling;
 use super::is_processor;
+use super::stats::{Stats, undisturbed_us};
 use super::steps::{Patience, Steps, micro_batch};
-use crate::engine::FileWeights;
-use crate::error::Result;
-use crate::model::Model;
+use crate::error::{Error, Result};
+use ragtag_graph::CompiledStage;
 use ragtag_scheduler::cost::{
-    KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TimeSample,
-    TokenReturn, fit_copies,
+    KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
+    fit_copies,
 };
 use ragtag_scheduler::{Crossing, LinkFacts, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
 use ragtag_transfer::Route;
@@ -19,60 +21,31 @@ use std::ops::Range;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Most repetitions of anything.
-const MOST: usize = 200;
 /// Repetitions of what is quick: copies, hand-overs.
 const REPETITIONS: usize = 25;
+/// Repetitions of the time in which a thread is woken.
+const WAKES: usize = 200;
 /// Sizes of the copies that are timed.
 const COPY_BYTES: [u64; 4] = [4 << 10, 64 << 10, 512 << 10, 2 << 20];
 /// How much slower or faster the last repetition of the reference may be before somebody should hear of it.
 const DRIFT: f64 = 0.15;
-
-/// Median and spread of some times.
-#[derive(Clone, Copy, Debug)]
-struct Stats {
-    median_us: f64,
-    spread_us: f64,
-    count: u32,
-}
-
-impl Stats {
-    fn of(mut times: Vec<f64>) -> Self {
-        times.sort_unstable_by(f64::total_cmp);
-        let at = |quarters: usize| times.get((times.len().saturating_sub(1)) * quarters / 4).copied();
-        let quartile = |quarters| at(quarters).unwrap_or(0.0);
-        Self { median_us: quartile(2), spread_us: quartile(3) - quartile(1), count: times.len() as u32 }
-    }
-
-    /// Some times of a thing, after one that does not count: as many as go into `limit`, three at least unless they take
-    /// very long.
-    fn taken(limit: Duration, mut once: impl FnMut() -> Result<f64>) -> Result<Self> {
-        let start = Instant::now();
-        once()?;
-        let mut times = Vec::new();
-        loop {
-            times.push(once()?);
-            let patience = if times.len() < 3 { limit * 4 } else { limit };
-            if times.len() == MOST || start.elapsed() >= patience {
-                return Ok(Self::of(times));
-            }
-        }
-    }
-
-    fn sample(&self, at: TimePoint, of: impl Fn(f64) -> f64) -> TimeSample {
-        // The spread is scaled as the median is.
-        let median_us = of(self.median_us).max(0.0);
-        let spread_us = self.spread_us * (median_us / self.median_us.max(1e-9)).min(1.0);
-        TimeSample { at, median_us, spread_us, count: self.count }
-    }
-}
-
-/// The lowest tenth of some times: for hand-overs, which wait for threads of the host, what they take on a host that has
-/// nothing else to do. A profile is kept for longer than a host is busy.
-fn undisturbed_us(mut times: Vec<f64>) -> f64 {
-    times.sort_unstable_by(f64::total_cmp);
-    times.get(times.len() / 10).copied().unwrap_or(0.0)
-}
+/// Where time is short: work before the first timing, in which clocks rise.
+const WARM_UP: Duration = Duration::from_millis(100);
+/// Where time is short: most time for a batch.
+const MOST_SHARE: Duration = Duration::from_millis(60);
+/// Where time is short: the shares of the budget after which decode, chunks, the head and the embedding stop.
+const DECODE_END: f64 = 0.25;
+const CHUNKS_END: f64 = 0.7;
+const HEAD_END: f64 = 0.85;
+const EMBEDDING_END: f64 = 0.95;
+/// A batch that is expected to take longer than this is timed alone and once, where time is short.
+const LONG_US: f64 = 50e3;
+/// A chunk that takes so many times as long as its rows let expect is timed again.
+const DISTURBED: f64 = 3.0;
+/// As often a batch is computed to be timed at least.
+const RUNS: f64 = 4.0;
+/// Operations for a byte moved at which both take a device about as long: between those of processors and of GPUs.
+const FLOPS_PER_BYTE: f64 = 50.0;
 
 /// Goes over so much of the host's memory that what a processor had in its caches is there no more: in a run blocks come before
 /// the head, and it never finds its weights where it left them.
@@ -98,15 +71,32 @@ impl Sweep {
 
 /// Times one device.
 pub(super) struct Timer<'a> {
-    pub(super) model: &'a Model,
     pub(super) steps: &'a Steps,
-    /// For everything, about.
+    /// Time for everything, about, where the budget has no limit.
     pub(super) seconds: f64,
+    pub(super) budget: Budget,
     pub(super) tick: &'a (dyn Fn() + Sync),
 }
 
+/// The time of some segments for a batch.
+struct Timed {
+    batch: SoloBatch,
+    stats: Stats,
+    segments: Range<usize>,
+}
+
+/// The times of stages, and what was odd.
+#[derive(Default)]
+struct Outcome {
+    timed: Vec<Timed>,
+    warnings: Vec<String>,
+}
+
 impl Timer<'_> {
-    /// Everything that a profile has, with warnings.
+    /// Everything that a profile has, or what there is time for, with warnings. Nothing says when it was measured.
+    ///
+    /// # Errors
+    /// If the device fails, or no decode step could be timed steadily.
     pub(super) fn profile(
         &self,
         identity: &ProfileIdentity,
@@ -114,44 +104,61 @@ impl Timer<'_> {
     ) -> Result<(Profile, Vec<String>)> {
         let steps = self.steps;
         let stage_us = self.stage_us(device)?;
-        let mut kinds = Vec::new();
-        if let Some(kind) = self.embedding(device, stage_us)? {
-            kinds.push(kind);
-        }
+        let (mut kinds, warnings) = self.blocks(device, stage_us)?;
         let (head, token_return) = self.head(device, stage_us, identity.together)?;
-        let (blocks, warnings) = self.blocks(device, stage_us)?;
-        kinds.extend(blocks);
-        kinds.push(head);
-        let copies = host_copies(device, steps.row_bytes())?;
+        kinds.extend(head);
+        kinds.extend(self.embedding(device, stage_us)?);
+        let copies = host_copies(device, steps.row_bytes(), self.budget.left(1.0))?;
         let (host_latency_us, host_bandwidth_bytes_per_s) = fit_copies(&copies);
         let profile = Profile {
             ragtag_profile: PROFILE_VERSION,
             identity: identity.clone(),
+            measured_unix_s: 0,
+            timed_for: steps.timed_for(),
             stage_us,
             // Timed when no device is in use.
             hand_over_us: 0.0,
             host_latency_us,
             host_bandwidth_bytes_per_s,
-            token_return,
+            token_return: token_return.unwrap_or_else(|| TokenReturn {
+                latency_us: host_latency_us + wake_us(),
+                row_us: steps.logit_row_bytes() as f64 / host_bandwidth_bytes_per_s * 1e6,
+            }),
             roofline: Roofline::fit(&kinds),
             kinds,
         };
         Ok((profile, warnings))
     }
 
+    fn is_quick(&self) -> bool {
+        self.budget.whole().is_some()
+    }
+
     /// Time for one of the things that are timed.
     fn share(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds.clamp(0.0, 3600.0) / self.steps.count() as f64)
+        let seconds = match self.budget.whole() {
+            Some(whole) => whole.as_secs_f64() / 2.0,
+            None => self.seconds.clamp(0.0, 3600.0),
+        };
+        let share = Duration::from_secs_f64(seconds / self.steps.count() as f64);
+        if self.is_quick() { share.min(MOST_SHARE) } else { share }
     }
 
-    fn load<'d>(&self, device: &'d mut SoloDevice, segments: Range<usize>) -> Result<SoloStage<'d>> {
+    fn load<'d>(&self, device: &'d mut SoloDevice, compiled: CompiledStage) -> Result<SoloStage<'d>> {
+        let filling = Filling::new(&compiled);
+        let stage = device.load(compiled, &filling)?;
+        self.budget.excuse(stage.made_in());
+        Ok(stage)
+    }
+
+    fn load_segments<'d>(&self, device: &'d mut SoloDevice, segments: Range<usize>) -> Result<SoloStage<'d>> {
         let compiled = self.steps.compile(segments, device.adapter())?;
-        let weights = FileWeights::new(self.model, &compiled);
-        Ok(device.load(compiled, &weights)?)
+        self.load(device, compiled)
     }
 
-    fn time(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<Stats> {
-        let stats = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?));
+    /// Some times of a thing, until a share of the budget is used up.
+    fn taken(&self, until: f64, once: impl FnMut() -> Result<f64>) -> Result<Stats> {
+        let stats = Stats::taken(self.share(), self.budget.left(until), once);
         (self.tick)();
         stats
     }
@@ -161,23 +168,33 @@ impl Timer<'_> {
         let first = self.steps.window.start.min(self.steps.head());
         let mut compiled = self.steps.compile(first..first + 1, device.adapter())?;
         compiled.programs.iter_mut().for_each(|program| program.steps.clear());
-        let weights = FileWeights::new(self.model, &compiled);
-        let mut stage = device.load(compiled, &weights)?;
-        Ok(self.time(&mut stage, &SoloBatch::chunk(1, 0))?.median_us)
+        compiled.weights.clear();
+        let mut stage = self.load(device, compiled)?;
+        Ok(self.taken(DECODE_END, || Ok(stage.burst_us(&SoloBatch::chunk(1, 0))?))?.median_us)
     }
 
     fn embedding(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Option<KindProfile>> {
         let rows = self.steps.embedding_rows();
-        if rows.is_empty() {
+        if rows.is_empty() || self.budget.left(EMBEDDING_END).is_zero() {
             return Ok(None);
         }
-        let mut stage = self.load(device, 0..1)?;
-        let sample = |&rows: &u32| {
-            let stats = self.time(&mut stage, &SoloBatch::chunk(rows, 0))?;
+        let compiled = self.steps.compile_prefill(0..1, device.adapter())?;
+        let mut stage = self.load(device, compiled)?;
+        let mut samples = Vec::new();
+        // The ends first: between them times are interpolated well.
+        let (last, others) = rows.split_last().unwrap_or((&1, &[]));
+        let (first, others) = others.split_first().unwrap_or((last, &[]));
+        let mut ordered = vec![*first, *last];
+        ordered.extend(others.iter().rev());
+        ordered.dedup();
+        for rows in ordered {
+            if !samples.is_empty() && self.budget.left(EMBEDDING_END).is_zero() {
+                break;
+            }
+            let stats = self.taken(EMBEDDING_END, || Ok(stage.burst_us(&SoloBatch::chunk(rows, 0))?))?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
-            Ok(stats.sample(at, |us| us - stage_us))
-        };
-        let samples = rows.iter().map(sample).collect::<Result<_>>()?;
+            samples.push(stats.sample(at, |us| us - stage_us));
+        }
         Ok(Some(KindProfile::new(self.steps.keys[0], samples)))
     }
 
@@ -187,13 +204,20 @@ impl Timer<'_> {
         device: &mut SoloDevice,
         stage_us: f64,
         together: u32,
-    ) -> Result<(KindProfile, TokenReturn)> {
+    ) -> Result<(Option<KindProfile>, Option<TokenReturn>)> {
+        if !self.steps.times_head() || self.budget.left(HEAD_END).is_zero() {
+            return Ok((None, None));
+        }
         let head = self.steps.head();
         let sweep_bytes = self.steps.sweep_bytes() / together.max(1) as usize;
         let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(sweep_bytes));
-        let mut stage = self.load(device, head..head + 1)?;
+        let mut stage = self.load_segments(device, head..head + 1)?;
         let mut samples = Vec::new();
-        for &rows in &self.steps.head_rows {
+        let rows = &self.steps.head_rows;
+        for &rows in rows.iter().take(1).chain(rows.iter().skip(1).rev()) {
+            if !samples.is_empty() && self.budget.left(HEAD_END).is_zero() {
+                break;
+            }
             let batch = SoloBatch::decode(rows, 1);
             let once = || match &mut sweep {
                 None => Ok(stage.burst_us(&batch)?),
@@ -202,18 +226,28 @@ impl Timer<'_> {
                     Ok(stage.single_us(&batch)?)
                 }
             };
-            let stats = Stats::taken(self.share(), once)?;
-            (self.tick)();
+            let stats = self.taken(HEAD_END, once)?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
+        let token_return = self.token_return(&mut stage)?;
+        Ok((Some(KindProfile::new(self.steps.keys[head], samples)), token_return))
+    }
+
+    /// The return of tokens from the head; `None` where there is no time for it.
+    fn token_return(&self, stage: &mut SoloStage<'_>) -> Result<Option<TokenReturn>> {
+        if self.budget.left(EMBEDDING_END).is_zero() {
+            return Ok(None);
+        }
         let greedy = Sampler::new(Sampling::greedy());
-        let mut sampler = greedy.map_err(|error| crate::Error::Usage(error.to_string()))?;
+        let mut sampler = greedy.map_err(|error| Error::Usage(error.to_string()))?;
         let mut choose = |logits: &[f32]| drop(std::hint::black_box(sampler.sample(logits, &[])));
         let mut hand_over = |rows: u32| {
             let batch = SoloBatch::decode(rows, 1);
-            let times = (0..REPETITIONS).map(|_| Ok(stage.hand_over_us(&batch, &mut choose)?));
-            Ok::<_, crate::Error>(undisturbed_us(times.collect::<Result<_>>()?))
+            let times = Stats::times(REPETITIONS, self.budget.left(EMBEDDING_END), || {
+                Ok(stage.hand_over_us(&batch, &mut choose)?)
+            });
+            Ok::<_, Error>(undisturbed_us(times?))
         };
         let most = self.steps.head_rows.last().copied().unwrap_or(1);
         let one_us = hand_over(1)?;
@@ -222,130 +256,242 @@ impl Timer<'_> {
             if most > 1 { ((hand_over(most)? - one_us) / f64::from(most - 1)).max(0.0) } else { 0.0 };
         // The coordinator is woken by the device, which the hand-over has in it, and wakes the first stage in turn.
         let latency_us = one_us - row_us + wake_us();
-        let token_return = TokenReturn { latency_us: latency_us.max(0.0), row_us };
-        Ok((KindProfile::new(self.steps.keys[head], samples), token_return))
+        Ok(Some(TokenReturn { latency_us: latency_us.max(0.0), row_us }))
     }
 
-    /// The kinds of segments between embedding and head. Those of the window share its time as they take it alone.
+    /// The kinds of segments between embedding and head. Those of the window share its time as they take it alone, or, where
+    /// time is short, by their work.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let (whole, warnings) = self.window(device, stage_us)?;
-        let batches = || steps.batches.iter().zip(&whole).filter_map(|(batch, time)| Some((batch, (*time)?)));
-        let uniform = steps.is_uniform();
-        // Of each kind that is timed alone, the time of each batch.
-        let mut alone: Vec<(usize, Vec<Stats>)> = Vec::new();
-        for &segment in steps.kinds.iter().filter(|&&segment| !uniform || segment != steps.window.start) {
-            let mut stage = self.load(device, segment..segment + 1)?;
-            let times = batches().map(|(batch, _)| self.time(&mut stage, batch));
-            alone.push((segment, times.collect::<Result<_>>()?));
+        let Outcome { timed: whole, warnings } = self.window(device, stage_us)?;
+        if !whole.iter().any(|timed| timed.batch == steps.decode[0]) {
+            return Err(Error::Usage("its times vary too much; is the machine busy?".into()));
         }
+        let alone = self.alone(device, &whole)?;
         let of_key = |key: SegmentKey| alone.iter().find(|(segment, _)| steps.keys[*segment] == key);
         let net_us = |stats: &Stats| (stats.median_us - stage_us).max(0.0);
         let kind = |&segment: &usize| {
             let key = steps.keys[segment];
             let inside = steps.window.clone().any(|other| steps.keys[other] == key);
-            let sample = |(index, (batch, whole)): (usize, (&SoloBatch, Stats))| {
-                let at = key.point(&micro_batch(batch));
-                let together_us = net_us(&whole);
+            let sample = |(index, timed): (usize, &Timed)| {
+                let at = key.point(&micro_batch(&timed.batch));
                 let own = of_key(key).map(|(_, times)| times[index]);
-                match own {
-                    None => whole.sample(at, |_| together_us / steps.window.len() as f64),
-                    Some(own) if !inside => own.sample(at, |us| us - stage_us),
-                    Some(own) => {
-                        let each = steps.window.clone().filter_map(|s| of_key(steps.keys[s]));
-                        let sum_us: f64 = each.map(|(_, times)| net_us(&times[index])).sum();
-                        let factor = if sum_us > 0.0 { together_us / sum_us } else { 1.0 };
-                        own.sample(at, |us| (us - stage_us) * factor)
-                    }
+                if let Some(own) = own.filter(|_| !inside) {
+                    return own.sample(at, |us| us - stage_us);
                 }
+                let weight = |key: SegmentKey| match of_key(key) {
+                    Some((_, times)) => net_us(&times[index]),
+                    None => work(&key, &timed.batch),
+                };
+                let all: f64 = timed.segments.clone().map(|s| weight(steps.keys[s])).sum();
+                let share = if all > 0.0 { weight(key) / all } else { 1.0 / timed.segments.len() as f64 };
+                timed.stats.sample(at, |us| (us - stage_us).max(0.0) * share)
             };
-            KindProfile::new(key, batches().enumerate().map(sample).collect())
+            KindProfile::new(key, whole.iter().enumerate().map(sample).collect())
         };
         Ok((steps.kinds.iter().map(kind).collect(), warnings))
     }
 
-    /// The times of the window for each batch; none of chunks that are too long to be worth it. The first is timed once more
-    /// at the end: whether the device has drifted. If so all are timed again, for what was slow may have been the start.
-    fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<Option<Stats>>, Vec<String>)> {
-        let label = device.adapter().label();
-        let mut stage = self.load(device, self.steps.window.clone())?;
-        let mut times = self.batches(&mut stage, stage_us, self.tick)?;
-        let mut drift = self.drift(&mut stage, &times)?;
-        if drift.is_some() {
-            times = self.batches(&mut stage, stage_us, &|| ())?;
-            drift = self.drift(&mut stage, &times)?;
+    /// Of each kind whose share of the window's time is not plain, the first segment and its time alone for each batch; none
+    /// where time is short.
+    fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
+        let steps = self.steps;
+        let mut alone = Vec::new();
+        if self.is_quick() {
+            return Ok(alone);
         }
-        let warning = drift.map(|[first, last]| {
-            let blocks = self.steps.window.len();
-            format!("{label} drifts: {blocks} blocks took {first:.0} µs at first and {last:.0} µs at last")
-        });
-        Ok((times, warning.into_iter().collect()))
+        let uniform = steps.is_uniform();
+        for &segment in steps.kinds.iter().filter(|&&segment| !uniform || segment != steps.window.start) {
+            let mut times = vec![None; whole.len()];
+            for decode in [true, false] {
+                let mut stage = self.load_window(device, segment..segment + 1, decode)?;
+                for (timed, time) in whole.iter().zip(&mut times) {
+                    if steps.decode.contains(&timed.batch) == decode {
+                        *time = Some(self.taken(1.0, || Ok(stage.burst_us(&timed.batch)?))?);
+                    }
+                }
+            }
+            alone.push((segment, times.into_iter().flatten().collect()));
+        }
+        Ok(alone)
     }
 
-    /// The times of a stage for each batch.
+    /// Blocks for decode steps, or for chunks.
+    fn load_window<'d>(
+        &self,
+        device: &'d mut SoloDevice,
+        segments: Range<usize>,
+        decode: bool,
+    ) -> Result<SoloStage<'d>> {
+        if decode {
+            return self.load_segments(device, segments);
+        }
+        let compiled = self.steps.compile_prefill(segments, device.adapter())?;
+        self.load(device, compiled)
+    }
+
+    /// The times of the window for each decode step and each chunk; none of chunks that are too long to be worth it.
+    fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
+        let (steps, label) = (self.steps, device.adapter().label());
+        let window = steps.window.clone();
+        let mut stage = self.load_window(device, window.clone(), true)?;
+        self.warm_up(&mut stage, &steps.decode[0])?;
+        let mut outcome = Outcome::default();
+        self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
+            self.batches(stage, stage_us, &steps.decode, DECODE_END, &window, tick)
+        })?;
+        drop(stage);
+        let chunks = steps.chunk_window(device.adapter());
+        if steps.chunks.is_empty() || self.budget.left(CHUNKS_END).is_zero() {
+            return Ok(outcome);
+        }
+        let mut stage = self.load_window(device, chunks.clone(), false)?;
+        self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
+            self.batches(stage, stage_us, &steps.chunks, CHUNKS_END, &chunks, tick)
+        })?;
+        Ok(outcome)
+    }
+
+    /// Where time is short, has the device work until its clocks have risen: nothing is timed again later.
+    fn warm_up(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<()> {
+        let limit = WARM_UP.min(self.budget.left(DECODE_END) / 4);
+        let start = Instant::now();
+        while self.is_quick() && start.elapsed() < limit {
+            stage.burst_us(batch)?;
+        }
+        Ok(())
+    }
+
+    /// Times batches. With time enough the first is timed once more at the end: whether the device has drifted. If so all are
+    /// timed again, for what was slow may have been the start. Times that vary too much are left out with a warning.
+    fn steadily(
+        &self,
+        stage: &mut SoloStage<'_>,
+        label: &str,
+        outcome: &mut Outcome,
+        times: impl Fn(&mut SoloStage<'_>, &dyn Fn()) -> Result<Vec<Timed>>,
+    ) -> Result<()> {
+        let mut timed = times(stage, self.tick)?;
+        if !self.is_quick() && self.drift(stage, &timed)?.is_some() {
+            timed = times(stage, &|| ())?;
+            if let Some((blocks, [first, last])) = self.drift(stage, &timed)? {
+                outcome.warnings.push(format!(
+                    "{label} drifts: {blocks} blocks took {first:.0} µs at first and {last:.0} µs at last"
+                ));
+            }
+        }
+        let count = timed.len();
+        timed.retain(|timed| !timed.stats.is_unsteady());
+        if timed.len() < count {
+            let unsteady = count - timed.len();
+            outcome.warnings.push(format!(
+                "{label}: {unsteady} of {count} times vary too much and are not kept; is the machine busy?"
+            ));
+        }
+        outcome.timed.extend(timed);
+        Ok(())
+    }
+
+    /// The times of a stage for batches, as far as there is time until a share of the budget is used up; at least of the
+    /// first one.
     fn batches(
         &self,
         stage: &mut SoloStage<'_>,
         stage_us: f64,
+        batches: &[SoloBatch],
+        until: f64,
+        segments: &Range<usize>,
         tick: &dyn Fn(),
-    ) -> Result<Vec<Option<Stats>>> {
+    ) -> Result<Vec<Timed>> {
         let mut patience = Patience::default();
-        let time = |batch: &SoloBatch| {
-            if !patience.allows(batch) {
-                return Ok(None);
+        let mut timed = Vec::new();
+        for batch in batches {
+            let expected_us = patience.expected_us(batch);
+            let is_long = self.is_quick() && expected_us > LONG_US;
+            let runs = if is_long { 1.0 } else { RUNS };
+            let left_us = self.budget.left(until).as_secs_f64() * 1e6;
+            let affordable = left_us > 0.0 && expected_us * runs <= left_us;
+            if !timed.is_empty() && !(affordable && (self.is_quick() || patience.allows(batch))) {
+                continue;
             }
-            let stats = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;
+            let mut once = || match is_long {
+                true => Ok(stage.single_us(batch)?),
+                false => Ok(stage.burst_us(batch)?),
+            };
+            let mut take = || Stats::steady(self.share(), || self.budget.left(until), &mut once);
+            let mut stats = take()?;
+            // Something else had the device.
+            if expected_us > 0.0 && stats.median_us > DISTURBED * (expected_us + stage_us) {
+                let again = take()?;
+                stats = if again.median_us < stats.median_us { again } else { stats };
+            }
             tick();
             patience.note(batch, stats.median_us - stage_us);
-            Ok(Some(stats))
-        };
-        self.steps.batches.iter().map(time).collect()
+            timed.push(Timed { batch: *batch, stats, segments: segments.clone() });
+        }
+        Ok(timed)
     }
 
-    /// What the first batch took at first and takes now, if that is not the same.
-    fn drift(&self, stage: &mut SoloStage<'_>, times: &[Option<Stats>]) -> Result<Option<[f64; 2]>> {
-        let (Some(batch), Some(Some(first))) = (self.steps.batches.first(), times.first()) else {
-            return Ok(None);
-        };
-        let last = Stats::taken(self.share(), || Ok(stage.burst_us(batch)?))?;
+    /// What the first batch took at first and takes now, if that is not the same, after the number of blocks.
+    fn drift(&self, stage: &mut SoloStage<'_>, timed: &[Timed]) -> Result<Option<(usize, [f64; 2])>> {
+        let Some(Timed { batch, stats: first, segments }) = timed.first() else { return Ok(None) };
+        let last = Stats::taken(self.share(), self.budget.left(1.0), || Ok(stage.burst_us(batch)?))?;
         let drifted = (last.median_us / first.median_us - 1.0).abs() > DRIFT;
-        Ok(drifted.then_some([first.median_us, last.median_us]))
+        Ok(drifted.then_some((segments.len(), [first.median_us, last.median_us])))
     }
+}
+
+/// A number in proportion to the time that a segment takes for a batch, about.
+fn work(key: &SegmentKey, batch: &SoloBatch) -> f64 {
+    let work = key.work(&key.point(&micro_batch(batch)));
+    (work.bytes * FLOPS_PER_BYTE).max(work.flops)
 }
 
 /// Times of copies between a device and host memory, both ways together halved: (bytes, microseconds).
-fn host_copies(device: &mut SoloDevice, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
+fn host_copies(device: &mut SoloDevice, row_bytes: u64, left: Duration) -> Result<Vec<(u64, f64)>> {
+    let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
+    let each = left / (COPY_BYTES.len() as u32 + 1);
     let copy = |bytes: u64| {
-        let once = |_| Ok(device.host_copies_us(bytes)?.iter().sum::<f64>() / 2.0);
-        let times = (0..REPETITIONS).map(once).collect::<Result<_>>()?;
-        Ok((bytes, undisturbed_us(times)))
+        let once = || Ok(device.host_copies_us(bytes)?.iter().sum::<f64>() / 2.0);
+        Ok((bytes, undisturbed_us(Stats::times(REPETITIONS, each, once)?)))
     };
-    [row_bytes].into_iter().chain(COPY_BYTES).map(copy).collect()
+    sizes.map(copy).collect()
 }
 
-/// The way between two devices, by their places.
+/// The way between two devices, by their places; `None` if the times make no sense, twice.
 pub(super) fn link(
     devices: &mut [SoloDevice],
     (from, to): (usize, usize),
     row_bytes: u64,
-) -> Result<LinkFacts> {
+) -> Result<Option<LinkFacts>> {
     let (low, high) = devices.split_at_mut(from.max(to));
     let (low, high) = (&mut low[from.min(to)], &mut high[0]);
     let (from, to) = if from < to { (low, high) } else { (high, low) };
     let most = COPY_BYTES.into_iter().fold(row_bytes, u64::max);
     let mut crossing = Crossing::new(from, to, Route::HOST_STAGED, most)?;
+    for _ in 0..2 {
+        let facts = LinkFacts::fitted(Route::HOST_STAGED, &crossings(&mut crossing, row_bytes)?);
+        if facts.is_plausible() {
+            return Ok(Some(facts));
+        }
+    }
+    Ok(None)
+}
+
+/// Times of crossings without the hand-over: (bytes, microseconds).
+fn crossings(crossing: &mut Crossing<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);
-    let mut samples = Vec::new();
-    for bytes in [row_bytes].into_iter().chain(COPY_BYTES) {
+    let sizes = [row_bytes].into_iter().chain(COPY_BYTES);
+    let sample = |bytes| {
         crossing.time_us(bytes)?;
         let times = (0..REPETITIONS).map(|_| Ok(crossing.time_us(bytes)?)).collect::<Result<_>>()?;
-        samples.push((bytes, (undisturbed_us(times) - hand_over_us).max(0.0)));
-    }
-    Ok(LinkFacts::fitted(Route::HOST_STAGED, &samples))
+        Ok((bytes, (undisturbed_us(times) - hand_over_us).max(0.0)))
+    };
+    sizes.map(sample).collect()
 }
 
 /// Time from one thread's word until another one, asleep, goes on.
@@ -358,7 +504,7 @@ fn wake_us() -> f64 {
         let answered = there.send(()).is_ok() && back.recv().is_ok();
         answered.then(|| start.elapsed().as_secs_f64() * 1e6 / 2.0)
     };
-    let times = (0..MOST).filter_map(once).collect();
+    let times = (0..WAKES).filter_map(once).collect();
     drop(there);
     // It has nothing more to do.
     let _ = echo.join();

@@ -6,16 +6,17 @@
 //!
 //! This module must not know what is made of what it sees.
 
+use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
-use ragtag_graph::{CompiledStage, WeightBuffer, WeightChunk};
+use ragtag_graph::CompiledStage;
 use ragtag_hal::Timing;
 use ragtag_scheduler::core::Sample;
 use ragtag_scheduler::cost::Profile;
 use ragtag_scheduler::{
     Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling,
-    SoloBatch, StageSpec, WeightSource,
+    SoloBatch, StageSpec,
 };
 use std::sync::mpsc;
 use std::time::Duration;
@@ -47,7 +48,7 @@ impl Miniature {
             let step_us = stages[at].1.time(&steps.keys[segment], &alone).map_or(BUSY_US, |time| time.value);
             lengthen(&mut compiled, step_us, steps.lowering.sequences);
             logit_row_bytes = compiled.logit_row_bytes;
-            let weights = Box::new(Zeros(compiled.weights.clone()));
+            let weights = Box::new(Filling::new(&compiled));
             specs.push(StageSpec { device: Box::new(device), compiled, weights });
         }
         let lowering = &steps.lowering;
@@ -110,25 +111,6 @@ fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
         if program.params.rows <= sequences {
             program.steps = std::iter::repeat_n(steps, times).flatten().collect();
         }
-    }
-}
-
-/// Weights that nobody has to read from a file: how long a product takes does not depend on them.
-struct Zeros(Vec<WeightBuffer>);
-
-impl WeightSource for Zeros {
-    fn chunks(&self, weight: usize, max_bytes: u64) -> Vec<WeightChunk> {
-        self.0[weight].chunks(max_bytes)
-    }
-
-    fn fill(
-        &self,
-        _: usize,
-        _: &WeightChunk,
-        out: &mut [u8],
-    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        out.fill(0);
-        Ok(())
     }
 }
 

@@ -2,27 +2,45 @@
 //! them. What was measured is kept on disk and taken from there the next time.
 //!
 //! Devices that are one processor are timed at the same time, since they work at the same time in a pipeline and share
-//! caches and memory; every other device is timed alone.
+//! caches and memory; every other device is timed alone. Equal parts of a processor share one profile, their mean.
 
+mod budget;
+mod filling;
+mod found;
 mod hand_over;
+mod job;
 mod kept;
 mod measure;
 mod miniature;
+mod stats;
 mod steps;
 
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use budget::Budget;
+use found::Found;
+use job::Job;
 use kept::Kept;
-use measure::Timer;
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
 use ragtag_scheduler::cost::Profile;
-use ragtag_scheduler::{DeviceFacts, LinkFacts, Links, SoloDevice};
+use ragtag_scheduler::{DeviceFacts, Links, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use steps::Steps;
+
+/// By how much a stage is off that contradicts its profile, over how many decode steps or chunks.
+const CONTRADICTING_FACTOR: f64 = 1.5;
+const CONTRADICTING_STEPS: u64 = 16;
+const CONTRADICTING_CHUNKS: u64 = 8;
+
+/// How long a calibration waits for that of another process: one with a limit, and one without.
+const QUICK_PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What to time, and for how long.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,8 +53,11 @@ pub struct CalibrationOptions {
     pub chunk: u32,
     /// Most sequences that decode together.
     pub sequences: u32,
-    /// Seconds of timing for each device, about.
+    /// Seconds of timing for each device, about, where there is no limit.
     pub seconds: f64,
+    /// Most wall time for all devices together, the compilation of kernels apart. What tells most is timed first, and a profile
+    /// that lacks the rest is kept and used as it is.
+    pub limit: Option<Duration>,
     /// Time everything, whatever was kept.
     pub force: bool,
     /// Where results are kept; by default in the folder that `RAGTAG_CACHE_DIR` names, else in the user's for caches.
@@ -51,6 +72,7 @@ impl Default for CalibrationOptions {
             chunk: crate::planner::MAX_CHUNK,
             sequences: 1,
             seconds: 1.0,
+            limit: None,
             force: false,
             folder: None,
         }
@@ -115,40 +137,51 @@ impl Calibration {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Self> {
         let steps = Steps::new(model, options)?;
-        let kept = Kept::new(options.folder.clone());
-        let mut known = Vec::new();
-        for adapter in adapters {
-            let identity = steps.identity(adapter, together(adapters, adapter))?;
-            let profile = if options.force { None } else { kept.profile(&identity) };
-            let complete = profile.as_ref().is_some_and(|profile| steps.are_all_in(profile));
-            known.push(Known { adapter: adapter.clone(), identity, profile, complete });
+        let mut kept = Kept::new(options.folder.clone());
+        let mut found = Found::new(adapters, &steps, &kept, options.force)?;
+        if found.is_complete() {
+            return Ok(found.into_calibration());
         }
-        // Those that share a processor are timed together or not at all.
-        if known.iter().any(|k| !k.complete && is_processor(&k.adapter)) {
-            known.iter_mut().filter(|k| is_processor(&k.adapter)).for_each(|k| k.complete = false);
+        let lock = kept.lock(if options.limit.is_some() { QUICK_PATIENCE } else { PATIENCE });
+        if lock.waited && !options.force {
+            found = Found::new(adapters, &steps, &kept, false)?;
+            if found.is_complete() {
+                return Ok(found.into_calibration());
+            }
         }
-        let pairs = link_pairs(&known);
-        let link = |&(from, to): &(usize, usize)| {
-            let facts =
-                if options.force { None } else { kept.link(&known[from].adapter, &known[to].adapter) };
-            (from, to, facts)
-        };
-        let links: Vec<_> = pairs.iter().map(link).collect();
-        let mut calibration = Self::default();
-        let labels: Vec<_> = adapters.iter().map(Adapter::label).collect();
-        if known.iter().all(|k| k.complete) && links.iter().all(|(_, _, facts)| facts.is_some()) {
-            calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
-            calibration.links.known = named(&labels, links);
-            return Ok(calibration);
-        }
-        let missing = known.iter().filter(|k| !k.complete).count() as u64;
-        let total = missing * (steps.count() + 1)
-            + links.iter().filter(|(_, _, facts)| facts.is_none()).count() as u64;
+        let total =
+            found.missing_profiles() as u64 * (steps.count() + 1) + found.missing_links().len() as u64;
         let done = AtomicU64::new(0);
         let tick = || progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
-        let job = Job { labels, model, steps: &steps, kept: &kept, seconds: options.seconds, tick: &tick };
-        job.run(devices, known, links, &mut calibration)?;
-        Ok(calibration)
+        let budget = Budget::new(options.limit);
+        Job { steps: &steps, kept: &kept, seconds: options.seconds, budget, tick: &tick }.run(devices, found)
+    }
+
+    /// What was kept of the selected devices; nothing is timed.
+    ///
+    /// # Errors
+    /// If the model cannot be lowered.
+    pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
+        let steps = Steps::new(model, options)?;
+        let kept = Kept::new(options.folder.clone());
+        Ok(Found::new(devices.selected(), &steps, &kept, false)?.into_calibration())
+    }
+
+    /// Marks the kept profiles that a run contradicts, so that the next calibration times those devices again, and returns
+    /// the devices' labels. `devices` are the facts that the comparison rests on; `folder` is as in [`CalibrationOptions`]. A
+    /// profile that was made because of such a mark is not marked again for 30 days.
+    pub fn contradict(
+        devices: &[DeviceFacts],
+        comparison: &Comparison,
+        folder: Option<PathBuf>,
+    ) -> Vec<String> {
+        let kept = Kept::new(folder);
+        let contradicted = devices.iter().filter(|device| {
+            let Some(profile) = &device.profile else { return false };
+            let own = |part: &&ComparedPart| part.place == Place::Stage && part.device == device.label;
+            comparison.parts.iter().filter(own).any(is_contradiction) && kept.contradict(profile)
+        });
+        contradicted.map(|device| device.label.clone()).collect()
     }
 
     /// The profile of a device.
@@ -166,189 +199,64 @@ impl Calibration {
     }
 }
 
-/// A device with what was kept of it.
-struct Known {
-    adapter: Adapter,
-    identity: ragtag_scheduler::cost::ProfileIdentity,
-    profile: Option<Profile>,
-    /// Whether nothing is missing in it.
-    complete: bool,
+/// Whether a stage took so much more or less than predicted that no chance explains it.
+fn is_contradiction(part: &ComparedPart) -> bool {
+    let fewest = match part.phase {
+        Phase::Decode => CONTRADICTING_STEPS,
+        Phase::Prefill => CONTRADICTING_CHUNKS,
+    };
+    let factor = 1.0 + part.deviation;
+    part.micro_batches >= fewest && !(1.0 / CONTRADICTING_FACTOR..=CONTRADICTING_FACTOR).contains(&factor)
 }
-
-impl Known {
-    fn into_labelled(self) -> Option<(String, Arc<Profile>)> {
-        self.profile.map(|profile| (self.adapter.label(), Arc::new(profile)))
-    }
-}
-
-/// A link by the places of its devices, with what is known of it.
-type KnownLink = (usize, usize, Option<LinkFacts>);
 
 fn is_processor(adapter: &Adapter) -> bool {
     matches!(adapter.kind, AdapterKind::Cpu | AdapterKind::Software)
 }
 
-/// How many of the devices work at the same time as parts of one processor.
-fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
-    match is_processor(adapter) {
-        true => adapters.iter().filter(|other| is_processor(other)).count() as u32,
-        false => 1,
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ragtag_scheduler::FigureSource;
 
-/// Every ordered pair.
-fn link_pairs(known: &[Known]) -> Vec<(usize, usize)> {
-    let all = 0..known.len();
-    all.clone().flat_map(|from| all.clone().filter(move |&to| to != from).map(move |to| (from, to))).collect()
-}
-
-fn named(labels: &[String], links: Vec<KnownLink>) -> Vec<(String, String, LinkFacts)> {
-    let named = |(from, to, facts): KnownLink| Some((labels[from].clone(), labels[to].clone(), facts?));
-    links.into_iter().filter_map(named).collect()
-}
-
-/// The work of one calibration.
-struct Job<'a> {
-    labels: Vec<String>,
-    model: &'a Model,
-    steps: &'a Steps,
-    kept: &'a Kept,
-    seconds: f64,
-    tick: &'a (dyn Fn() + Sync),
-}
-
-impl Job<'_> {
-    fn run(
-        &self,
-        devices: &Devices,
-        mut known: Vec<Known>,
-        mut links: Vec<KnownLink>,
-        calibration: &mut Calibration,
-    ) -> Result<()> {
-        let labels = &self.labels;
-        let opened = devices.open(labels)?;
-        let mut solo: Vec<_> =
-            opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
-        let mut timed = Vec::new();
-        let of_kind = |processors: bool| {
-            let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
-            move |(_, (k, _)): &(usize, (&mut Known, &mut SoloDevice))| wanted(k)
+    #[test]
+    fn a_run_contradicts_a_profile_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = || Some(folder.path().to_owned());
+        let profile = kept::tests::profile(kept::now_unix_s());
+        let kept = Kept::new(folder());
+        kept.keep_profile(&profile);
+        let facts = DeviceFacts::assumed("cpu:0", AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
+        let facts = [facts.with_profile(Arc::new(profile.clone()))];
+        let part = |micro_batches: u64, deviation: f64| ComparedPart {
+            place: Place::Stage,
+            index: 0,
+            device: "cpu:0".into(),
+            to: None,
+            phase: Phase::Decode,
+            micro_batches,
+            rows: 1.0,
+            bytes: 0.0,
+            predicted_us: 100.0,
+            measured_us: 100.0 * (1.0 + deviation),
+            waited_us: 0.0,
+            deviation,
+            parts: Default::default(),
+            finding: None,
         };
-        let mut outcomes = Vec::new();
-        for (index, (known, device)) in known.iter_mut().zip(&mut solo).enumerate().filter(of_kind(false)) {
-            outcomes.push((index, self.profile(known, device)));
-        }
-        std::thread::scope(|scope| {
-            let processors = known.iter_mut().zip(&mut solo).enumerate().filter(of_kind(true));
-            let threads: Vec<_> = processors
-                .map(|(index, (known, device))| (index, scope.spawn(move || self.profile(known, device))))
-                .collect();
-            for (index, thread) in threads {
-                let panicked = |_| Err(Error::Usage("a thread that timed a device panicked".into()));
-                outcomes.push((index, thread.join().unwrap_or_else(panicked)));
-            }
-        });
-        for (index, outcome) in outcomes {
-            match outcome {
-                Ok(warnings) => {
-                    timed.push(index);
-                    calibration.timed.push(labels[index].clone());
-                    calibration.warnings.extend(warnings);
-                }
-                Err(error) => {
-                    calibration.warnings.push(format!("{} is not calibrated: {error}", labels[index]))
-                }
-            }
-        }
-        let missing: Vec<_> =
-            links.iter().filter(|link| link.2.is_none()).map(|&(from, to, _)| (from, to)).collect();
-        let is_missing = |link: &&mut KnownLink| missing.contains(&(link.0, link.1));
-        for (from, to, facts) in links.iter_mut().filter(is_missing) {
-            match measure::link(&mut solo, (*from, *to), self.steps.row_bytes()) {
-                Ok(measured) => *facts = Some(measured),
-                Err(error) => {
-                    let (from, to) = (&labels[*from], &labels[*to]);
-                    let warning = format!("the link from {from} to {to} is not calibrated: {error}");
-                    calibration.warnings.push(warning);
-                }
-            }
-            (self.tick)();
-        }
-        // What follows opens each device anew.
-        drop(solo);
-        for index in timed {
-            if let Err(error) = self.hand_over(devices, &mut known[index]) {
-                let warning = format!("the hand-over of {} is not timed: {error}", labels[index]);
-                calibration.warnings.push(warning);
-            }
-            (self.tick)();
-        }
-        if let Err(error) = self.links_at_work(devices, &known, &mut links, &missing) {
-            calibration.warnings.push(format!("links are timed between devices at rest alone: {error}"));
-        }
-        for (from, to, facts) in links.iter_mut().filter(is_missing) {
-            if let Some(facts) = facts {
-                self.kept.keep_link(&known[*from].adapter, &known[*to].adapter, facts);
-            }
-        }
-        calibration.links.known = named(labels, links);
-        calibration.profiles = known.into_iter().filter_map(Known::into_labelled).collect();
-        calibration.unkept = self.kept.failure().map(str::to_owned);
-        Ok(())
-    }
-
-    /// Times the missing links again between devices at work, all of them in a few pipelines.
-    fn links_at_work(
-        &self,
-        devices: &Devices,
-        known: &[Known],
-        links: &mut [KnownLink],
-        missing: &[(usize, usize)],
-    ) -> Result<()> {
-        let stages = known.iter().enumerate().filter(|_| !self.steps.window.is_empty());
-        let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.as_ref()?)));
-        let stages: Vec<_> = stages.collect();
-        for order in hand_over::orders(stages.len()) {
-            let order: Vec<_> = order.into_iter().map(|at| &stages[at]).collect();
-            let pairs: Vec<_> = order.windows(2).map(|pair| (pair[0].0, pair[1].0)).collect();
-            if !pairs.iter().any(|pair| missing.contains(pair)) {
-                continue;
-            }
-            let named: Vec<_> = order.iter().map(|(_, label, profile)| (label.clone(), *profile)).collect();
-            let measured = hand_over::measure_links(devices, self.steps, &named)?;
-            for (pair, facts) in pairs.iter().zip(measured).filter(|(pair, _)| missing.contains(pair)) {
-                let link = links.iter_mut().find(|link| (link.0, link.1) == *pair);
-                if let Some((link, facts)) = link.zip(facts) {
-                    link.2 = Some(facts);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Times a device and keeps what comes out, together with what was measured elsewhere before; returns warnings.
-    fn profile(&self, known: &mut Known, device: &mut SoloDevice) -> Result<Vec<String>> {
-        let timer = Timer { model: self.model, steps: self.steps, seconds: self.seconds, tick: self.tick };
-        let (mut profile, warnings) = timer.profile(&known.identity, device)?;
-        if let Some(before) = &known.profile {
-            profile.merge(before);
-        }
-        self.kept.keep_profile(&profile);
-        known.profile = Some(profile);
-        Ok(warnings)
-    }
-
-    /// Times what a token loses between stages, and keeps that, too.
-    fn hand_over(&self, devices: &Devices, known: &mut Known) -> Result<()> {
-        let Some(profile) = known.profile.as_mut().filter(|_| !self.steps.window.is_empty()) else {
-            return Ok(());
+        let contradicted = |micro_batches: u64, deviation: f64| {
+            let comparison = Comparison { parts: vec![part(micro_batches, deviation)], rates: Vec::new() };
+            Calibration::contradict(&facts, &comparison, folder())
         };
-        let measured = hand_over::measure(devices, self.steps, &known.adapter.label(), profile)?;
-        if let Some(measured) = measured {
-            profile.hand_over_us = measured.stage_us;
-            profile.token_return = measured.token_return;
-            self.kept.keep_profile(profile);
-        }
-        Ok(())
+        assert!(contradicted(100, 0.4).is_empty() && contradicted(100, -0.3).is_empty());
+        assert!(contradicted(5, 9.0).is_empty(), "too few to tell");
+        assert!(kept.profile(&profile.identity).is_some());
+        assert_eq!(contradicted(100, 0.6), ["cpu:0"]);
+        assert!(kept.profile(&profile.identity).is_none(), "it is measured again");
+        let again = kept::tests::profile(profile.measured_unix_s - 1);
+        kept.keep_profile(&again);
+        assert_eq!(kept.profile(&profile.identity), Some(again.clone()));
+        let facts = [facts[0].clone().with_profile(Arc::new(again))];
+        let comparison = Comparison { parts: vec![part(100, -0.5)], rates: Vec::new() };
+        assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new one stays");
     }
 }

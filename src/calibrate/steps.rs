@@ -2,48 +2,72 @@
 //!
 //! This module must not know devices at work: it lists.
 
-use super::CalibrationOptions;
+use super::{CalibrationOptions, is_processor};
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::planner::MAX_CHUNK;
 use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
 use ragtag_scheduler::SoloBatch;
-use ragtag_scheduler::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint};
+use ragtag_scheduler::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use std::ops::Range;
 
 /// Positions at which decode is timed: a short context, and a long one.
 const CONTEXTS: [u32; 2] = [32, 512];
+/// The context of single sequences in which one more step and chunks are timed, unless the model's is shorter.
+const FAR: u32 = 8192;
+/// Keys and values of the window's blocks take no more bytes than this in that context.
+const MAX_FAR_BYTES: u64 = 512 << 20;
 /// Most sequences that are timed together; more are extrapolated.
 const MAX_SEQUENCES: u32 = 64;
 /// The smallest chunk that is timed, unless the largest is smaller.
 const SMALLEST_CHUNK: u32 = 16;
-/// A chunk is timed unless one of half its rows or fewer takes the window longer than this: what keeps a device busy for so
-/// long takes time by its operations, and longer chunks as much more as they have more of them.
-const LONG_US: f64 = 50e3;
+/// The longest chunk of stages that decode several sequences, and of calibration pipelines: caches of all sequences hold it.
+const MAX_SHARED_CHUNK: u32 = 1024;
+/// Chunks in order of their worth, where time is short; all others follow, the longest first.
+const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
+/// The farthest chunk that comes before the less worthy ones has no more rows than this.
+const FAR_ROWS: u32 = 512;
+/// A chunk that is expected to take the window longer than this is not timed: it takes time by its operations, and a shorter
+/// one tells how much.
+const LONGEST_US: f64 = 400e3;
 /// Blocks are timed several at once, so that none finds its weights in a cache because there are so few of them: at least
 /// so many bytes, which is more than the last caches of most servers hold, at most so many blocks.
 const WINDOW: (u64, usize) = (512 << 20, 8);
 /// An embedding table beyond this is not loaded to time it: looking rows up takes next to nothing.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
+/// A head beyond this is not loaded where time is short.
+const MAX_QUICK_HEAD_BYTES: u64 = 1 << 30;
+/// Most bytes with which a processor's caches are cleared where time is short.
+const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 
 /// What is timed of one model.
 #[derive(Debug)]
 pub(super) struct Steps {
+    /// How decode and what lies between stages are timed.
     pub(super) lowering: Lowering,
+    /// How chunks are timed, and decode in the far context: one sequence alone.
+    prefill: Lowering,
     pub(super) keys: Vec<SegmentKey>,
     /// Consecutive blocks that are timed together.
     pub(super) window: Range<usize>,
     /// For each kind of segment between embedding and head the first that is of it.
     pub(super) kinds: Vec<usize>,
     times_embedding: bool,
-    /// What segments that attend are given.
-    pub(super) batches: Vec<SoloBatch>,
+    /// Decode steps, in order of their worth.
+    pub(super) decode: Vec<SoloBatch>,
+    /// Chunks, and decode in the far context, in order of their worth.
+    pub(super) chunks: Vec<SoloBatch>,
     /// Rows that the head is given.
     pub(super) head_rows: Vec<u32>,
     /// Rows that the embedding is given.
     embedding_rows: Vec<u32>,
+    timed_for: TimedFor,
     row_bytes: u64,
     window_bytes: u64,
+    head_bytes: u64,
+    /// Whether time is short.
+    is_quick: bool,
     shape: String,
     graph: ragtag_graph::Model,
 }
@@ -51,52 +75,48 @@ pub(super) struct Steps {
 impl Steps {
     pub(super) fn new(model: &Model, options: &CalibrationOptions) -> Result<Self> {
         let longest = model.hyperparameters().context.max(2);
-        let most = options.sequences.clamp(1, MAX_SEQUENCES).next_power_of_two();
-        let decode_rows = ends_of_buckets(most);
-        let chunk = options.chunk.clamp(1, longest);
-        let is_timed = |&rows: &u32| rows >= SMALLEST_CHUNK || rows == chunk;
-        let chunks: Vec<u32> = buckets(chunk).into_iter().filter(is_timed).collect();
-        let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
-        contexts.dedup();
-        let context = longest.min(CONTEXTS[1]).max(chunk);
-
-        let mut batches = Vec::new();
-        for &rows in &decode_rows {
-            batches.extend(contexts.iter().map(|&positions| SoloBatch::decode(rows, positions)));
-        }
-        for &rows in chunks.iter().filter(|&&rows| rows > 1) {
-            batches.push(SoloBatch::chunk(rows, 0));
-            if context > rows {
-                batches.push(SoloBatch::chunk(rows, context - rows));
-            }
-        }
-        let mut embedding_rows = [&decode_rows[..], &chunks].concat();
-        embedding_rows.sort_unstable();
-        embedding_rows.dedup();
-        let lowering = Lowering {
+        let timed_for = TimedFor {
+            chunk: options.chunk.clamp(1, longest),
+            sequences: options.sequences.clamp(1, MAX_SEQUENCES).next_power_of_two(),
+        };
+        let TimedFor { chunk, sequences: most } = timed_for;
+        let lowering = |context: u32, sequences: u32, chunk: u32| Lowering {
             activations: options.activations,
             kv: options.kv,
             context,
-            sequences: most,
-            chunk: chunk.max(most),
-            logit_rows: most,
+            sequences,
+            chunk: chunk.max(sequences),
+            logit_rows: sequences,
             boundary: Boundary::F32,
         };
+        let shared_chunk = chunk.min(MAX_SHARED_CHUNK);
+        let shared = lowering(longest.min(CONTEXTS[1]).max(shared_chunk), most, shared_chunk);
         let as_error = |cause| Error::Model { name: model.name().into(), cause };
-        let segments = model.graph().segments(&lowering).map_err(as_error)?;
+        let segments = model.graph().segments(&shared).map_err(as_error)?;
         let keys: Vec<_> = segments.iter().map(SegmentKey::from).collect();
         let window = window(&segments);
+        let far = far(&segments[window.clone()], longest).max(chunk).max(longest.min(CONTEXTS[1]));
+
+        let decode_rows = ends_of_buckets(most);
+        let mut embedding_rows = [&decode_rows[..], &chunks(chunk)].concat();
+        embedding_rows.sort_unstable();
+        embedding_rows.dedup();
         let middle = 1..segments.len().saturating_sub(1);
         let kinds = middle.clone().filter(|&s| (1..s).all(|before| keys[before] != keys[s])).collect();
         Ok(Self {
-            lowering,
+            lowering: shared,
+            prefill: lowering(far, 1, chunk.max(most)),
             kinds,
             times_embedding: bytes(&segments[0]) <= MAX_TABLE_BYTES,
-            batches,
+            decode: decode_batches(&decode_rows, longest),
+            chunks: chunk_batches(chunk, far, longest.min(CONTEXTS[1])),
             head_rows: decode_rows,
             embedding_rows,
+            timed_for,
             row_bytes: u64::from(model.hyperparameters().width) * 4,
             window_bytes: segments[window.clone()].iter().map(bytes).sum(),
+            head_bytes: segments.last().map_or(0, bytes),
+            is_quick: options.limit.is_some(),
             window,
             shape: shape(model),
             graph: model.graph().clone(),
@@ -106,8 +126,39 @@ impl Steps {
 
     /// Compiles segments for a device.
     pub(super) fn compile(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
-        let compiled = ragtag_graph::compile(&self.graph, segments, &self.lowering, &adapter.caps);
+        self.compile_for(&self.lowering, segments, adapter)
+    }
+
+    /// Compiles segments for a device, for a single sequence with long chunks.
+    pub(super) fn compile_prefill(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
+        self.compile_for(&self.prefill, segments, adapter)
+    }
+
+    fn compile_for(
+        &self,
+        lowering: &Lowering,
+        segments: Range<usize>,
+        adapter: &Adapter,
+    ) -> Result<CompiledStage> {
+        let compiled = ragtag_graph::compile(&self.graph, segments, lowering, &adapter.caps);
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
+    }
+
+    /// The blocks with which chunks are timed: one where time is short and the device a processor, for which even chunks of
+    /// few rows are more arithmetic than memory.
+    pub(super) fn chunk_window(&self, adapter: &Adapter) -> Range<usize> {
+        let Range { start, end } = self.window.clone();
+        if self.is_quick && is_processor(adapter) { start..end.min(start + 1) } else { start..end }
+    }
+
+    /// Whether the head is loaded.
+    pub(super) fn times_head(&self) -> bool {
+        !self.is_quick || self.head_bytes <= MAX_QUICK_HEAD_BYTES
+    }
+
+    /// The sizes that are asked for.
+    pub(super) fn timed_for(&self) -> TimedFor {
+        self.timed_for
     }
 
     /// What the embedding is given; nothing if it is not timed.
@@ -125,9 +176,16 @@ impl Steps {
         self.window.clone().all(|segment| self.keys[segment] == self.keys[self.window.start])
     }
 
-    /// Bytes that the blocks of the window have, at most as many as a window needs.
+    /// Bytes with which a processor's caches are cleared: as many as the blocks of the window have, at most as many as a
+    /// window needs.
     pub(super) fn sweep_bytes(&self) -> usize {
-        self.window_bytes.min(WINDOW.0) as usize
+        let most = if self.is_quick { QUICK_SWEEP_BYTES } else { WINDOW.0 };
+        self.window_bytes.min(most) as usize
+    }
+
+    /// Bytes of one row of logits.
+    pub(super) fn logit_row_bytes(&self) -> u64 {
+        u64::from(self.graph.hyperparameters().vocabulary) * 4
     }
 
     /// Bytes of one row of activations.
@@ -135,21 +193,28 @@ impl Steps {
         self.row_bytes
     }
 
-    /// Whether a profile has everything that is timed.
-    pub(super) fn are_all_in(&self, profile: &Profile) -> bool {
+    /// Whether nothing needs to be timed for a profile. Where time is short, one that was made for these sizes is taken as it
+    /// is; else it has everything that is timed.
+    pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
+        if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
+    }
+
+    fn are_all_in(&self, profile: &Profile) -> bool {
         let has = |segment: usize, at: &TimePoint| profile.has(&self.keys[segment], at);
         let plain = |rows: u32| TimePoint { rows, sequences: rows, positions: 0.0 };
         let mut patience = Patience::default();
-        let batches = self.batches.iter().filter(|batch| {
+        let chunks = self.chunks.iter().filter(|batch| {
             let wanted = patience.allows(batch);
-            patience.note(batch, self.window_us(profile, batch));
+            if wanted {
+                patience.note(batch, self.window_us(profile, batch));
+            }
             wanted
         });
         let points = |batch: &SoloBatch, segment: usize| self.keys[segment].point(&micro_batch(batch));
         let middle = |batch: &SoloBatch| self.kinds.iter().all(|&kind| has(kind, &points(batch, kind)));
         self.embedding_rows().iter().all(|&rows| has(0, &plain(rows)))
             && self.head_rows.iter().all(|&rows| has(self.head(), &plain(rows)))
-            && batches.into_iter().all(middle)
+            && self.decode.iter().chain(chunks).all(middle)
     }
 
     /// What the blocks of the window take together by a profile, in microseconds; without those that it does not know.
@@ -161,13 +226,15 @@ impl Steps {
     /// How many things are timed on a device.
     pub(super) fn count(&self) -> u64 {
         let singles = if self.is_uniform() { self.kinds.len().saturating_sub(1) } else { self.kinds.len() };
-        ((singles + 1) * self.batches.len() + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
+        let batches = self.decode.len() + self.chunks.len();
+        ((singles + 1) * batches + self.embedding_rows().len() + self.head_rows.len() + 1) as u64
     }
 
     /// What a profile of this model on a device holds for.
     pub(super) fn identity(&self, adapter: &Adapter, together: u32) -> Result<ProfileIdentity> {
         Ok(ProfileIdentity {
-            device: adapter.label(),
+            // Equal parts of a processor are alike.
+            device: if is_processor(adapter) { adapter.backend.clone() } else { adapter.label() },
             name: adapter.name.clone(),
             driver: adapter.driver.clone(),
             units: adapter.caps.parallel_units,
@@ -180,14 +247,16 @@ impl Steps {
     }
 
     /// Digest of the kernels that run: their variants, their texts where there are any, and the version of the program that
-    /// has those of the CPU in it.
+    /// has those of the CPU in it. It is the same whatever sizes are asked for.
     fn kernels(&self, adapter: &Adapter) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
         hasher.update(format!("{:?}", adapter.caps.features).as_bytes());
         let first = self.window.start.min(self.head());
+        let chunk = MAX_CHUNK.min(self.graph.hyperparameters().context.max(2));
+        let usual = Lowering { context: chunk, sequences: 1, chunk, logit_rows: 1, ..self.lowering };
         for segments in [0..first + 1, self.head()..self.keys.len()] {
-            let compiled = self.compile(segments, adapter)?;
+            let compiled = self.compile_for(&usual, segments, adapter)?;
             for variant in &compiled.variants {
                 hasher.update(variant.as_bytes());
             }
@@ -214,30 +283,75 @@ impl Steps {
     }
 }
 
-/// Which chunks are still worth timing.
-#[derive(Debug)]
+/// What chunks are expected to take, from those that were timed.
+#[derive(Debug, Default)]
 pub(super) struct Patience {
-    most_rows: u32,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { most_rows: u32::MAX }
-    }
+    /// Rows and microseconds.
+    seen: Vec<(u32, f64)>,
 }
 
 impl Patience {
-    /// Whether a batch is to be timed.
-    pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
-        batch.rows_each <= self.most_rows
+    /// The expected time of a batch in microseconds: of the longest chunk before it that is no longer, as many times as it has
+    /// rows. 0 for decode, and where nothing tells.
+    pub(super) fn expected_us(&self, batch: &SoloBatch) -> f64 {
+        let shorter = self.seen.iter().filter(|(rows, _)| *rows <= batch.rows_each && batch.rows_each > 1);
+        let longest = shorter.max_by_key(|(rows, _)| *rows);
+        longest.map_or(0.0, |&(rows, us)| us * f64::from(batch.rows_each) / f64::from(rows))
     }
 
-    /// The window took so long for a batch, in microseconds.
-    pub(super) fn note(&mut self, batch: &SoloBatch, us: f64) {
-        if us > LONG_US && batch.rows_each > 1 {
-            self.most_rows = self.most_rows.min(batch.rows_each.saturating_mul(2));
-        }
+    /// Whether a batch is worth its time.
+    pub(super) fn allows(&self, batch: &SoloBatch) -> bool {
+        self.expected_us(batch) <= LONGEST_US
     }
+
+    /// A batch took so long, in microseconds.
+    pub(super) fn note(&mut self, batch: &SoloBatch, us: f64) {
+        self.seen.push((batch.rows_each, us));
+    }
+}
+
+/// Rows of the chunks that are timed, ascending.
+fn chunks(chunk: u32) -> Vec<u32> {
+    buckets(chunk).into_iter().filter(|&rows| rows >= SMALLEST_CHUNK || rows == chunk).collect()
+}
+
+/// Decode steps: one sequence, as many as there can be, and the numbers between.
+fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
+    let mut contexts = CONTEXTS.map(|positions| positions.min(longest)).to_vec();
+    contexts.dedup();
+    let most = rows.iter().skip(1).rev();
+    let rows = rows.iter().take(1).chain(most);
+    rows.flat_map(|&rows| contexts.iter().map(move |&at| SoloBatch::decode(rows, at))).collect()
+}
+
+/// Chunks at the start of a prompt and at the end of the far context. The shortest is first: it tells which others take too
+/// long.
+fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
+    let rows = chunks(chunk);
+    let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
+    let mut by_worth: Vec<u32> = rows.iter().rev().copied().filter(|&rows| rows > 1).collect();
+    by_worth.sort_by_key(worth);
+    let far_one = rows.iter().copied().filter(|&rows| rows > 1 && rows <= FAR_ROWS && rows < far).max();
+    let at_end = |rows: u32| SoloBatch::chunk(rows, far - rows);
+
+    let mut batches = Vec::new();
+    batches.extend(rows.first().filter(|&&rows| rows > 1).map(|&rows| SoloBatch::chunk(rows, 0)));
+    let (worthiest, others) = by_worth.split_at(by_worth.len().min(3));
+    batches.extend(worthiest.iter().map(|&rows| SoloBatch::chunk(rows, 0)));
+    batches.extend(far_one.map(at_end));
+    batches.extend((far > long).then(|| SoloBatch::decode(1, far)));
+    batches.extend(others.iter().map(|&rows| SoloBatch::chunk(rows, 0)));
+    batches.extend(by_worth.iter().filter(|&&rows| rows < far).map(|&rows| at_end(rows)));
+    let mut seen = std::collections::HashSet::new();
+    batches.retain(|batch| seen.insert((batch.rows_each, batch.first_position)));
+    batches
+}
+
+/// The far context: all keys and values of the window in it take no more than they may.
+fn far(window: &[Segment], longest: u32) -> u32 {
+    let each: u64 = window.iter().map(|segment| segment.kv_bytes_per_position).sum();
+    let most = u32::try_from(MAX_FAR_BYTES / each.max(1)).unwrap_or(u32::MAX);
+    longest.min(FAR).min(most)
 }
 
 /// Numbers of rows up to `most`, a power of two: the first and the last of each bucket, for programs change their kernels
@@ -265,7 +379,7 @@ pub(super) fn micro_batch(batch: &SoloBatch) -> MicroBatch {
 fn window(segments: &[Segment]) -> Range<usize> {
     let most = segments.len().saturating_sub(2);
     let first = segments.get(1).map_or(1, bytes).max(1);
-    let wanted = WINDOW.0.div_ceil(first).clamp(2, WINDOW.1 as u64) as usize;
+    let wanted = WINDOW.0.div_ceil(first).clamp(1, WINDOW.1 as u64) as usize;
     1..1 + wanted.min(most)
 }
 
@@ -295,14 +409,31 @@ mod tests {
     }
 
     #[test]
-    fn chunks_beyond_a_long_one_are_spared() {
+    fn chunks_that_would_take_long_are_spared() {
         let mut patience = Patience::default();
         let chunk = |rows| SoloBatch::chunk(rows, 0);
-        patience.note(&SoloBatch::decode(64, 32), 2.0 * LONG_US);
-        patience.note(&chunk(16), LONG_US);
-        assert!(patience.allows(&chunk(1024)), "no chunk was long so far");
-        patience.note(&chunk(32), 1.5 * LONG_US);
-        patience.note(&chunk(64), 3.0 * LONG_US);
-        assert!(patience.allows(&SoloBatch::chunk(64, 480)) && !patience.allows(&chunk(65)));
+        assert!(patience.allows(&chunk(4096)), "nothing was timed so far");
+        patience.note(&chunk(16), LONGEST_US / 8.0);
+        assert!(patience.allows(&SoloBatch::chunk(128, 480)) && !patience.allows(&chunk(256)));
+        assert!(patience.allows(&SoloBatch::decode(64, 32)), "decode is always timed");
+        // A longer one tells better.
+        patience.note(&chunk(128), LONGEST_US / 4.0);
+        assert!(patience.allows(&chunk(512)) && !patience.allows(&chunk(1024)));
+    }
+
+    #[test]
+    fn what_tells_most_comes_first() {
+        let batches = chunk_batches(4096, 8192, 512);
+        let rows: Vec<_> = batches.iter().map(|batch| (batch.rows_each, batch.first_position)).collect();
+        let first = [(16, 0), (512, 0), (2048, 0), (4096, 0), (512, 7680), (1, 8191), (128, 0), (1024, 0)];
+        assert_eq!(rows[..8], first);
+        assert_eq!((rows.len(), rows.last()), (19, Some(&(16, 8176))));
+        assert_eq!(chunk_batches(1, 64, 64), []);
+        assert_eq!(
+            chunk_batches(32, 32, 32),
+            [SoloBatch::chunk(16, 0), SoloBatch::chunk(32, 0), SoloBatch::chunk(16, 16)]
+        );
+        let decode: Vec<_> = decode_batches(&ends_of_buckets(4), 32).iter().map(|b| b.sequences).collect();
+        assert_eq!(decode, [1, 4, 3, 2]);
     }
 }

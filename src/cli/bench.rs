@@ -83,6 +83,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
         .collect();
     let comparison = placed.planner.compare(&engine, &bursts)?;
+    compare::note_contradictions(&placed, &comparison);
     let printed = if args.json {
         print_json(&json!({
             "model": model.name(),

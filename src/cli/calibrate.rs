@@ -12,9 +12,10 @@ use crate::planner::MAX_CHUNK;
 use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
+use std::time::Duration;
 
-/// Seconds for each device where a command needs what nobody has measured.
-const QUICK_SECONDS: f64 = 1.0;
+/// Wall time that a command other than `calibrate` spends on devices that were never timed, with some to spare to 3 seconds.
+const LIMIT: Duration = Duration::from_millis(2700);
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
@@ -28,6 +29,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
         chunk: args.chunk.unwrap_or(MAX_CHUNK),
         sequences: args.parallel,
         seconds: args.seconds,
+        limit: None,
         force: args.force,
         folder: None,
     };
@@ -42,18 +44,17 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     printed.and(calibration.unkept.map_or(Ok(()), |cause| Err(Error::Unkept(cause))))
 }
 
-/// What a command that places a model knows of the devices: where there is a choice between several, what was measured
-/// of them, now if it was not before. `None` without a choice, or if calibration is not wanted.
+/// What a command that places a model knows of the devices: what was measured of them, now if it was not before. `None` if
+/// calibration is not wanted, or there is no data of the model to time them with.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
-    if !wanted.is_calibrated() || devices.selected().len() < 2 {
+    if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;
     }
     let options = CalibrationOptions {
         activations: wanted.activations(),
         kv: wanted.kv(),
-        chunk: wanted.chunk().unwrap_or(MAX_CHUNK),
         sequences: wanted.sequences(),
-        seconds: QUICK_SECONDS,
+        limit: Some(LIMIT),
         ..CalibrationOptions::default()
     };
     // What is wrong with a device is for the run itself to say.
@@ -70,7 +71,7 @@ fn measured(model: &Model, devices: &Devices, options: &CalibrationOptions) -> R
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         let bar = bar.get_or_init(|| {
-            inform("calibrating: the devices are timed with this model's layers, once if that can be kept");
+            inform("calibrating: timing this model's layers on each device (cached)");
             progress::steps("calibrating", total)
         });
         bar.set_position(done);

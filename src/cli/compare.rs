@@ -4,6 +4,7 @@ use super::args::CompareArgs;
 use super::files::write_file;
 use super::output::{inform, table};
 use super::plan::Placed;
+use crate::calibrate::Calibration;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::model::Model;
@@ -46,6 +47,15 @@ pub(super) fn replan(
     drop(engine.shutdown());
     (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
     Ok((placed.start(model, options)?, Some(change)))
+}
+
+/// Has devices timed again at the next use that ran at another speed than their profiles say, and says so.
+pub(super) fn note_contradictions(placed: &Placed, comparison: &Comparison) {
+    for device in Calibration::contradict(placed.planner.facts().0, comparison, None) {
+        note(&format!(
+            "calibration: {device} ran at another speed than calibrated; the next command times it again"
+        ));
+    }
 }
 
 /// The comparison as a table, with what failed below it.

@@ -58,6 +58,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     let echo = if args.no_echo { "" } else { &prompt };
     let outcome = super::block_on(generate(&engine, echo, &ids, &generation, !args.json))?;
     let comparison = placed.planner.compare(&engine, &bursts(&outcome.summary))?;
+    compare::note_contradictions(&placed, &comparison);
     let printed = if args.json {
         print_json(&json!({
             "text": outcome.text,

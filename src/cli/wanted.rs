@@ -111,10 +111,6 @@ impl<'a> Wanted<'a> {
         !self.args.no_calibration
     }
 
-    pub(super) fn chunk(&self) -> Option<u32> {
-        self.args.chunk
-    }
-
     pub(super) fn activations(&self) -> Activations {
         match (self.args.activations, self.plan()) {
             (None, Some(plan)) => plan.activations,

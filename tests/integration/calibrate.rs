@@ -8,6 +8,7 @@ use ragtag_scheduler::{FigureSource, StageReport};
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const MODEL: &str = "tales-bitnet-tq2_0";
 
@@ -82,8 +83,10 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let (first, steps) = calibrate(&model, &devices, &options);
         assert_eq!((first.timed.len(), first.links.known.len()), (2, 2));
         assert!(steps > 10, "{steps}");
+        // Equal parts of a processor share a profile; the other file is the lock.
         let names = [files(&folder, "profile-"), files(&folder, "link-")].map(|files| files.len());
-        assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([2, 2], 4));
+        assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([1, 2], 4));
+        assert_eq!(first.profiles[0].1, first.profiles[1].1);
 
         let (again, steps) = calibrate(&model, &devices, &options);
         assert_eq!((again.timed.len(), steps), (0, 0));
@@ -96,13 +99,21 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let (again, steps) = calibrate(&model, &devices, &options);
         assert_eq!((again.timed.len(), steps), (0, 0));
 
-        // Damaged, of another version, and one device's in the place of another's.
+        // Damaged, of another version, of another device, too old, and of a time to come.
         let profiles = files(&folder, "profile-");
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
+        let changed = |change: &dyn Fn(&mut Profile)| {
+            let mut profile = Profile::from_json(&whole).unwrap();
+            change(&mut profile);
+            serde_json::to_string(&profile).unwrap()
+        };
+        const DAYS: u64 = 24 * 3600;
         let spoilt = [
             whole[..whole.len() / 2].to_owned(),
-            whole.replacen("\"ragtag_profile\": 3", "\"ragtag_profile\": 4", 1),
-            std::fs::read_to_string(&profiles[1]).unwrap(),
+            changed(&|profile| profile.ragtag_profile = 3),
+            changed(&|profile| profile.identity.units += 1),
+            changed(&|profile| profile.measured_unix_s -= 31 * DAYS),
+            changed(&|profile| profile.measured_unix_s += 31 * DAYS),
         ];
         for content in spoilt {
             assert_ne!(content, whole);
@@ -132,6 +143,8 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             changed(&|link| link["facts"]["more"] = 1.into()),
             changed(&|link| link["facts"]["latency_us"]["more"] = 1.into()),
             changed(&|link| link["facts"]["latency_us"]["value"] = (-1).into()),
+            changed(&|link| link["facts"]["latency_us"]["value"] = 0.0.into()),
+            changed(&|link| link["measured_unix_s"] = 1.into()),
         ];
         for content in spoilt {
             std::fs::write(&links[0], &content).unwrap();
@@ -146,6 +159,34 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
 
         let (forced, _) = calibrate(&model, &devices, &CalibrationOptions { force: true, ..options });
         assert_eq!(forced.timed.len(), 2);
+    });
+}
+
+/// Without any time at all a profile says little, but enough to plan with; it is kept and used as it is.
+#[test]
+fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
+    within(120, || {
+        let (model, devices) = (model(), support::devices(&Setup::default()));
+        let folder = tempfile::tempdir().unwrap();
+        let whole = quick(folder.path());
+        let limited = CalibrationOptions { limit: Some(Duration::ZERO), ..whole.clone() };
+        let (first, _) = calibrate(&model, &devices, &limited);
+        assert_eq!((first.timed.len(), first.profiles[0].1.kinds.len()), (1, 1), "blocks alone");
+        let plan = Planner::new(&model).devices(&devices).calibrated(&first).plan().unwrap();
+        assert!(plan.predicted.decode_tokens_per_s > 0.0);
+        let (again, steps) = calibrate(&model, &devices, &limited);
+        assert_eq!((again.timed.len(), steps), (0, 0));
+        assert_same(&again, &first);
+        let kept = Calibration::kept(&model, &devices, &whole).unwrap();
+        assert_same(&kept, &first);
+
+        let (completed, _) = calibrate(&model, &devices, &whole);
+        assert_eq!((completed.timed.len(), completed.profiles[0].1.kinds.len()), (1, 3));
+        let (again, _) = calibrate(&model, &devices, &limited);
+        assert_same(&again, &completed);
+        // Larger sizes are something else.
+        let (more, _) = calibrate(&model, &devices, &CalibrationOptions { sequences: 4, ..limited });
+        assert_eq!(more.timed.len(), 1);
     });
 }
 
@@ -172,7 +213,7 @@ fn another_driver_or_number_of_threads_is_another_profile() {
         calibrate(&model, &two(), &options);
         let (second, _) = calibrate(&model, &support::devices(&other), &options);
         assert_eq!(second.timed.len(), 2);
-        assert_eq!(files(folder.path(), "profile-").len(), 4);
+        assert_eq!(files(folder.path(), "profile-").len(), 2);
         // A profile that says another driver is not taken, whatever its name.
         for path in files(folder.path(), "profile-") {
             let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
@@ -334,19 +375,27 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     let calibrates = |said: &str| said.contains("calibrating");
     let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
     assert!(!calibrates(&said), "{said}");
-    // One device leaves nothing to choose.
-    let (_, said) = command(&["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"]);
-    assert!(!calibrates(&said), "{said}");
+    // One device is timed as well: its chunk follows from it. All commands use the same profile, whatever chunk they want.
+    let (table, said) = command(&["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"]);
+    assert!(calibrates(&said), "{said}");
+    assert!(table.contains(" measured"), "{table}");
+    for arguments in [&["run", "-n", "2"][..], &["bench", "-p", "8", "-n", "2", "-r", "1"]] {
+        let (_, said) = command(&[arguments, &["--cpu-devices", "1"]].concat());
+        assert!(!calibrates(&said), "{said}");
+    }
     let (_, said) = command(&with(&["plan", "--ctx", "64"]));
     assert!(calibrates(&said), "{said}");
     let (_, said) = command(&with(&["run", "-n", "2", "--temp", "0"]));
     assert!(!calibrates(&said), "{said}");
 
-    let (json, said) = command(&with(&["calibrate", "--json"]));
+    // What a command times by itself is a part of what is for `calibrate` to time.
+    let (json, said) = command(&with(&["calibrate", "--json", "--seconds", "0"]));
+    assert!(calibrates(&said), "{said}");
+    let (_, said) = command(&with(&["calibrate", "--json"]));
     assert!(!calibrates(&said), "{said}");
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["profiles"].as_array().unwrap().len(), 2);
-    assert_eq!(json["profiles"][0]["ragtag_profile"], 3);
+    assert_eq!(json["profiles"][0]["ragtag_profile"], 4);
     assert_eq!(json["links"]["known"].as_array().unwrap().len(), 2);
     let (table, said) = command(&with(&["calibrate", "--force", "--seconds", "0"]));
     assert!(calibrates(&said), "{said}");

@@ -119,6 +119,7 @@ impl CpuBackend {
                 parallel_units: self.threads(index),
                 max_work_group_items: 1,
                 local_memory_bytes: 0,
+                clocks: Default::default(),
                 gemm: None,
                 sharing: Default::default(),
             },

@@ -5,7 +5,7 @@
 use crate::api::{Context, Functions, check, version};
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute as Attribute, CUuuid};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemoryHandle,
+    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemoryHandle,
     MemorySharing, MemorySource, PciAddress, PhysicalIdentity, QueueLayout, Result,
 };
 use std::collections::BTreeSet;
@@ -103,6 +103,14 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         work_group_items: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?.into(),
     };
+    // Newer drivers may report no clocks: then there is nothing to conclude from them.
+    let reported = |name| number(name).unwrap_or(0);
+    let clocks = Clocks {
+        compute_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        lanes_per_unit: lanes_per_unit(capability),
+        memory_khz: reported(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+        memory_bus_bits: reported(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH),
+    };
     // Memory that is mapped piece by piece can be given away, if there are handles for it.
     let exports = attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0
         && attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
@@ -126,7 +134,7 @@ fn device(functions: &Functions, ordinal: i32, common: &Common<'_>) -> Result<Fo
         kind: if integrated { AdapterKind::Integrated } else { AdapterKind::Discrete },
         identity: PhysicalIdentity { pci: Some(pci), uuid: Some(uuid(functions, device)?) },
         memory: vec![memory],
-        caps: Caps { sharing, ..limits.caps(capability, (common.compiles)(capability)) },
+        caps: Caps { sharing, clocks, ..limits.caps(capability, (common.compiles)(capability)) },
     };
     let pools = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0;
     Ok(Found { device, capability, pools, adapter })
@@ -198,9 +206,18 @@ impl Limits {
             parallel_units: self.units,
             max_work_group_items: self.work_group_items,
             local_memory_bytes: self.local_memory_bytes,
+            clocks: Default::default(),
             gemm: None,
             sharing: Default::default(),
         }
+    }
+}
+
+/// f32 lanes of a multiprocessor.
+fn lanes_per_unit(capability: (i32, i32)) -> u32 {
+    match capability {
+        (6, 0) | (7, _) | (8, 0) => 64,
+        _ => 128,
     }
 }
 
@@ -227,6 +244,14 @@ mod tests {
         assert!(has((9, 0), Feature::Sm90) && has((9, 0), Feature::Sm90a));
         assert!(has((10, 0), Feature::Sm90) && !has((10, 0), Feature::Sm90a), "what only 9.0 has");
         assert!(has((12, 0), Feature::Sm70));
+    }
+
+    #[test]
+    fn multiprocessors_have_lanes() {
+        assert_eq!(
+            [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (12, 0)].map(lanes_per_unit),
+            [128, 64, 64, 128, 128, 128]
+        );
     }
 
     #[test]

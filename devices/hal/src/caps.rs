@@ -102,12 +102,51 @@ pub struct Caps {
     pub max_work_group_items: u32,
     /// Local memory that a group may use, in bytes.
     pub local_memory_bytes: u64,
+    /// What the API says of its speed.
+    #[serde(default, skip_serializing_if = "Clocks::is_unknown")]
+    pub clocks: Clocks,
     /// The library of matrix products that modules may be linked to, if one was found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gemm: Option<GemmLibrary>,
     /// Who else may reach its memory.
     #[serde(default, skip_serializing_if = "MemorySharing::is_none")]
     pub sharing: MemorySharing,
+}
+
+/// Clocks and widths as an API reports them, from which peak rates follow; 0 where it says nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Clocks {
+    /// Clock of the compute units, in kHz.
+    pub compute_khz: u32,
+    /// f32 lanes of one of [`Caps::parallel_units`].
+    pub lanes_per_unit: u32,
+    /// Clock of the memory, in kHz. Two transfers are made in a cycle.
+    pub memory_khz: u32,
+    /// Width of the memory's bus.
+    pub memory_bus_bits: u32,
+}
+
+impl Clocks {
+    /// Whether nothing is reported.
+    pub fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Peak rate of f32 arithmetic of so many compute units; `None` where it is not reported or the report is absurd.
+    pub fn flops_per_s(&self, units: u32) -> Option<f64> {
+        let plausible = (100_000..=6_000_000).contains(&self.compute_khz)
+            && (1..=1024).contains(&self.lanes_per_unit)
+            && (1..=4096).contains(&units);
+        let lanes = f64::from(units) * f64::from(self.lanes_per_unit);
+        plausible.then(|| f64::from(self.compute_khz) * 1e3 * lanes * 2.0)
+    }
+
+    /// Peak rate of the memory in bytes per second; `None` where it is not reported or the report is absurd.
+    pub fn bandwidth_bytes_per_s(&self) -> Option<f64> {
+        let plausible = (100_000..=30_000_000).contains(&self.memory_khz)
+            && (32..=16_384).contains(&self.memory_bus_bits);
+        plausible.then(|| f64::from(self.memory_khz) * 1e3 * 2.0 * f64::from(self.memory_bus_bits) / 8.0)
+    }
 }
 
 /// What a driver promises about memory that several devices reach. Nothing relies on it that was not tried.
@@ -134,4 +173,32 @@ impl MemorySharing {
 pub enum MemoryHandle {
     /// A POSIX file descriptor that means nothing but to drivers.
     OpaqueFd,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peak_rates_follow_from_clocks_unless_they_are_absurd() {
+        // An H200.
+        let clocks = Clocks {
+            compute_khz: 1_980_000,
+            lanes_per_unit: 128,
+            memory_khz: 3_201_000,
+            memory_bus_bits: 6144,
+        };
+        let tera = |rate: Option<f64>| (rate.unwrap() / 1e10).round() / 100.0;
+        assert_eq!((tera(clocks.flops_per_s(132)), tera(clocks.bandwidth_bytes_per_s())), (66.91, 4.92));
+        assert_eq!(clocks.flops_per_s(0), None);
+        for compute_khz in [0, 1, 66, 1980, u32::MAX] {
+            assert_eq!(Clocks { compute_khz, ..clocks }.flops_per_s(132), None);
+        }
+        for (memory_khz, memory_bus_bits) in
+            [(0, 6144), (3_201_000, 0), (u32::MAX, 6144), (3_201_000, u32::MAX)]
+        {
+            assert_eq!(Clocks { memory_khz, memory_bus_bits, ..clocks }.bandwidth_bytes_per_s(), None);
+        }
+        assert!(Clocks::default().is_unknown() && !clocks.is_unknown());
+    }
 }

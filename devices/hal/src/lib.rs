@@ -44,7 +44,7 @@ pub use backend::{
     Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
     PhysicalIdentity, Timing, Waiter,
 };
-pub use caps::{Caps, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
+pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};
 pub use command::{
     Access, Binding, BufferRange, Command, DeviceFunction, Dispatch, EntryAbi, LinkedEntry, Module,

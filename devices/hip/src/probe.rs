@@ -6,8 +6,8 @@ use crate::api::symbols::attribute;
 use crate::api::{Api, Compiler, api, blas, compiler};
 use crate::architecture::Architecture;
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, GemmLibrary, HeapKind, KernelLanguage, Memory, MemoryHandle, MemorySharing,
-    MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+    Adapter, AdapterKind, Caps, Clocks, Feature, GemmLibrary, HeapKind, KernelLanguage, Memory, MemoryHandle,
+    MemorySharing, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 
 /// Alignment of a binding's offset: the widest load of a kernel.
@@ -155,9 +155,17 @@ fn heap(api: &Api, ordinal: i32, integrated: bool, total_bytes: u64) -> Memory {
 fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
     let number = |attribute| api.attribute(attribute, ordinal);
     let total_bytes = api.total_bytes(ordinal)?;
+    let features = architecture.features(number(attribute::WARP_SIZE)?);
+    // Units whose waves have 32 work items are counted in pairs. The clock of the memory is no use: how many transfers are
+    // made in a cycle depends on its sort, which nothing tells.
+    let clocks = Clocks {
+        compute_khz: number(attribute::CLOCK_RATE).unwrap_or(0),
+        lanes_per_unit: if features.contains(&Feature::Wave64) { 64 } else { 128 },
+        ..Clocks::default()
+    };
     Ok(Caps {
         languages: [KernelLanguage::HipC].into(),
-        features: architecture.features(number(attribute::WARP_SIZE)?),
+        features,
         queues: QueueLayout::Separate,
         foreign_points: true,
         records_programs: true,
@@ -168,6 +176,7 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
         parallel_units: number(attribute::MULTIPROCESSOR_COUNT)?.max(1),
         max_work_group_items: number(attribute::MAX_THREADS_PER_BLOCK)?,
         local_memory_bytes: u64::from(number(attribute::MAX_SHARED_MEMORY_PER_BLOCK)?),
+        clocks,
         gemm: None,
         sharing: Default::default(),
     })

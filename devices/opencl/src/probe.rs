@@ -17,7 +17,7 @@ use opencl3::device::{
 use opencl3::error_codes::{CL_DEVICE_NOT_FOUND, CL_PLATFORM_NOT_FOUND_KHR, ClError};
 use opencl3::platform::{Platform, platform::get_platform_ids};
 use ragtag_hal::{
-    Adapter, AdapterKind, Caps, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
+    Adapter, AdapterKind, Caps, Clocks, Feature, Features, HeapKind, KernelLanguage, Memory, MemorySource,
     PciAddress, PhysicalIdentity, QueueLayout, Unavailable,
 };
 use std::collections::BTreeSet;
@@ -300,8 +300,24 @@ fn spir_v(
     }
 }
 
+/// The lanes of a compute unit, by the device's vendor; 0 of others.
+fn lanes_per_unit(vendor: &str) -> u32 {
+    let vendor = vendor.to_lowercase();
+    match () {
+        () if vendor.contains("nvidia") => 128,
+        () if vendor.contains("advanced micro devices") || vendor.contains("amd") => 64,
+        () if vendor.contains("intel") => 8,
+        () => 0,
+    }
+}
+
 fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClError> {
     let spir_v = spir_v.then_some(KernelLanguage::SpirV);
+    let clocks = Clocks {
+        compute_khz: device.max_clock_frequency().unwrap_or(0).saturating_mul(1000),
+        lanes_per_unit: lanes_per_unit(&device.vendor().unwrap_or_default()),
+        ..Clocks::default()
+    };
     let max_allocation_bytes = device.max_mem_alloc_size()?;
     Ok(Caps {
         languages: spir_v.into_iter().chain([KernelLanguage::OpenClC]).collect(),
@@ -317,6 +333,7 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         parallel_units: device.max_compute_units()?.max(1),
         max_work_group_items: u32::try_from(device.max_work_group_size()?).unwrap_or(u32::MAX),
         local_memory_bytes: device.local_mem_size()?,
+        clocks,
         gemm: None,
         sharing: Default::default(),
     })

@@ -36,6 +36,7 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
+            clocks: Default::default(),
             gemm: None,
             sharing: Default::default(),
         },

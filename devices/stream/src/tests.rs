@@ -46,6 +46,7 @@ fn adapter() -> Adapter {
             parallel_units: 1,
             max_work_group_items: 1024,
             local_memory_bytes: 48 << 10,
+            clocks: Default::default(),
             gemm: Some(GemmLibrary {
                 name: "made up".into(),
                 version: "1".into(),

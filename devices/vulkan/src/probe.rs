@@ -175,6 +175,7 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
         parallel_units: units,
         max_work_group_items: limits.max_compute_work_group_invocations,
         local_memory_bytes: u64::from(limits.max_compute_shared_memory_size),
+        clocks: Default::default(),
         gemm: None,
         sharing: Default::default(),
     }

@@ -196,6 +196,7 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
         parallel_units: 1,
         max_work_group_items: limits.max_compute_invocations_per_workgroup,
         local_memory_bytes: u64::from(limits.max_compute_workgroup_storage_size),
+        clocks: Default::default(),
         gemm: None,
         sharing: Default::default(),
     }

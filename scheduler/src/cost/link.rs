@@ -44,6 +44,11 @@ impl LinkFacts {
         self.latency_us.value + bytes as f64 / self.bandwidth_bytes_per_s.value * 1e6
     }
 
+    /// Whether a measurement can have come to this: a crossing takes some time, however little there is to cross.
+    pub fn is_plausible(&self) -> bool {
+        self.latency_us.value > 0.0 && self.nonsense().is_none()
+    }
+
     /// The first figure that no link can have, as [`DeviceFacts::nonsense`](crate::DeviceFacts::nonsense).
     pub fn nonsense(&self) -> Option<&'static str> {
         if !is_overhead_us(self.latency_us.value) {

@@ -26,7 +26,7 @@ pub use link::{LinkFacts, Links, SharedLink, fit_copies};
 pub use memory::{RunSizes, StageShape};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
-    SegmentWork, TimePoint, TimeSample, TokenReturn,
+    SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
 pub(crate) use time::kind_time;
 pub use time::{MicroBatch, segment_time, segment_time_us};

@@ -15,7 +15,7 @@ use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format.
-pub const PROFILE_VERSION: u32 = 3;
+pub const PROFILE_VERSION: u32 = 4;
 
 /// What one device does with the segments of one model shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +25,10 @@ pub struct Profile {
     pub ragtag_profile: u32,
     /// What the times hold for.
     pub identity: ProfileIdentity,
+    /// Time of the measurement, in seconds since 1970.
+    pub measured_unix_s: u64,
+    /// The largest sizes that the calibration was asked for. A slow device leaves out the largest of them.
+    pub timed_for: TimedFor,
     /// Overhead of a micro-batch on a stage, however many segments that has, in microseconds.
     pub stage_us: f64,
     /// Time that a micro-batch which comes alone loses on a stage besides, in microseconds; 0 if that was not measured.
@@ -45,7 +49,7 @@ pub struct Profile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileIdentity {
-    /// The device's label, as in `cpu:0`.
+    /// The device's label, as in `cuda:0`; of a part of the processor its API, as in `cpu`: equal parts share a profile.
     pub device: String,
     /// Its name.
     pub name: String,
@@ -63,6 +67,23 @@ pub struct ProfileIdentity {
     pub activations: Activations,
     /// Form of keys and values.
     pub kv: KvType,
+}
+
+/// The largest sizes of a calibration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TimedFor {
+    /// Rows of the longest prefill chunk.
+    pub chunk: u32,
+    /// Sequences that decode together.
+    pub sequences: u32,
+}
+
+impl TimedFor {
+    /// Whether a calibration for these sizes includes all of the other one.
+    pub fn covers(&self, other: &Self) -> bool {
+        self.chunk >= other.chunk && self.sequences >= other.sequences
+    }
 }
 
 /// How long it takes from the end of the last stage's work until the next step of the same sequences enters: logits go to
@@ -234,7 +255,7 @@ impl KindProfile {
 
     /// The time at a point; `None` if nothing like it was measured.
     pub fn time(&self, at: &TimePoint) -> Option<Figure> {
-        let decodes = at.decodes();
+        let decodes = self.line_for(at);
         let rows = || self.samples.iter().filter(|s| s.at.is_like(decodes)).map(|s| s.at.rows);
         let below = rows().filter(|&rows| rows <= at.rows).max();
         let above = rows().filter(|&rows| rows >= at.rows).min();
@@ -256,8 +277,15 @@ impl KindProfile {
             (None, Some(first)) => (on(first)?.0, false),
             (None, None) => return None,
         };
+        let measured = measured && decodes == at.decodes();
         let source = if measured { FigureSource::Measured } else { FigureSource::Fitted };
         Some(Figure { value, source })
+    }
+
+    /// Whether the times of decode steps stand for a point. Where single sequences alone were timed, a step of several takes
+    /// about as long as a prefill chunk of as many rows.
+    fn line_for(&self, at: &TimePoint) -> bool {
+        at.decodes() && (at.rows == 1 || self.samples.iter().any(|s| s.at.rows > 1 && s.at.decodes()))
     }
 
     /// The time of so many rows, a measured number, at any number of positions; and whether that one was measured.
@@ -275,15 +303,29 @@ impl KindProfile {
         } else if low.is_none() {
             (low, high) = (high, line().nth(1));
         }
-        let (a, b) = match (low, high) {
-            (Some(a), Some(b)) => (a, b),
-            (one, None) | (None, one) => return one.map(|one| (one.median_us, false)),
+        let (a, slope) = match (low, high) {
+            (Some(a), Some(b)) => (a, slope(a, b)),
+            (one, None) | (None, one) => (one?, self.slope_of_others(decodes, rows)),
         };
-        let slope = (b.median_us - a.median_us) / (b.at.positions - a.at.positions);
         // More positions never take less time: outside, where noise would grow.
         let slope = if outside { slope.max(0.0) } else { slope };
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
+
+    /// Microseconds for each position of so many rows, which were timed at one position alone: as many for each row as of the
+    /// nearest number of rows that was timed at two.
+    fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
+        let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
+        let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);
+        let away = |other: u32| (f64::from(other) / f64::from(rows)).ln().abs();
+        let nearest = pairs.min_by(|(a, _), (b, _)| away(a.at.rows).total_cmp(&away(b.at.rows)));
+        nearest.map_or(0.0, |(a, b)| slope(a, b) * f64::from(rows) / f64::from(a.at.rows))
+    }
+}
+
+/// Microseconds for each position between two samples of one number of rows.
+fn slope(a: &TimeSample, b: &TimeSample) -> f64 {
+    (b.median_us - a.median_us) / (b.at.positions - a.at.positions)
 }
 
 impl Roofline {
@@ -313,12 +355,21 @@ impl Profile {
 
     /// Whether a kind of segment was timed at a point.
     pub fn has(&self, key: &SegmentKey, at: &TimePoint) -> bool {
-        let kind = self.kinds.iter().find(|kind| kind.key == *key);
-        kind.is_some_and(|kind| kind.samples.iter().any(|sample| sample.at == *at))
+        self.sample(key, at).is_some()
     }
 
-    /// Adds what another profile of the same identity measured elsewhere, and fits again.
+    fn sample(&self, key: &SegmentKey, at: &TimePoint) -> Option<&TimeSample> {
+        let kind = self.kinds.iter().find(|kind| kind.key == *key)?;
+        kind.samples.iter().find(|sample| sample.at == *at)
+    }
+
+    /// Adds what another profile of the same identity measured elsewhere, and fits again. The result is as old as the older.
     pub fn merge(&mut self, other: &Profile) {
+        self.measured_unix_s = self.measured_unix_s.min(other.measured_unix_s);
+        self.timed_for = TimedFor {
+            chunk: self.timed_for.chunk.max(other.timed_for.chunk),
+            sequences: self.timed_for.sequences.max(other.timed_for.sequences),
+        };
         for theirs in &other.kinds {
             match self.kinds.iter_mut().find(|kind| kind.key == theirs.key) {
                 None => self.kinds.push(theirs.clone()),
@@ -330,6 +381,36 @@ impl Profile {
             }
         }
         self.roofline = Roofline::fit(&self.kinds);
+    }
+
+    /// The mean of profiles of equal devices that were timed at the same time; of points that some of them lack, the mean
+    /// of the others. `None` for no profiles.
+    pub fn mean(profiles: &[&Profile]) -> Option<Self> {
+        let mut mean = (*profiles.first()?).clone();
+        let average = |of: &dyn Fn(&Profile) -> f64| {
+            profiles.iter().map(|profile| of(profile)).sum::<f64>() / profiles.len() as f64
+        };
+        mean.stage_us = average(&|p| p.stage_us);
+        mean.hand_over_us = average(&|p| p.hand_over_us);
+        mean.host_latency_us = average(&|p| p.host_latency_us);
+        mean.host_bandwidth_bytes_per_s = average(&|p| p.host_bandwidth_bytes_per_s);
+        mean.token_return.latency_us = average(&|p| p.token_return.latency_us);
+        mean.token_return.row_us = average(&|p| p.token_return.row_us);
+        profiles[1..].iter().for_each(|other| mean.merge(other));
+        for kind in &mut mean.kinds {
+            for sample in &mut kind.samples {
+                let found = profiles.iter().filter_map(|profile| profile.sample(&kind.key, &sample.at));
+                let found: Vec<_> = found.collect();
+                let average = |of: fn(&TimeSample) -> f64| {
+                    found.iter().map(|sample| of(sample)).sum::<f64>() / found.len() as f64
+                };
+                sample.median_us = average(|sample| sample.median_us);
+                sample.spread_us = average(|sample| sample.spread_us);
+                sample.count = found.iter().map(|sample| sample.count).fold(0, u32::saturating_add);
+            }
+        }
+        mean.roofline = Roofline::fit(&mean.kinds);
+        Some(mean)
     }
 
     /// Reads a profile.

@@ -54,6 +54,8 @@ fn profile() -> Profile {
             activations: Activations::Int8,
             kv: KvType::F16,
         },
+        measured_unix_s: 1_000,
+        timed_for: TimedFor { chunk: 128, sequences: 4 },
         stage_us: 12.0,
         hand_over_us: 4.0,
         host_latency_us: 3.0,
@@ -111,8 +113,18 @@ fn between_measured_points_times_are_linear_and_beyond_them_they_go_on() {
     assert_eq!(block(&decode(1, 22.0)), fitted(99.0));
     // Decode beyond the largest batch: 20 µs a row, as from one to four.
     assert_eq!(block(&decode(8, 32.0)), fitted(240.0));
-    // One position alone is taken as it is.
-    assert_eq!(block(&chunk(128, 900.0)), fitted(1700.0));
+    // Timed at one position alone: twice the rows of 64 take twice as much for each position.
+    let slope_us = 2.0 * 1200.0 / (512.0 - 32.5);
+    let time = block(&chunk(128, 900.0));
+    assert!((time.value - (1700.0 + slope_us * (900.0 - 64.5))).abs() < 1e-6, "{time:?}");
+    let alone = KindProfile::new((&segment(SegmentKind::Block)).into(), vec![sample(64, 1, 32.5, 900.0)]);
+    let far = TimePoint { rows: 64, sequences: 1, positions: 800.0 };
+    assert_eq!(alone.time(&far), Some(fitted(900.0)), "nothing tells what positions take");
+    // One sequence alone was timed: several take as long as a chunk.
+    let samples = vec![sample(1, 1, 32.5, 100.0), sample(64, 1, 32.5, 900.0)];
+    let one = KindProfile::new((&segment(SegmentKind::Block)).into(), samples);
+    let many = TimePoint { rows: 64, sequences: 64, positions: 32.5 };
+    assert_eq!(one.time(&many), Some(fitted(900.0)));
 }
 
 #[test]
@@ -187,7 +199,7 @@ fn profiles_are_json_that_says_what_is_wrong_with_it() {
         change(&mut changed);
         Profile::from_json(&json(&changed)).expect_err("invalid").to_string()
     };
-    assert!(with(&|p| p.ragtag_profile = 4).contains("version 4"));
+    assert!(with(&|p| p.ragtag_profile = 3).contains("version 3"));
     assert!(with(&|p| p.stage_us = -1.0).contains("stage_us"));
     assert!(with(&|p| p.hand_over_us = f64::MAX).contains("hand_over_us"));
     assert!(with(&|p| p.host_bandwidth_bytes_per_s = 0.0).contains("host_bandwidth_bytes_per_s"));
@@ -198,6 +210,20 @@ fn profiles_are_json_that_says_what_is_wrong_with_it() {
     let more = json(&profile()).replacen("\"stage_us\"", "\"stages_us\":1,\"stage_us\"", 1);
     assert!(Profile::from_json(&more).unwrap_err().to_string().contains("stages_us"));
     assert!(Profile::from_json("{").is_err());
+}
+
+#[test]
+fn equal_devices_have_the_mean_of_their_profiles() {
+    let (mut first, mut second) = (profile(), profile());
+    second.stage_us = 14.0;
+    second.kinds[0].samples[0].median_us = 110.0;
+    first.kinds[1].samples.remove(1);
+    let mean = Profile::mean(&[&first, &second]).unwrap();
+    assert_eq!(mean.stage_us, 13.0);
+    assert_eq!((mean.kinds[0].samples[0].median_us, mean.kinds[0].samples[0].count), (105.0, 18));
+    assert_eq!(mean.kinds[1].samples[1].median_us, 40.0, "one of them has it");
+    assert_eq!(Profile::mean(&[&first]).unwrap().kinds, first.kinds);
+    assert!(Profile::mean(&[]).is_none());
 }
 
 #[test]

@@ -123,6 +123,52 @@ pub fn card(name: &str) -> Result<&'static Card, Vec<&'static str>> {
     cards().iter().find(|card| card.name == name).ok_or_else(|| nearest(name))
 }
 
+/// The card that an API means with a name such as `AMD Radeon RX 7900 XTX (RADV NAVI31)`: the one with the same words in its
+/// title, makers, brands, sizes of memory and what stands in parentheses apart. Of several that differ in their memory alone,
+/// the nearest.
+pub fn card_named(name: &str, memory_bytes: u64) -> Option<&'static Card> {
+    let memory_gib = memory_bytes as f64 / (1u64 << 30) as f64;
+    // Some drivers name all that a device may be, or append what they are.
+    let words = name.split('/').map(model_words).find(|words| !words.is_empty())?;
+    let gpus = cards().iter().filter(|card| card.kind != AdapterKind::Cpu);
+    let same = gpus.filter(|card| title_words(card) == words);
+    let away = |card: &Card| (card.memory_gib - memory_gib).abs();
+    same.min_by(|a, b| away(a).total_cmp(&away(b)))
+}
+
+fn title_words(card: &Card) -> Vec<String> {
+    let title = card.title.split(" with ").next().unwrap_or_default();
+    let mut words = model_words(title.split(", ").next().unwrap_or_default());
+    // The drivers of such cards name the others' form.
+    words.retain(|word| word != "sxm");
+    words
+}
+
+/// The words of a name that tell one model from another: a suffix such as Ti or Laptop is one of them.
+fn model_words(name: &str) -> Vec<String> {
+    const COMMON: [&str; 13] = [
+        "nvidia", "geforce", "tesla", "amd", "ati", "radeon", "instinct", "intel", "graphics", "gpu",
+        "series", "hbm3", "hbm3e",
+    ];
+    let mut depth = 0usize;
+    let outside = name.chars().map(|c| {
+        depth = if c == '(' { depth + 1 } else { depth };
+        let shown = if depth > 0 || !c.is_ascii_alphanumeric() { ' ' } else { c.to_ascii_lowercase() };
+        depth = if c == ')' { depth.saturating_sub(1) } else { depth };
+        shown
+    });
+    let plain: String = outside.collect();
+    let words: Vec<&str> = plain.split_ascii_whitespace().collect();
+    let is_number = |word: &str| word.chars().all(|c| c.is_ascii_digit());
+    let is_size = |at: usize| {
+        let next = words.get(at + 1).copied();
+        words[at].strip_suffix("gb").is_some_and(is_number)
+            || (is_number(words[at]) && matches!(next, Some("gb" | "gib")))
+    };
+    let told = (0..words.len()).filter(|&at| !is_size(at) && !["gb", "gib"].contains(&words[at]));
+    told.map(|at| words[at].to_owned()).filter(|word| !COMMON.contains(&word.as_str())).collect()
+}
+
 /// What kernels reach, by API.
 pub fn reached() -> &'static BTreeMap<String, Reached> {
     &LIBRARY.reached

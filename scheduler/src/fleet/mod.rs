@@ -16,8 +16,9 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
-pub use cards::{Card, CardSource, Pcie, Reached, card, cards, reached, source};
+pub use cards::{Card, CardSource, Pcie, Reached, card, card_named, cards, reached, source};
 pub use figure::FleetFigure;
+pub use resolve::{with_datasheet, with_reported_rates};
 
 use crate::cost::{DeviceFacts, Links};
 use crate::json;

@@ -68,6 +68,71 @@ pub(super) fn facts(fleet: &Fleet) -> Result<(Vec<DeviceFacts>, Links)> {
     Ok((devices, links))
 }
 
+/// Facts of a device of this machine with the rates that a card promises, as far as kernels reach them through an API;
+/// unchanged where nothing is known of that API.
+pub fn with_datasheet(facts: DeviceFacts, card: &Card, api: &str) -> DeviceFacts {
+    with_promises(facts, of_card(card), api)
+}
+
+/// The same with peak rates that the API reports: of the memory in bytes per second, of f32 arithmetic in operations per
+/// second. Where one is not reported the facts keep theirs. `integer_dot` says whether there are int8 dot products of four.
+pub fn with_reported_rates(
+    facts: DeviceFacts,
+    bandwidth_bytes_per_s: Option<f64>,
+    flops_per_s: Option<f64>,
+    integer_dot: bool,
+    api: &str,
+) -> DeviceFacts {
+    if bandwidth_bytes_per_s.is_none() && flops_per_s.is_none() {
+        return facts;
+    }
+    let promise =
+        |value: f64| Stated { figure: Figure { value, source: FigureSource::Reported }, promised: true };
+    let own = |figure: Figure, unit: f64| Stated {
+        figure: Figure { value: figure.value / unit, ..figure },
+        promised: false,
+    };
+    let bandwidth = bandwidth_bytes_per_s.map(|rate| promise(rate / 1e9));
+    let f32 = flops_per_s.map(|rate| rate / 1e12);
+    let fast = |times: f64| match f32 {
+        Some(rate) => promise(rate * times),
+        None => own(facts.fast_flops_per_s, 1e12),
+    };
+    let known = Known {
+        kind: None,
+        bandwidth: Some(bandwidth.unwrap_or(own(facts.bandwidth_bytes_per_s, 1e9))),
+        f32: Some(f32.map_or(own(facts.exact_flops_per_s, 1e12), promise)),
+        int8: (integer_dot || f32.is_none()).then(|| fast(4.0)),
+        // No API says how fast matrix units are; the slowest are about four times as fast as the other lanes.
+        f16_matrix: Some(fast(4.0)),
+        ..Known::default()
+    };
+    with_promises(facts, known, api)
+}
+
+fn with_promises(facts: DeviceFacts, mut known: Known, api: &str) -> DeviceFacts {
+    // wgpu's kernels reach the hardware through Vulkan or what is like it.
+    known.through = Some(if api == "wgpu" { "vulkan" } else { api }.into());
+    if !facts.f16_products {
+        known.f16_matrix = None;
+    }
+    known.memory_gib = Some(Stated {
+        figure: Figure { value: facts.memory_bytes as f64 / GIB, source: facts.memory_source },
+        promised: false,
+    });
+    match device_facts("device", &facts.label, &known) {
+        Err(_) => facts,
+        Ok(promised) => DeviceFacts {
+            bandwidth_bytes_per_s: promised.bandwidth_bytes_per_s,
+            exact_flops_per_s: promised.exact_flops_per_s,
+            fast_flops_per_s: promised.fast_flops_per_s,
+            launch_us: promised.launch_us,
+            host_bandwidth_bytes_per_s: promised.host_bandwidth_bytes_per_s,
+            ..facts
+        },
+    }
+}
+
 /// Every device's place in the file and label.
 fn labels(devices: &[FleetDevice]) -> Result<Vec<(usize, String)>> {
     if devices.is_empty() {

@@ -326,3 +326,89 @@ fn a_cut_file_is_no_fleet_and_an_odd_line_no_panic() {
         }
     }
 }
+
+#[test]
+fn names_of_adapters_find_their_cards_and_no_others() {
+    let found = |name: &str, gib: u64| card_named(name, gib << 30).map(|card| card.name.as_str());
+    for (name, gib, card) in [
+        ("NVIDIA H200", 140, "h200"),
+        ("NVIDIA H100 80GB HBM3", 79, "h100-sxm"),
+        ("NVIDIA H100 PCIe", 79, "h100-pcie"),
+        ("NVIDIA A100-PCIE-40GB", 39, "a100-40gb"),
+        ("NVIDIA A100 80GB PCIe", 79, "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", 23, "rtx4090"),
+        ("NVIDIA GeForce RTX 4090/PCIe/SSE2", 23, "rtx4090"),
+        ("NVIDIA GeForce RTX 3060", 11, "rtx3060"),
+        ("NVIDIA GeForce RTX 4060 Ti", 15, "rtx4060ti-16gb"),
+        ("NVIDIA GeForce GTX 1060 6GB", 5, "gtx1060-6gb"),
+        ("Tesla T4", 14, "t4"),
+        ("NVIDIA GB10", 110, "gb10"),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 24, "rx7900xtx"),
+        ("AMD Radeon RX 580 Series (RADV POLARIS10)", 8, "rx580"),
+        ("AMD Radeon VII (RADV VEGA20)", 16, "radeon-vii"),
+        ("AMD Instinct MI250X / MI250", 64, "mi250x-die"),
+        ("Intel(R) Arc(TM) A770 Graphics (DG2)", 16, "arc-a770"),
+        ("Intel(R) Arc(tm) Pro B60 Graphics", 24, "arc-pro-b60"),
+        ("Intel(R) UHD Graphics 770 (ADL-S GT1)", 16, "uhd-770"),
+    ] {
+        assert_eq!(found(name, gib), Some(card), "{name}");
+    }
+    for name in [
+        "NVIDIA GeForce RTX 4080 SUPER",
+        "NVIDIA GeForce RTX 3060 Ti",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 2060 with Max-Q Design",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A10G",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "AMD Radeon RX 7900 GRE",
+        "AMD Radeon RX 7600M XT",
+        "AMD Radeon Graphics (RADV PHOENIX)",
+        "Intel(R) Arc(TM) A770M Graphics (DG2)",
+        "Intel(R) Arc(TM) Graphics",
+        "AMD Ryzen 9 5950X 16-Core Processor",
+        "llvmpipe (LLVM 15.0.7, 256 bits)",
+        "gfx1100",
+        "",
+        "(((",
+    ] {
+        assert_eq!(found(name, 16), None, "{name}");
+    }
+}
+
+#[test]
+fn a_datasheet_counts_for_what_kernels_reach_through_the_api() {
+    use ragtag_hal::AdapterKind;
+    let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
+    let facts = DeviceFacts { f16_products: true, ..facts };
+    let card = card_named("NVIDIA H200", 140 << 30).unwrap();
+    let promised = with_datasheet(facts.clone(), card, "cuda");
+    let figure = |value: f64| Figure { value, source: FigureSource::Datasheet };
+    let near = |a: Figure, b: Figure| (a.value / b.value - 1.0).abs() < 1e-9 && a.source == b.source;
+    assert!(near(promised.bandwidth_bytes_per_s, figure(0.85 * 4800e9)), "{promised:?}");
+    assert!(near(promised.fast_flops_per_s, figure(0.45 * 989e12)), "{promised:?}");
+    assert_eq!((promised.label.as_str(), promised.memory_bytes), ("cuda:0", 1 << 30));
+    let without = with_datasheet(DeviceFacts { f16_products: false, ..facts.clone() }, card, "cuda");
+    assert!(without.fast_flops_per_s.value < promised.fast_flops_per_s.value, "no matrix units");
+    assert_eq!(with_datasheet(facts.clone(), card, "abacus"), facts);
+}
+
+#[test]
+fn reported_peaks_count_for_what_kernels_reach_and_the_rest_stays_assumed() {
+    use ragtag_hal::AdapterKind;
+    let facts = DeviceFacts::assumed("cuda:0", AdapterKind::Discrete, 1, 1 << 30, FigureSource::Reported);
+    let with = |bandwidth, flops| with_reported_rates(facts.clone(), bandwidth, flops, true, "cuda");
+    let both = with(Some(1e12), Some(1e13));
+    let is = |figure: Figure, value: f64, source: FigureSource| {
+        (figure.value / value - 1.0).abs() < 1e-9 && figure.source == source
+    };
+    assert!(is(both.bandwidth_bytes_per_s, 0.85e12, FigureSource::Reported), "{both:?}");
+    assert!(is(both.exact_flops_per_s, 0.4e13, FigureSource::Reported), "{both:?}");
+    assert!(is(both.fast_flops_per_s, 0.33 * 4e13, FigureSource::Reported), "{both:?}");
+    let one = with(None, Some(1e13));
+    assert_eq!(one.bandwidth_bytes_per_s, facts.bandwidth_bytes_per_s);
+    let other = with(Some(1e12), None);
+    assert_eq!(other.exact_flops_per_s, facts.exact_flops_per_s);
+    assert!(is(other.fast_flops_per_s, facts.fast_flops_per_s.value, FigureSource::Assumed), "{other:?}");
+    assert_eq!(with(None, None), facts);
+}

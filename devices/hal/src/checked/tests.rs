@@ -137,6 +137,7 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
             parallel_units: 1,
             max_work_group_items: 1,
             local_memory_bytes: 0,
+            clocks: Default::default(),
             gemm: None,
             sharing: Default::default(),
         },

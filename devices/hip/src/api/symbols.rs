@@ -167,6 +167,8 @@ pub mod code {
 
 /// Values of `hipDeviceAttribute_t`.
 pub mod attribute {
+    /// Clock of the compute units, in kHz.
+    pub const CLOCK_RATE: i32 = 5;
     /// Whether the device shares the host's memory.
     pub const INTEGRATED: i32 = 16;
     /// Work items of a group.

@@ -21,7 +21,7 @@ use ragtag_hal::{
 };
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Micro-batches that are submitted together: the time from one's end to the next one's is what each takes in a pipeline
 /// that never waits.
@@ -78,9 +78,9 @@ impl SoloDevice {
     /// If the device has not enough memory or refuses the stage, or the weights cannot be read.
     pub fn load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<SoloStage<'_>> {
         let memory = self.try_load(compiled, weights);
-        let loaded = memory.and_then(|memory| self.fill(&memory).map(|()| memory));
+        let loaded = memory.and_then(|(memory, made_in)| self.fill(&memory).map(|()| (memory, made_in)));
         match loaded {
-            Ok(memory) => Ok(SoloStage { on: self, memory }),
+            Ok((memory, made_in)) => Ok(SoloStage { on: self, memory, made_in }),
             Err(error) => {
                 self.device.clear();
                 Err(error)
@@ -88,12 +88,18 @@ impl SoloDevice {
         }
     }
 
-    fn try_load(&mut self, compiled: CompiledStage, weights: &dyn WeightSource) -> Result<StageMemory> {
+    fn try_load(
+        &mut self,
+        compiled: CompiledStage,
+        weights: &dyn WeightSource,
+    ) -> Result<(StageMemory, Duration)> {
         let Self { label, points, own, device, logits, .. } = self;
         let failed = |cause| stage_error(0, label, cause);
         let logits_bytes = u64::from(compiled.max_logit_rows()) * compiled.logit_row_bytes;
         let mut recorder = Recorder::new(0, compiled.segments.clone(), TraceSink::new(0), Ends::default());
+        let start = Instant::now();
         let memory = StageMemory::new(device, compiled, BURST).map_err(failed)?;
+        let made_in = start.elapsed();
         if logits_bytes > 0 {
             let region = Arc::new(HostRegion::new(logits_bytes as usize).map_err(failed)?);
             *logits = Some(Arc::clone(&region));
@@ -103,7 +109,7 @@ impl SoloDevice {
         let (abort, progress) = (AtomicBool::new(false), |_| ());
         let loading = Loading { stage: 0, device_label: label, uploads, abort: &abort, progress: &progress };
         loading.run(device, &memory, weights, &mut points.upload, &mut recorder)?;
-        Ok(memory)
+        Ok((memory, made_in))
     }
 
     /// Fills caches and activations with numbers that no arithmetic stumbles over.
@@ -228,6 +234,7 @@ impl SoloBatch {
 pub struct SoloStage<'a> {
     on: &'a mut SoloDevice,
     memory: StageMemory,
+    made_in: Duration,
 }
 
 impl std::fmt::Debug for SoloStage<'_> {
@@ -243,6 +250,11 @@ impl Drop for SoloStage<'_> {
 }
 
 impl SoloStage<'_> {
+    /// Time in which the device compiled the stage's kernels and allocated its buffers.
+    pub fn made_in(&self) -> Duration {
+        self.made_in
+    }
+
     /// Time that a micro-batch takes among others, in microseconds: from the end of the one before to its own.
     ///
     /// # Errors
@@ -314,7 +326,7 @@ impl SoloStage<'_> {
     }
 
     fn compute(&mut self, slot: u32, batch: &MicroBatch) -> Result<Point> {
-        let Self { on, memory } = self;
+        let Self { on, memory, .. } = self;
         let label = on.label.clone();
         let failed = |cause| stage_error(0, &label, cause);
         let program = memory.prepare(&mut on.device, slot, batch, failed)?;

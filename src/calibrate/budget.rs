@@ -1,0 +1,64 @@
+//! Wall time that a calibration may take.
+
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// Wall time that something may take, less the time of compilers, whose results are cached.
+#[derive(Debug)]
+pub(super) struct Budget {
+    start: Instant,
+    /// No limit without it.
+    whole: Option<Duration>,
+    excused: Cell<Duration>,
+}
+
+impl Budget {
+    /// A budget from now on.
+    pub(super) fn new(whole: Option<Duration>) -> Self {
+        Self { start: Instant::now(), whole, excused: Cell::default() }
+    }
+
+    /// Does not count so much of the time that has passed.
+    pub(super) fn excuse(&self, time: Duration) {
+        self.excused.set(self.excused.get() + time);
+    }
+
+    /// What was excused so far.
+    pub(super) fn excused(&self) -> Duration {
+        self.excused.get()
+    }
+
+    /// The whole budget, if there is a limit.
+    pub(super) fn whole(&self) -> Option<Duration> {
+        self.whole
+    }
+
+    /// Time until a share of the budget is used up; without a limit more than anything takes.
+    pub(super) fn left(&self, share: f64) -> Duration {
+        let Some(whole) = self.whole else { return Duration::from_secs(1 << 32) };
+        (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
+    }
+
+    /// A budget of a part of what is left until a share of this one is used up.
+    pub(super) fn part(&self, share: f64, part: f64) -> Self {
+        Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compilers_take_nothing_of_a_budget() {
+        let whole = Duration::from_secs(1000);
+        let budget = Budget::new(Some(whole));
+        assert!(budget.left(0.5) <= whole / 2 && budget.left(0.5) > whole / 4);
+        budget.excuse(whole);
+        assert!(budget.left(0.5) > whole && budget.excused() == whole);
+        assert_eq!(Budget::new(Some(Duration::ZERO)).left(1.0), Duration::ZERO);
+        assert!(Budget::new(None).left(0.0) > whole);
+        assert!(Budget::new(None).part(1.0, 0.1).whole().is_none());
+        assert!(budget.part(1.0, 0.5).whole().is_some_and(|part| part <= whole && part > whole / 2));
+    }
+}

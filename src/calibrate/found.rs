@@ -1,0 +1,103 @@
+//! What was kept of devices and of the links between them.
+
+use super::kept::Kept;
+use super::steps::Steps;
+use super::{Calibration, is_processor};
+use crate::error::Result;
+use ragtag_hal::Adapter;
+use ragtag_scheduler::LinkFacts;
+use ragtag_scheduler::cost::{Profile, ProfileIdentity};
+use std::sync::Arc;
+
+/// A device with what was kept of it.
+pub(super) struct Known {
+    pub(super) adapter: Adapter,
+    pub(super) identity: ProfileIdentity,
+    pub(super) profile: Option<Profile>,
+    /// Whether nothing is missing in it.
+    pub(super) complete: bool,
+}
+
+/// A link by the places of its devices, with what is known of it.
+pub(super) struct KnownLink {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) facts: Option<LinkFacts>,
+}
+
+/// Devices and the links of each to each other.
+pub(super) struct Found {
+    pub(super) devices: Vec<Known>,
+    pub(super) links: Vec<KnownLink>,
+}
+
+impl Found {
+    /// Reads what was kept; nothing where everything is to be timed anew.
+    pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
+        let mut devices = Vec::new();
+        for adapter in adapters {
+            let identity = steps.identity(adapter, together(adapters, adapter))?;
+            let profile = if anew { None } else { kept.profile(&identity) };
+            let complete = profile.as_ref().is_some_and(|profile| steps.is_served_by(profile));
+            devices.push(Known { adapter: adapter.clone(), identity, profile, complete });
+        }
+        // Those that share a processor are timed together or not at all.
+        if devices.iter().any(|k| !k.complete && is_processor(&k.adapter)) {
+            devices.iter_mut().filter(|k| is_processor(&k.adapter)).for_each(|k| k.complete = false);
+        }
+        let all = 0..adapters.len();
+        let pairs = all.clone().flat_map(|from| all.clone().map(move |to| (from, to)));
+        let link = |(from, to): (usize, usize)| {
+            let facts = if anew { None } else { kept.link(&adapters[from], &adapters[to]) };
+            KnownLink { from, to, facts }
+        };
+        let links = pairs.filter(|(from, to)| from != to).map(link).collect();
+        Ok(Self { devices, links })
+    }
+
+    /// Whether nothing needs to be timed.
+    pub(super) fn is_complete(&self) -> bool {
+        self.missing_profiles() == 0 && self.missing_links().is_empty()
+    }
+
+    /// How many devices have to be timed.
+    pub(super) fn missing_profiles(&self) -> usize {
+        self.devices.iter().filter(|known| !known.complete).count()
+    }
+
+    /// The links that have to be timed, by the places of their devices.
+    pub(super) fn missing_links(&self) -> Vec<(usize, usize)> {
+        let missing = self.links.iter().filter(|link| link.facts.is_none());
+        missing.map(|link| (link.from, link.to)).collect()
+    }
+
+    /// Takes what was measured of a link, by the places of its devices.
+    pub(super) fn set_link(&mut self, (from, to): (usize, usize), facts: LinkFacts) {
+        if let Some(link) = self.links.iter_mut().find(|link| (link.from, link.to) == (from, to)) {
+            link.facts = Some(facts);
+        }
+    }
+
+    /// Everything that is known.
+    pub(super) fn into_calibration(self) -> Calibration {
+        let labels: Vec<_> = self.devices.iter().map(|known| known.adapter.label()).collect();
+        let mut calibration = Calibration::default();
+        let links = self
+            .links
+            .into_iter()
+            .filter_map(|link| Some((labels[link.from].clone(), labels[link.to].clone(), link.facts?)));
+        calibration.links.known = links.collect();
+        let profiles = self.devices.into_iter().zip(&labels);
+        calibration.profiles =
+            profiles.filter_map(|(known, label)| Some((label.clone(), Arc::new(known.profile?)))).collect();
+        calibration
+    }
+}
+
+/// How many of the devices work at the same time as parts of one processor.
+fn together(adapters: &[Adapter], adapter: &Adapter) -> u32 {
+    match is_processor(adapter) {
+        true => adapters.iter().filter(|other| is_processor(other)).count() as u32,
+        false => 1,
+    }
+}

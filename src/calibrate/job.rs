@@ -1,0 +1,231 @@
+//! The work of one calibration: which device is timed when, and what is kept of it.
+
+use super::budget::Budget;
+use super::found::{Found, Known};
+use super::hand_over;
+use super::kept::{Kept, now_unix_s};
+use super::measure::{self, Timer};
+use super::steps::Steps;
+use super::{Calibration, is_processor};
+use crate::devices::Devices;
+use crate::error::{Error, Result};
+use ragtag_scheduler::SoloDevice;
+use ragtag_scheduler::cost::Profile;
+use std::time::Duration;
+
+/// Shares of the budget after which the devices, the links at rest and the hand-overs are done.
+const DEVICES_END: f64 = 0.65;
+const LINKS_END: f64 = 0.75;
+const HAND_OVERS_END: f64 = 0.9;
+/// Less time than this is not enough to start a calibration pipeline and to learn from it.
+const SHORTEST_PIPELINE: Duration = Duration::from_millis(250);
+
+/// The work of one calibration.
+pub(super) struct Job<'a> {
+    pub(super) steps: &'a Steps,
+    pub(super) kept: &'a Kept,
+    pub(super) seconds: f64,
+    pub(super) budget: Budget,
+    pub(super) tick: &'a (dyn Fn() + Sync),
+}
+
+/// A profile with warnings, and the time that compilers took.
+type Timed = (Profile, Vec<String>, Duration);
+
+impl Job<'_> {
+    pub(super) fn run(&self, devices: &Devices, mut found: Found) -> Result<Calibration> {
+        let labels: Vec<_> = found.devices.iter().map(|known| known.adapter.label()).collect();
+        let (mut timed, mut warnings) = (Vec::new(), Vec::new());
+        let opened = devices.open(&labels)?;
+        let mut solo: Vec<_> =
+            opened.into_iter().map(|(_, device)| SoloDevice::new(Box::new(device))).collect();
+        for (index, outcome) in self.profiles(&found.devices, &mut solo) {
+            match outcome {
+                Ok((profile, more, _)) => {
+                    timed.push(index);
+                    warnings.extend(more);
+                    found.devices[index].profile = Some(self.merged(profile, &found.devices[index]));
+                }
+                Err(error) => warnings.push(format!("{} is not calibrated: {error}", labels[index])),
+            }
+        }
+        self.share_profiles(&mut found.devices, &timed);
+        let missing = found.missing_links();
+        self.links_at_rest(&mut found, &mut solo, &missing, &mut warnings);
+        // What follows opens each device anew.
+        drop(solo);
+        for &index in &timed {
+            if let Err(error) = self.hand_over(devices, &mut found.devices, index) {
+                warnings.push(format!("the hand-over of {} is not timed: {error}", labels[index]));
+            }
+            (self.tick)();
+        }
+        if let Err(error) = self.links_at_work(devices, &mut found, &missing) {
+            warnings.push(format!("links are timed between devices at rest alone: {error}"));
+        }
+        let is_missing = |link: &&super::found::KnownLink| missing.contains(&(link.from, link.to));
+        for link in found.links.iter().filter(is_missing) {
+            if let Some(facts) = &link.facts {
+                let [from, to] = [link.from, link.to].map(|end| &found.devices[end].adapter);
+                self.kept.keep_link(from, to, facts);
+            }
+        }
+        let timed = timed.into_iter().map(|index| labels[index].clone()).collect();
+        let unkept = self.kept.failure().map(str::to_owned);
+        Ok(Calibration { timed, warnings, unkept, ..found.into_calibration() })
+    }
+
+    /// The profiles of all devices that lack one, by their places.
+    fn profiles(&self, known: &[Known], solo: &mut [SoloDevice]) -> Vec<(usize, Result<Timed>)> {
+        let missing = |processors: bool| {
+            let wanted = move |k: &Known| !k.complete && is_processor(&k.adapter) == processors;
+            move |(_, (k, _)): &(usize, (&Known, &mut SoloDevice))| wanted(k)
+        };
+        let count = |processors: bool| {
+            known.iter().filter(|k| !k.complete && is_processor(&k.adapter) == processors).count()
+        };
+        // All processors take as long as one.
+        let mut turns = count(false) + count(true).min(1);
+        let mut outcomes = Vec::new();
+        let mut budget = || {
+            turns = turns.max(1) - 1;
+            self.budget.part(DEVICES_END, 1.0 / (turns + 1) as f64)
+        };
+        let devices = known.iter().zip(solo.iter_mut()).enumerate();
+        for (index, (known, device)) in devices.filter(missing(false)) {
+            let outcome = self.profile(known, device, budget());
+            if let Ok((_, _, excused)) = &outcome {
+                self.budget.excuse(*excused);
+            }
+            outcomes.push((index, outcome));
+        }
+        std::thread::scope(|scope| {
+            let processors = known.iter().zip(solo.iter_mut()).enumerate().filter(missing(true));
+            let whole = budget();
+            let threads: Vec<_> = processors
+                .map(|(index, (known, device))| {
+                    let budget = whole.part(1.0, 1.0);
+                    let (steps, seconds, tick) = (self.steps, self.seconds, self.tick);
+                    let timer = move || Timer { steps, seconds, budget, tick };
+                    (index, scope.spawn(move || timed(&timer(), known, device)))
+                })
+                .collect();
+            let mut longest = Duration::ZERO;
+            for (index, thread) in threads {
+                let panicked = |_| Err(Error::Usage("a thread that timed a device panicked".into()));
+                let outcome = thread.join().unwrap_or_else(panicked);
+                longest = outcome.as_ref().map_or(longest, |(_, _, excused)| longest.max(*excused));
+                outcomes.push((index, outcome));
+            }
+            self.budget.excuse(longest);
+        });
+        outcomes
+    }
+
+    fn profile(&self, known: &Known, device: &mut SoloDevice, budget: Budget) -> Result<Timed> {
+        timed(&Timer { steps: self.steps, seconds: self.seconds, budget, tick: self.tick }, known, device)
+    }
+
+    /// A profile together with what was measured elsewhere before.
+    fn merged(&self, profile: Profile, known: &Known) -> Profile {
+        let mut profile = Profile { measured_unix_s: now_unix_s(), ..profile };
+        if let Some(before) = &known.profile {
+            profile.merge(before);
+        }
+        profile
+    }
+
+    /// Gives equal parts of a processor the mean of what was timed of them, and keeps the profiles.
+    fn share_profiles(&self, devices: &mut [Known], timed: &[usize]) {
+        for &index in timed {
+            let identity = devices[index].identity.clone();
+            let alike: Vec<_> = (0..devices.len()).filter(|&at| devices[at].identity == identity).collect();
+            if alike.iter().find(|at| timed.contains(at)) != Some(&index) {
+                continue;
+            }
+            let profiles = alike.iter().filter(|at| timed.contains(at));
+            let profiles: Vec<_> = profiles.filter_map(|&at| devices[at].profile.as_ref()).collect();
+            let Some(mean) = Profile::mean(&profiles) else { continue };
+            self.kept.keep_profile(&mean);
+            alike.into_iter().for_each(|at| devices[at].profile = Some(mean.clone()));
+        }
+    }
+
+    /// Times the missing links between devices that do nothing else: one at least, so that each calibration knows more than
+    /// the one before.
+    fn links_at_rest(
+        &self,
+        found: &mut Found,
+        solo: &mut [SoloDevice],
+        missing: &[(usize, usize)],
+        warnings: &mut Vec<String>,
+    ) {
+        for (at, &(from, to)) in missing.iter().enumerate() {
+            if at > 0 && self.budget.left(LINKS_END).is_zero() {
+                return;
+            }
+            let names = || {
+                let [from, to] = [from, to].map(|end| found.devices[end].adapter.label());
+                format!("the link from {from} to {to} is not calibrated")
+            };
+            match measure::link(solo, (from, to), self.steps.row_bytes()) {
+                Ok(Some(facts)) => found.set_link((from, to), facts),
+                Ok(None) => warnings.push(format!("{}: its latency came to nothing", names())),
+                Err(error) => warnings.push(format!("{}: {error}", names())),
+            }
+            (self.tick)();
+        }
+    }
+
+    /// Times the missing links again between devices at work, all of them in a few pipelines.
+    fn links_at_work(&self, devices: &Devices, found: &mut Found, missing: &[(usize, usize)]) -> Result<()> {
+        let stages = found.devices.iter().enumerate().filter(|_| !self.steps.window.is_empty());
+        let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.clone()?)));
+        let stages: Vec<_> = stages.collect();
+        for order in hand_over::orders(stages.len()) {
+            let order: Vec<_> = order.into_iter().map(|at| &stages[at]).collect();
+            let pairs: Vec<_> = order.windows(2).map(|pair| (pair[0].0, pair[1].0)).collect();
+            if !pairs.iter().any(|pair| missing.contains(pair)) {
+                continue;
+            }
+            if self.budget.left(1.0) < SHORTEST_PIPELINE {
+                return Ok(());
+            }
+            let named: Vec<_> = order.iter().map(|(_, label, profile)| (label.clone(), profile)).collect();
+            let budget = self.budget.part(1.0, 1.0);
+            let measured = hand_over::measure_links(devices, self.steps, &named, &budget)?;
+            for (&pair, facts) in pairs.iter().zip(measured).filter(|(pair, _)| missing.contains(pair)) {
+                facts.into_iter().for_each(|facts| found.set_link(pair, facts));
+            }
+        }
+        Ok(())
+    }
+
+    /// Times what a token loses between stages, once for equal parts of a processor, and keeps that, too.
+    fn hand_over(&self, devices: &Devices, known: &mut [Known], index: usize) -> Result<()> {
+        let has_time = self.budget.left(HAND_OVERS_END) >= SHORTEST_PIPELINE && self.steps.times_head();
+        let identity = known[index].identity.clone();
+        let is_first = known.iter().position(|other| other.identity == identity) == Some(index);
+        let label = known[index].adapter.label();
+        let Some(profile) = known[index].profile.as_mut() else { return Ok(()) };
+        if self.steps.window.is_empty() || !has_time || !is_first {
+            return Ok(());
+        }
+        let budget = self.budget.part(HAND_OVERS_END, 1.0);
+        let measured = hand_over::measure(devices, self.steps, &label, profile, &budget)?;
+        if let Some(measured) = measured {
+            profile.hand_over_us = measured.stage_us;
+            profile.token_return = measured.token_return;
+            let profile = profile.clone();
+            self.kept.keep_profile(&profile);
+            let alike = known.iter_mut().filter(|other| other.identity == identity);
+            alike.for_each(|other| other.profile = Some(profile.clone()));
+        }
+        Ok(())
+    }
+}
+
+fn timed(timer: &Timer<'_>, known: &Known, device: &mut SoloDevice) -> Result<Timed> {
+    let (profile, warnings) = timer.profile(&known.identity, device)?;
+    Ok((profile, warnings, timer.budget.excused()))
+}
