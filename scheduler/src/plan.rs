@@ -97,7 +97,8 @@ pub struct PlanEdge {
 pub struct Explanation {
     /// What the objective makes of the plan.
     pub score_us: f64,
-    /// No placement with these micro-batches can be better than this, as far as the cost model goes.
+    /// No placement that keeps to the constraints can be better than this by the cost model, with any of the chunks, decode
+    /// groups and forms of boundaries that were considered. It bounds a user's split as well: over all other placements.
     pub bound_us: f64,
     /// What is busy for longest in a request.
     pub bottleneck: Bottleneck,
@@ -177,6 +178,11 @@ pub struct Alternative {
     pub prefill_tokens_per_s: f64,
     /// Why it is shown: `best single device`, `even layers` …
     pub why: String,
+}
+
+impl Alternative {
+    /// Why the planner's placement stands beside a user's split.
+    pub const PLANNERS_OWN: &str = "the planner's own";
 }
 
 /// A limit, and what having more would give.

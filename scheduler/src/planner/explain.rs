@@ -26,10 +26,7 @@ const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
     let best = &found.best;
-    // Of a placement that was given, or found to be best elsewhere in simulation, nobody asked yet.
-    let solved = || grid.solve(best.point, &[])?.bound_us;
-    let bound_us = found.bound_us.or_else(solved).unwrap_or(best.score_us());
-    let (left_out, (alternatives, bindings)) = rayon::join(
+    let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, best),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
@@ -117,24 +114,28 @@ fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
         if at >= tried {
             return LeftOut { device: label(device), best_with: None, tried: false };
         }
-        let found = grid.solve_with(best.point, |instance| {
+        let solved = grid.solve_with(best.point, |instance| {
             instance.required = vec![device];
             if input.devices.len() > TRIED_WITH_ALL {
                 let others = |other: usize| other != device && !is_used(best, other);
                 instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
             }
         });
-        let best_with = found.map(|found| alternative(grid, &found.best, "with this device"));
+        let best_with = solved.best().map(|best| alternative(grid, &best, "with this device"));
         LeftOut { device: label(device), best_with, tried: true }
     };
     devices.par_iter().enumerate().map(with).collect()
 }
 
-/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first.
-fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
+/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
+/// a score below which there is none.
+fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, f64) {
     let own = placement(grid.input, &found.best.runs);
-    let mut all = match grid.input.split {
-        None => [others(found), by_rules(grid)].concat(),
+    let (mut all, bound_us) = match grid.input.split {
+        None => {
+            let all = [others(found), by_rules(grid)].concat();
+            (all, found.bound_us.unwrap_or_else(|| grid.bound_us()))
+        }
         Some(_) => found_freely(*grid.input, grid.context),
     };
     all.sort_by(|(a, _), (b, _)| a.score_us().total_cmp(&b.score_us()));
@@ -146,7 +147,7 @@ fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
         }
     }
     kept.truncate(ALTERNATIVES);
-    kept
+    (kept, bound_us)
 }
 
 fn others(found: &Found) -> Vec<(Choice, String)> {
@@ -158,12 +159,15 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// What a placement of the user's is held against. Its micro-batches may be given as well; others have what suits them.
-fn found_freely(mut input: PlannerInput<'_>, context: u32) -> Vec<(Choice, String)> {
+/// What a placement of the user's is held against, and a score below which there is no placement. Its micro-batches may be
+/// given as well; others have what suits them.
+fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, f64) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
-    let searched = grid.search(&[]).map(|found| (found.best, "the planner's own".into()));
-    searched.into_iter().chain(by_rules(&grid)).collect()
+    let searched = grid.search();
+    let bound_us = searched.as_ref().and_then(|found| found.bound_us).unwrap_or_else(|| grid.bound_us());
+    let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
+    (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
 
 /// Something that there might be more of.
@@ -186,8 +190,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
     asked.truncate(BINDINGS);
     let gain = |what: WhatIf| {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
-        let found = Grid::new(&with, grid.context).solve(best.point, &[])?;
-        let gain = best.score_us() / found.best.score_us() - 1.0;
+        let found = Grid::new(&with, grid.context).solve(best.point).best()?;
+        let gain = best.score_us() / found.score_us() - 1.0;
         // The choice of fewer devices may have cost so much.
         (gain > FEWER_DEVICES + GAIN).then_some(Binding { of: what.of, more: what.more, gain: share(gain) })
     };

@@ -7,7 +7,7 @@ use super::pace::{Pace, Point};
 use super::trial::Trial;
 use super::{Baseline, DoesNotFit, PlannerInput, Shortage};
 use crate::objective::Objective;
-use crate::plan::{Bottleneck, Explanation, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
@@ -245,7 +245,7 @@ fn against_rules(explanation: &Explanation) -> Option<String> {
 
 /// The user's split against the planner's own.
 fn against_own(explanation: &Explanation) -> String {
-    let own = explanation.alternatives.iter().find(|other| other.why == "the planner's own");
+    let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     let gain = |own: f64| (explanation.score_us / own - 1.0) * 100.0;
     match own {
         Some(own) if gain(own.score_us) >= SAME_PERCENT => format!(

@@ -347,14 +347,15 @@ fn the_plan_is_the_best_of_all_placements() {
             let world = World { objective, ..random_world(seed) };
             let input = world.input();
             let grid = Grid::new(&input, 512);
-            let found = grid.search(&[]);
-            // The placement is exact at its point of the grid.
-            let start = Point { chunk: 128, groups: 1, boundary: Boundary::F32 };
-            let point = found.as_ref().map_or(start, |found| found.best.point);
-            let problem = grid.problem(point);
+            let found = grid.search();
+            // The placement is exact over all points of the grid.
             let all = all_placements(world.segments.len(), world.devices.len());
-            let fitting = all.iter().filter(|runs| problem.prove(runs).is_ok());
-            let scores: Vec<_> = fitting.map(|runs| (problem.evaluate(runs).score_us, runs.len())).collect();
+            let at = |point: Point| {
+                let problem = grid.problem(point);
+                let fitting = all.iter().filter(|runs| problem.prove(runs).is_ok());
+                fitting.map(|runs| (problem.evaluate(runs).score_us, runs.len())).collect::<Vec<_>>()
+            };
+            let scores: Vec<_> = grid.points().flat_map(at).collect();
             let best = scores.iter().map(|(score, _)| *score).reduce(f64::min);
             match (&found, best) {
                 (None, None) => {
@@ -367,8 +368,14 @@ fn the_plan_is_the_best_of_all_placements() {
                     assert_eq!(Some(found.best.runs.len()), fewest, "seed {seed}, {objective:?}");
                     let of_length = scores.iter().filter(|(_, stages)| Some(*stages) == fewest);
                     let wanted = of_length.map(|(score, _)| *score).fold(f64::MAX, f64::min);
-                    assert!(close(found.best.score_us(), wanted), "seed {seed}, {objective:?}: {wanted}");
-                    assert!(found.bound_us.is_some_and(|bound| bound <= best * (1.0 + 1e-9)), "seed {seed}");
+                    // Of scores within half a percent the faster decode decides.
+                    let score = found.best.score_us();
+                    assert!(
+                        score >= wanted * (1.0 - 1e-9) && score <= wanted * 1.005 * (1.0 + 1e-9),
+                        "seed {seed}, {objective:?}: {score} for {wanted}"
+                    );
+                    assert!(found.bound_us.is_some_and(|bound| close(bound, best)), "seed {seed}");
+                    assert!(grid.bound_us() <= best * (1.0 + 1e-9), "seed {seed}");
                     planned += 1;
                 }
                 other => panic!("seed {seed}: {:?}", other.1),
