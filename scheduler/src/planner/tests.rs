@@ -1,5 +1,6 @@
 //! Tests of the planner: against exhaustive search on small random instances, on memory, and on what it says.
 
+mod best;
 mod given;
 mod grid;
 mod left_out;

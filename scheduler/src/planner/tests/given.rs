@@ -68,4 +68,30 @@ fn a_bound_holds_for_splits_as_well() {
     let uneven = world.split("0-8=cpu:0,9-9=cpu:1").plan().expect("fits").explanation;
     assert!(uneven.score_us > best.score_us * 1.2, "{} and {}", uneven.score_us, best.score_us);
     assert!(uneven.bound_us <= best.score_us * 1.001, "{} and {}", uneven.bound_us, best.score_us);
+    assert!(uneven.bound_us >= best.score_us * 0.985, "{} and {}", uneven.bound_us, best.score_us);
+}
+
+/// The bound is over all points of the grid, not over that at which the split is best.
+#[test]
+fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
+    let mut told = 0;
+    for seed in 0..200 {
+        let objective = OBJECTIVES[seed as usize % 4];
+        let world = World { objective, ..random_world(seed) };
+        let last = world.segments.len() - 1;
+        for device in &world.devices {
+            let Ok(plan) = world.clone().split(&format!("0-{last}={}", device.label)).plan() else {
+                continue;
+            };
+            for other in &plan.explanation.alternatives {
+                assert!(
+                    other.score_us >= plan.explanation.bound_us - 0.1,
+                    "seed {seed}: {:?}",
+                    plan.explanation
+                );
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 200, "{told}");
 }
