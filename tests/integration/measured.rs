@@ -65,12 +65,13 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
             assert_eq!(off, part["finding"].is_string(), "{part}");
         }
     }
-    // All that the stages and the edge saw: two runs of pp24 and tg6 with two sequences each.
+    // What the stages and the edge saw: a run of pp24 and one of tg6 with two sequences each. Those before do not count.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
     // A step that goes with a chunk of the other prompt counts as prefill.
-    assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
-    assert!(steps("edge", 0) <= steps("stage", 0));
+    assert!(rows(0) <= 2.0 * 5.0 + 2.0 && rows(0) >= 1.0, "{}", rows(0));
+    // A stage does not count the first of a size that it did not see before.
+    assert!(steps("edge", 0) <= steps("stage", 0) + 2.0);
     let rates = json["comparison"]["rates"].as_array().unwrap();
     let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
     assert_eq!(names, ["pp24", "tg6"]);

@@ -208,6 +208,11 @@ pub(crate) fn bound(instance: &Instance) -> f64 {
     bounded::relaxed(instance)
 }
 
+/// Devices that may change places without a difference to any placement, those that may take part.
+pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
+    kinds::merge(instance)
+}
+
 /// The cells of the table with which an instance is solved exactly; `None` if there are too many.
 pub(crate) fn cells(instance: &Instance) -> Option<usize> {
     exact::cells(&kinds::merge(instance), instance.segments)

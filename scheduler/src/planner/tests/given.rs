@@ -95,3 +95,17 @@ fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
     }
     assert!(told > 200, "{told}");
 }
+
+#[test]
+fn a_request_that_is_scaled_down_is_said_to_be() {
+    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
+    let request = |world: &World| world.plan().expect("fits").reasons[0].clone();
+    assert!(
+        request(&world).ends_with("requests of 256 prompt and 128 generated tokens"),
+        "{}",
+        request(&world)
+    );
+    world.limits.context = Some(96);
+    let small = "256 prompt and 128 generated tokens (scaled down to 64 and 32, the context is 96)";
+    assert!(request(&world).ends_with(small), "{}", request(&world));
+}
