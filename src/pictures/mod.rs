@@ -79,11 +79,15 @@ impl Report {
         }
         texts.extend(explanation.alternatives.iter_mut().flat_map(|a| [&mut a.split, &mut a.why]));
         texts.extend(explanation.bindings.iter_mut().flat_map(|b| [&mut b.of, &mut b.more]));
-        if let Some(Comparison { parts, rates }) = measured {
-            texts.extend(parts.iter_mut().map(|part| &mut part.device));
-            texts.extend(parts.iter_mut().flat_map(|part| [&mut part.to, &mut part.finding]).flatten());
-            texts.extend(rates.iter_mut().map(|rate| &mut rate.what));
-            texts.extend(rates.iter_mut().filter_map(|rate| rate.finding.as_mut()));
+        if let Some(Comparison { parts, rates, .. }) = measured {
+            for part in parts {
+                texts.push(&mut part.device);
+                texts.extend([&mut part.to, &mut part.finding].into_iter().flatten());
+            }
+            for rate in rates {
+                texts.push(&mut rate.what);
+                texts.extend(&mut rate.finding);
+            }
         }
         for gantt in timelines {
             texts.push(&mut gantt.title);
