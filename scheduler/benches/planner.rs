@@ -118,6 +118,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
         required: Vec::new(),
         excluded: vec![false; devices],
         max_stages: devices,
+        known: f64::INFINITY,
     }
 }
 

@@ -33,6 +33,23 @@ pub struct EdgeReport {
     pub decode: Crossed,
 }
 
+impl Crossed {
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            crossings: self.crossings.saturating_sub(before.crossings),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+        }
+    }
+}
+
+impl EdgeReport {
+    /// What has crossed since an earlier look.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self { prefill: self.prefill.since(&before.prefill), decode: self.decode.since(&before.decode) }
+    }
+}
+
 /// The crossings of one edge, shared by its two ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Crossings(Arc<Mutex<State>>);

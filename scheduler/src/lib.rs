@@ -25,6 +25,7 @@ pub mod schemas;
 pub mod sim;
 pub mod split;
 mod trace;
+pub mod wording;
 
 pub use actor::{
     Crossing, SoloBatch, SoloDevice, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,

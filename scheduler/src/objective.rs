@@ -44,6 +44,20 @@ pub struct Workload {
     pub generated_tokens: u32,
 }
 
+impl Workload {
+    /// Whether the request fits a context.
+    pub fn fits(&self, context: u32) -> bool {
+        u64::from(self.prompt_tokens) + u64::from(self.generated_tokens) <= u64::from(context)
+    }
+
+    /// Tokens of the prompt and tokens generated, both scaled down as far as the request is longer than the context.
+    pub fn within(&self, context: u32) -> (f64, f64) {
+        let (prompt, generated) = (f64::from(self.prompt_tokens), f64::from(self.generated_tokens));
+        let scale = (f64::from(context) / (prompt + generated)).min(1.0);
+        (prompt * scale, generated * scale)
+    }
+}
+
 impl Default for Workload {
     /// 512 tokens in, 128 out: what benchmarks of engines commonly take.
     fn default() -> Self {

@@ -121,7 +121,8 @@ pub struct PlanEdge {
 pub struct Explanation {
     /// What the objective makes of the plan.
     pub score_us: f64,
-    /// No placement with these micro-batches can be better than this, as far as the cost model goes.
+    /// No placement that keeps to the constraints can be better than this by the cost model, with any of the chunks, decode
+    /// groups and forms of boundaries that were considered. It bounds a user's split as well: over all other placements.
     pub bound_us: f64,
     /// What is busy for longest in a request.
     pub bottleneck: Bottleneck,
@@ -179,11 +180,38 @@ pub struct LeftOut {
     /// Whether one was searched for: of many devices only the first are tried. True where a plan does not say.
     #[serde(default = "LeftOut::is_tried")]
     pub tried: bool,
+    /// Whether plans with it would fit, and the constraints allow none of them. False where a plan does not say.
+    #[serde(default)]
+    pub constrained: bool,
 }
 
 impl LeftOut {
     fn is_tried() -> bool {
         true
+    }
+
+    /// Whether the same is told of another device of the same name.
+    fn is_like(&self, other: &Self) -> bool {
+        let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
+        let rates = |other: &Alternative| {
+            (other.score_us, other.decode_tokens_per_s, other.prefill_tokens_per_s, other.why.clone())
+        };
+        let told = |left: &Self| (left.tried, left.constrained, left.best_with.as_ref().map(rates));
+        name(self) == name(other) && told(self) == told(other)
+    }
+}
+
+impl Explanation {
+    /// The devices that are left out; those of one name of which the same is told are in one group.
+    pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
+        let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
+        for left in &self.left_out {
+            match groups.iter_mut().find(|group| group[0].is_like(left)) {
+                Some(group) => group.push(left),
+                None => groups.push(vec![left]),
+            }
+        }
+        groups
     }
 }
 
@@ -201,6 +229,11 @@ pub struct Alternative {
     pub prefill_tokens_per_s: f64,
     /// Why it is shown: `best single device`, `even layers` …
     pub why: String,
+}
+
+impl Alternative {
+    /// Why the planner's placement stands beside a user's split.
+    pub const PLANNERS_OWN: &str = "the planner's own";
 }
 
 /// A limit, and what having more would give.

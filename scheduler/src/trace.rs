@@ -118,9 +118,26 @@ pub struct Computed {
     pub with_logits: u64,
     /// How long the compute queue worked on them.
     pub busy_ns: Nanoseconds,
+    /// Sum of the squares of what each took, in square microseconds: it tells how much they differ.
+    #[serde(default)]
+    pub busy_us2: u64,
 }
 
 impl Computed {
+    /// What was computed since an earlier look.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            micro_batches: self.micro_batches.saturating_sub(before.micro_batches),
+            rows: self.rows.saturating_sub(before.rows),
+            sequences: self.sequences.saturating_sub(before.sequences),
+            positions: self.positions.saturating_sub(before.positions),
+            logit_rows: self.logit_rows.saturating_sub(before.logit_rows),
+            with_logits: self.with_logits.saturating_sub(before.with_logits),
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            busy_us2: self.busy_us2.saturating_sub(before.busy_us2),
+        }
+    }
+
     /// One micro-batch before it is computed.
     fn of(batch: &MicroBatch) -> Self {
         let positions = batch.items.iter().map(|item| {
@@ -136,6 +153,7 @@ impl Computed {
             logit_rows,
             with_logits: u64::from(logit_rows > 0),
             busy_ns: 0,
+            busy_us2: 0,
         }
     }
 
@@ -147,6 +165,8 @@ impl Computed {
         self.logit_rows += other.logit_rows;
         self.with_logits += other.with_logits;
         self.busy_ns += busy_ns;
+        let busy_us = (busy_ns + 500) / 1000;
+        self.busy_us2 = self.busy_us2.saturating_add(busy_us.saturating_mul(busy_us));
     }
 }
 
@@ -159,6 +179,16 @@ pub struct SizeReport {
     pub rows: u32,
     /// What they were.
     pub computed: Computed,
+    /// The same without the first of them, for which kernels may have been compiled and commands recorded.
+    #[serde(default)]
+    pub warm: Computed,
+}
+
+impl SizeReport {
+    fn new((decode, rows): (bool, u32)) -> Self {
+        let (computed, warm) = (Computed::default(), Computed::default());
+        Self { decode, rows, computed, warm }
+    }
 }
 
 /// What a submission was, until its timing comes.
@@ -183,6 +213,7 @@ impl Label {
         logit_rows: 0,
         with_logits: 0,
         busy_ns: 0,
+        busy_us2: 0,
     };
 
     pub(crate) const WEIGHTS: Label =
@@ -218,7 +249,7 @@ pub(crate) struct Recorder {
     pub(crate) prefill: Computed,
     pub(crate) decode: Computed,
     /// By whether they are decode steps alone, and by the power of two that their rows fill.
-    sizes: BTreeMap<(bool, u32), Computed>,
+    sizes: BTreeMap<(bool, u32), SizeReport>,
     /// The actor's longest turn.
     pub(crate) longest_turn_ns: Nanoseconds,
 }
@@ -232,8 +263,7 @@ impl Recorder {
 
     /// What was computed, by size.
     pub(crate) fn sizes(&self) -> Vec<SizeReport> {
-        let report = |(&(decode, rows), &computed)| SizeReport { decode, rows, computed };
-        self.sizes.iter().map(report).collect()
+        self.sizes.values().copied().collect()
     }
 
     /// Bytes of a micro-batch are about to leave: activations, or logits.
@@ -289,8 +319,13 @@ impl Recorder {
     fn computed(&mut self, label: &Label, busy_ns: Nanoseconds) {
         let computed = if label.decode { &mut self.decode } else { &mut self.prefill };
         computed.add(&label.work, busy_ns);
-        let size = u32::try_from(label.work.rows).unwrap_or(u32::MAX).checked_next_power_of_two();
-        self.sizes.entry((label.decode, size.unwrap_or(u32::MAX))).or_default().add(&label.work, busy_ns);
+        let rows = u32::try_from(label.work.rows).unwrap_or(u32::MAX).checked_next_power_of_two();
+        let size = (label.decode, rows.unwrap_or(u32::MAX));
+        let size = self.sizes.entry(size).or_insert_with(|| SizeReport::new(size));
+        if size.computed.micro_batches > 0 {
+            size.warm.add(&label.work, busy_ns);
+        }
+        size.computed.add(&label.work, busy_ns);
     }
 
     fn crossed(&self, label: &Label, start_ns: Nanoseconds, end_ns: Nanoseconds) {
@@ -339,8 +374,12 @@ mod tests {
         let prefill = Computed { micro_batches: 2, rows: 4, sequences: 2, positions: 18, busy_ns: 4, ..work };
         let decode = Computed { busy_ns: 4, ..work };
         assert_eq!((recorder.prefill, recorder.decode), (prefill, decode));
-        let size = |decode, computed| SizeReport { decode, rows: 2, computed };
-        assert_eq!(recorder.sizes(), [size(false, prefill), size(true, decode)]);
+        // The first of each size may have been compiled for.
+        let size = |decode, computed, warm| SizeReport { decode, rows: 2, computed, warm };
+        let warm = Computed { busy_ns: 3, ..work };
+        assert_eq!(recorder.sizes(), [size(false, prefill, warm), size(true, decode, Computed::default())]);
+        let since = size(false, prefill, warm).computed.since(&warm);
+        assert_eq!(since, Computed { busy_ns: 1, ..work });
     }
 
     #[test]

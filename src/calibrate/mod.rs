@@ -238,13 +238,15 @@ mod tests {
             bytes: 0.0,
             predicted_us: 100.0,
             measured_us: 100.0 * (1.0 + deviation),
+            spread: None,
             waited_us: 0.0,
             deviation,
             parts: Default::default(),
             finding: None,
         };
         let contradicted = |micro_batches: u64, deviation: f64| {
-            let comparison = Comparison { parts: vec![part(micro_batches, deviation)], rates: Vec::new() };
+            let comparison =
+                Comparison { parts: vec![part(micro_batches, deviation)], ..Comparison::default() };
             Calibration::contradict(&facts, &comparison, folder())
         };
         assert!(contradicted(100, 0.4).is_empty() && contradicted(100, -0.3).is_empty());
@@ -256,7 +258,7 @@ mod tests {
         kept.keep_profile(&again);
         assert_eq!(kept.profile(&profile.identity), Some(again.clone()));
         let facts = [facts[0].clone().with_profile(Arc::new(again))];
-        let comparison = Comparison { parts: vec![part(100, -0.5)], rates: Vec::new() };
+        let comparison = Comparison { parts: vec![part(100, -0.5)], ..Comparison::default() };
         assert!(Calibration::contradict(&facts, &comparison, folder()).is_empty(), "the new one stays");
     }
 }

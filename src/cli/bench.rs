@@ -72,6 +72,12 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
     let bar = progress::steps("measuring", tests.len() as u64 * u64::from(args.repetitions + 1));
+    // Kernels are compiled and commands recorded in the first runs, which count nowhere.
+    for test in &tests {
+        once(&engine.session(), &test.burst(parallel))?;
+        bar.inc(1);
+    }
+    let warm = engine.stats();
     let mut measurements = Vec::new();
     for test in &tests {
         measurements.push(measure(&engine.session(), *test, parallel, args.repetitions, &bar)?);
@@ -82,7 +88,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<()> {
         .zip(&measurements)
         .map(|(test, m)| (test.burst(parallel), m.median_tokens_per_s))
         .collect();
-    let comparison = placed.planner.compare(&engine, &bursts)?;
+    let comparison = placed.planner.compare_since(&engine, &warm, &bursts)?;
     compare::note_contradictions(&placed, &comparison);
     let printed = if args.json {
         print_json(&json!({
@@ -155,12 +161,9 @@ fn measure(
 ) -> Result<Measurement> {
     let tokens = u64::from(test.counted_tokens()) * u64::from(parallel);
     let mut samples = Vec::new();
-    for repetition in 0..=repetitions {
-        let seconds = once(session, &test.burst(parallel))?;
+    for _ in 0..repetitions {
+        samples.push(tokens as f64 / once(session, &test.burst(parallel))?);
         bar.inc(1);
-        if repetition > 0 {
-            samples.push(tokens as f64 / seconds);
-        }
     }
     let mean = samples.iter().sum::<f64>() / samples.len() as f64;
     let squares: f64 = samples.iter().map(|s| (s - mean).powi(2)).sum();

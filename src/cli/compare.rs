@@ -2,15 +2,16 @@
 
 use super::args::CompareArgs;
 use super::files::write_file;
-use super::output::{inform, table};
+use super::output::{inform, note, table};
 use super::plan::Placed;
 use crate::calibrate::Calibration;
 use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::model::Model;
-use crate::pictures::{self, Gantt, Measured, MeasuredTimes, Rates, Report};
-use ragtag_scheduler::compare::{Comparison, Phase, deviation_in_words};
-use ragtag_scheduler::{Place, Plan, PredictedTimes};
+use crate::pictures::{self, Gantt, Report};
+use ragtag_scheduler::Place;
+use ragtag_scheduler::compare::{Comparison, Phase};
+use ragtag_scheduler::wording::{self, Quantity};
 use serde::Serialize;
 
 /// What `--replan` came to.
@@ -33,7 +34,9 @@ pub(super) fn replan(
     options: EngineOptions,
 ) -> Result<(Engine, Option<Change>)> {
     let Some(replanned) = placed.planner.replan(&engine)? else {
-        inform("replan: measured, and no other plan is better by more than 3 %");
+        inform(
+            "replan: measured, and no other plan is better by more than 3 % and what measurements vary by",
+        );
         return Ok((engine, None));
     };
     let change = Change {
@@ -41,8 +44,8 @@ pub(super) fn replan(
         to: replanned.plan.split().to_string(),
         predicted_gain: replanned.gain,
     };
-    let percent = change.predicted_gain * 100.0;
-    inform(&format!("replan: {} -> {}, predicted {percent:.0} % faster as measured", change.from, change.to));
+    let faster = wording::speed(1.0 / (1.0 + replanned.gain));
+    inform(&format!("replan: {} -> {}, predicted {faster} as measured", change.from, change.to));
     // Its memory is needed.
     drop(engine.shutdown());
     (placed.planner, placed.plan, placed.file) = (replanned.planner, replanned.plan, None);
@@ -73,7 +76,14 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
         };
         let number = part.micro_batches.to_string();
         let (predicted, measured) = (time(part.predicted_us), time(part.measured_us));
-        table.add_row([what, size, number, predicted, measured, deviation_in_words(part.deviation)]);
+        table.add_row([
+            what,
+            size,
+            number,
+            predicted,
+            measured,
+            wording::deviation(Quantity::Time, part.deviation),
+        ]);
     }
     for rate in &comparison.rates {
         let speed = |tokens_per_s: f64| format!("{tokens_per_s:.1} tokens/s");
@@ -85,7 +95,7 @@ pub(super) fn as_table(comparison: &Comparison) -> String {
             String::new(),
             predicted,
             measured,
-            deviation_in_words(rate.deviation),
+            wording::deviation(Quantity::Rate, rate.deviation),
         ]);
     }
     let mut text = format!("{table}\n");
@@ -110,33 +120,7 @@ fn time(us: f64) -> String {
 pub(super) fn write_page(args: &CompareArgs, engine: &Engine, comparison: &Comparison) -> Result<()> {
     let Some(path) = &args.html else { return Ok(()) };
     let mut report = Report::new(engine.plan().clone());
-    report.measured = Some(measured(engine.plan(), comparison));
+    report.measured = Some(comparison.clone());
     report.timelines.extend(Gantt::of_trace(&engine.trace(), engine.plan().decode_rows).excerpts());
     write_file(path, pictures::html(&report).as_bytes())
-}
-
-/// What was measured, carried over to the micro-batches that the plan predicts: its prediction times how far the model was
-/// off for those that ran.
-fn measured(plan: &Plan, comparison: &Comparison) -> Measured {
-    let times = |place: Place, index: usize, predicted: &PredictedTimes| {
-        let of = |phase: Phase, us: f64| {
-            comparison.part(place, index, phase).map(|part| us * (1.0 + part.deviation))
-        };
-        MeasuredTimes {
-            decode_us: of(Phase::Decode, predicted.decode_us),
-            prefill_us: of(Phase::Prefill, predicted.prefill_us),
-        }
-    };
-    let stages = plan.stages.iter().enumerate();
-    let edges = plan.edges.iter().enumerate();
-    let rate = |phase: Phase| {
-        let rates = comparison.rates.iter().filter(|rate| rate.phase == phase);
-        rates.map(|rate| rate.measured_tokens_per_s).reduce(f64::max)
-    };
-    Measured {
-        stages: stages.map(|(at, stage)| times(Place::Stage, at, &stage.predicted)).collect(),
-        edges: edges.map(|(at, edge)| times(Place::Edge, at, &edge.predicted)).collect(),
-        token_return: times(Place::TokenReturn, 0, &plan.token_return),
-        rates: Rates { decode_tokens_per_s: rate(Phase::Decode), prefill_tokens_per_s: rate(Phase::Prefill) },
-    }
 }

@@ -5,9 +5,11 @@
 use super::chart::{Bar, Chart, Row, Tick, ticks};
 use super::gantt::edge_name;
 use super::load::{Beat, Load, share};
-use super::words::{bytes, count, difference, mark, percent, route, time};
-use super::{Gantt, GanttKind, GanttSource, Measured, MeasuredTimes};
+use super::words::{bytes, count, deviation, labels, mark, percent, route, time};
+use super::{Gantt, GanttKind, GanttSource};
+use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
 use ragtag_scheduler::plan::{Place, Plan, PlanStage, PredictedTimes};
+use ragtag_scheduler::wording::Quantity;
 
 /// Colours that stages and micro-batches take in turns.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];
@@ -37,8 +39,8 @@ pub(super) fn stages(plan: &Plan) -> Chart {
             }],
         }
     };
-    let left_out = plan.explanation.left_out.iter().map(|left| Row {
-        label: left.device.clone(),
+    let left_out = plan.explanation.left_out_alike().into_iter().map(|alike| Row {
+        label: labels(&alike),
         note: "left out".into(),
         lanes: 1,
         bars: Vec::new(),
@@ -240,44 +242,33 @@ pub(super) fn timeline(gantt: &Gantt) -> Chart {
     }
 }
 
-/// Beyond this a prediction counts as wrong.
-const TOLERANCE: f64 = 0.15;
-
-/// Predicted and measured times of stages and edges, in decode and in prefill.
-pub(super) fn compared(plan: &Plan, measured: &Measured) -> [Chart; 2] {
-    let decode = |times: PredictedTimes, measured: MeasuredTimes| (times.decode_us, measured.decode_us);
-    let prefill = |times: PredictedTimes, measured: MeasuredTimes| (times.prefill_us, measured.prefill_us);
+/// Predicted and measured times of the micro-batches that ran, in decode and in prefill.
+pub(super) fn compared(comparison: &Comparison) -> [Chart; 2] {
+    let of = |phase: Phase| {
+        let mut parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == phase).collect();
+        // Each edge behind its stage, the return of tokens behind all.
+        parts.sort_by_key(|part| (part.place == Place::TokenReturn, part.index, part.place != Place::Stage));
+        parts
+    };
     [
-        comparison("Decode, one micro-batch", &pairs(plan, measured, decode)),
-        comparison("Prefill, one chunk", &pairs(plan, measured, prefill)),
+        comparison_chart("Decode, one micro-batch on average", &of(Phase::Decode)),
+        comparison_chart("Prefill, one micro-batch on average", &of(Phase::Prefill)),
     ]
 }
 
-/// Label, predicted and measured time of each part of the pipeline that has both.
-fn pairs(
-    plan: &Plan,
-    measured: &Measured,
-    of: impl Fn(PredictedTimes, MeasuredTimes) -> (f64, Option<f64>),
-) -> Vec<(String, f64, f64)> {
-    let mut pairs = Vec::new();
-    let mut add = |label: String, predicted: PredictedTimes, measured: Option<&MeasuredTimes>| {
-        if let (predicted, Some(measured)) = of(predicted, measured.copied().unwrap_or_default()) {
-            pairs.push((label, predicted, measured));
-        }
-    };
-    for (at, stage) in plan.stages.iter().enumerate() {
-        add(format!("{at} · {}", stage.device), stage.predicted, measured.stages.get(at));
-        if let (Some(edge), Some(next)) = (plan.edges.get(at), plan.stages.get(at + 1)) {
-            add(edge_name(&stage.device, &next.device), edge.predicted, measured.edges.get(at));
-        }
+fn part_name(part: &ComparedPart) -> String {
+    match part.place {
+        Place::Stage => format!("{} · {}", part.index, part.device),
+        Place::TokenReturn => "tokens return".into(),
+        Place::Edge | Place::SharedLink => edge_name(&part.device, part.to.as_deref().unwrap_or("")),
     }
-    add("tokens return".into(), plan.token_return, Some(&measured.token_return));
-    pairs
 }
 
-fn comparison(title: &str, pairs: &[(String, f64, f64)]) -> Chart {
-    let end_us = pairs.iter().flat_map(|p| [p.1, p.2]).filter(|us| us.is_finite()).fold(0.0, f64::max);
-    let row = |(label, predicted, measured): &(String, f64, f64)| {
+fn comparison_chart(title: &str, parts: &[&ComparedPart]) -> Chart {
+    let both = parts.iter().flat_map(|part| [part.predicted_us, part.measured_us]);
+    let end_us = both.filter(|us| us.is_finite()).fold(0.0, f64::max);
+    let row = |part: &&ComparedPart| {
+        let (label, predicted, measured) = (part_name(part), &part.predicted_us, &part.measured_us);
         let bar = |lane, class, name: &str, us: f64| Bar {
             lane,
             from: 0.0,
@@ -286,14 +277,14 @@ fn comparison(title: &str, pairs: &[(String, f64, f64)]) -> Chart {
             label: String::new(),
             title: format!("{label}, {name}: {}", time(us)),
         };
-        let off = (measured / predicted - 1.0).abs() > TOLERANCE;
+        let off = part.deviation.abs() > TOLERANCE;
         Row {
             label: label.clone(),
             note: format!(
                 "{} → {} · {}{}",
                 time(*predicted),
                 time(*measured),
-                difference(*measured, *predicted),
+                deviation(Quantity::Time, part.deviation),
                 if off { " ⚠" } else { "" }
             ),
             lanes: 2,
@@ -305,7 +296,7 @@ fn comparison(title: &str, pairs: &[(String, f64, f64)]) -> Chart {
     };
     Chart {
         title: title.into(),
-        rows: pairs.iter().map(row).collect(),
+        rows: parts.iter().map(row).collect(),
         ticks: ticks(end_us, mark),
         legend: vec![
             ("predicted", "predicted"),

@@ -6,7 +6,9 @@ use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
 use super::{Rates, Report, charts};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use ragtag_scheduler::plan::{Alternative, Place, Plan};
+use ragtag_scheduler::compare::ComparedRate;
+use ragtag_scheduler::plan::{Alternative, Explanation, LeftOut, Place, Plan};
+use ragtag_scheduler::wording::{self, Quantity};
 
 /// How wide the charts are on the narrowest phone, in pixels.
 const NARROW: f64 = 280.0;
@@ -54,7 +56,7 @@ fn header(plan: &Plan) -> Markup {
             h1 { (plan.model.name) }
             p {
                 "Plan for " (words::objective(plan.objective)) " on " (devices) ", for requests of "
-                (words::workload(plan.workload)) "."
+                (wording::request(plan.workload, plan.context)) "."
             }
         }
         dl class="tiles" {
@@ -66,9 +68,7 @@ fn header(plan: &Plan) -> Markup {
             @if predicted.token_us > 0.0 {
                 (tile("Next token", &time(predicted.token_us), "of each sequence"))
             }
-            @if let Some(gap) = gap(plan) {
-                (tile("Gap", &percent(gap), "at most, to the best possible plan"))
-            }
+            @if let Some((gap, to)) = gap(plan) { (tile("Gap", &percent(gap), to)) }
         }
         dl class="facts" {
             @for (name, value) in facts(plan) { div { dt { (name) } dd { (value) } } }
@@ -80,10 +80,16 @@ fn tile(name: &str, value: &str, unit: &str) -> Markup {
     html! { div { dt { (name) } dd { (value) small { (unit) } } } }
 }
 
-/// By which share the plan may be worse than the best one.
-fn gap(plan: &Plan) -> Option<f64> {
-    let (score_us, bound_us) = (plan.explanation.score_us, plan.explanation.bound_us);
-    (score_us > 0.0 && bound_us > 0.0).then(|| (score_us / bound_us - 1.0).max(0.0))
+/// By which share the plan is worse than the planner's own, if it is a user's split; else by which it may be worse than the best
+/// one. Nothing where no bound is known.
+fn gap(plan: &Plan) -> Option<(f64, &'static str)> {
+    let Explanation { score_us, bound_us, alternatives, .. } = &plan.explanation;
+    let own = alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
+    let (best_us, to) = match own {
+        Some(own) if own.score_us < *score_us => (own.score_us, "to the planner's own split, as predicted"),
+        _ => (*bound_us, "at most, to the best possible plan, as predicted"),
+    };
+    (*score_us > 0.0 && best_us > 0.0).then(|| ((score_us / best_us - 1.0).max(0.0), to))
 }
 
 fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
@@ -186,30 +192,27 @@ fn timelines(report: &Report) -> Markup {
 
 fn measured(report: &Report) -> Markup {
     let Some(measured) = &report.measured else { return html! {} };
-    let predicted = &report.plan.predicted;
-    let rates = [
-        ("Decode", predicted.decode_tokens_per_s, measured.rates.decode_tokens_per_s),
-        ("Prefill", predicted.prefill_tokens_per_s, measured.rates.prefill_tokens_per_s),
-    ];
+    let against = |compared: &ComparedRate| {
+        let off = words::deviation(Quantity::Rate, compared.deviation);
+        format!("tokens/s measured, {off} against {} predicted", rate(compared.predicted_tokens_per_s))
+    };
     html! {
         section id="measured" {
             h2 { "Predicted and measured" }
             dl class="tiles" {
-                @for (name, expected, found) in rates {
-                    @if let Some(found) = found {
-                        (tile(
-                            name,
-                            &rate(found),
-                            &format!("tokens/s measured, {} against predicted", words::difference(found, expected)),
-                        ))
-                    }
+                @for compared in &measured.rates {
+                    (tile(&compared.what, &rate(compared.measured_tokens_per_s), &against(compared)))
                 }
             }
-            @for drawn in charts::compared(&report.plan, measured) {
+            p class="hint" { "Both are of the micro-batches that ran." }
+            @for drawn in charts::compared(measured) {
                 @if !drawn.rows.is_empty() {
                     h3 { (drawn.title) }
                     (chart(&drawn))
                 }
+            }
+            @if !measured.findings().is_empty() {
+                ul class="reasons" { @for finding in measured.findings() { li { (finding) } } }
             }
         }
     }
@@ -243,12 +246,15 @@ fn alternatives(report: &Report) -> Markup {
                 div class="scroll" { table {
                     thead { tr { (columns(&ALTERNATIVES)) } }
                     tbody {
-                        @for left in &explanation.left_out {
+                        @for alike in explanation.left_out_alike() {
+                            @let left = alike[0];
+                            @let labels = words::labels(&alike);
                             @match &left.best_with {
-                                Some(best) => (alternative(plan, best, &format!("the best with {}", left.device))),
+                                Some(best) if alike.len() == 1 => (alternative(plan, best, &format!("the best with {labels}"))),
+                                Some(best) => (alternative(plan, best, &format!("the best with one of {labels}"))),
                                 None => tr {
-                                    td data-name="Placement" { (if left.tried { "none fits" } else { "not searched for" }) }
-                                    td data-name="Why it is here" { "with " (left.device) }
+                                    td data-name="Placement" { (none_with(left)) }
+                                    td data-name="Why it is here" { "with " (labels) }
                                     td class="figure" data-name="Time" { "–" }
                                     td class="figure" data-name="Decode" { "–" }
                                     td class="figure" data-name="Prefill" { "–" }
@@ -260,6 +266,15 @@ fn alternatives(report: &Report) -> Markup {
             }
             @if !report.baselines.is_empty() { (baselines(report)) }
         }
+    }
+}
+
+/// Why there is no plan with a device.
+fn none_with(left: &LeftOut) -> &'static str {
+    match left {
+        LeftOut { tried: false, .. } => "not searched for",
+        LeftOut { constrained: true, .. } => "the constraints allow none",
+        _ => "none fits",
     }
 }
 
@@ -276,13 +291,13 @@ fn columns(names: &[&str]) -> Markup {
 }
 
 fn alternative(plan: &Plan, other: &Alternative, why: &str) -> Markup {
-    let score_us = plan.explanation.score_us;
+    let off = words::deviation(Quantity::Time, other.score_us / plan.explanation.score_us - 1.0);
     html! {
         tr {
             td data-name="Placement" { code { (other.split) } }
             td data-name="Why it is here" { (why) }
             td class="figure" data-name="Time" {
-                span { (time(other.score_us)) " (" (words::difference(other.score_us, score_us)) ")" }
+                span { (time(other.score_us)) " (" (off) ")" }
             }
             (rates(other.decode_tokens_per_s, other.prefill_tokens_per_s))
         }
@@ -338,7 +353,10 @@ fn reasons(plan: &Plan) -> Markup {
                 h3 { "What holds it back" }
                 ul class="reasons" {
                     @for binding in &explanation.bindings {
-                        li { (binding.more) " on " (binding.of) " would give " (percent(binding.gain)) " more." }
+                        li {
+                            (binding.more) " on " (binding.of) " would make it "
+                            (wording::speed(1.0 / (1.0 + binding.gain))) "."
+                        }
                     }
                 }
             }

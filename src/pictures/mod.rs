@@ -22,6 +22,7 @@ pub use html::html;
 pub use svg::svg;
 pub use terminal::{BarStyle, bars};
 
+use ragtag_scheduler::compare::Comparison;
 use ragtag_scheduler::plan::Plan;
 
 /// What pictures are made of.
@@ -43,8 +44,8 @@ pub struct Report {
     pub plan: Plan,
     /// When each part of the pipeline works: estimated, simulated or measured.
     pub timelines: Vec<Gantt>,
-    /// What a run took.
-    pub measured: Option<Measured>,
+    /// What a run took, beside what is predicted of the micro-batches that ran.
+    pub measured: Option<Comparison>,
     /// Other ways to place the model.
     pub baselines: Vec<Baseline>,
 }
@@ -67,7 +68,7 @@ impl Report {
 
     /// All texts that come from elsewhere.
     fn texts(&mut self) -> Vec<&mut String> {
-        let Self { plan, timelines, baselines, .. } = self;
+        let Self { plan, timelines, measured, baselines } = self;
         let explanation = &mut plan.explanation;
         let mut texts = vec![&mut plan.model.name, &mut plan.model.digest];
         texts.extend(plan.stages.iter_mut().map(|stage| &mut stage.device));
@@ -78,6 +79,16 @@ impl Report {
         }
         texts.extend(explanation.alternatives.iter_mut().flat_map(|a| [&mut a.split, &mut a.why]));
         texts.extend(explanation.bindings.iter_mut().flat_map(|b| [&mut b.of, &mut b.more]));
+        if let Some(Comparison { parts, rates, .. }) = measured {
+            for part in parts {
+                texts.push(&mut part.device);
+                texts.extend([&mut part.to, &mut part.finding].into_iter().flatten());
+            }
+            for rate in rates {
+                texts.push(&mut rate.what);
+                texts.extend(&mut rate.finding);
+            }
+        }
         for gantt in timelines {
             texts.push(&mut gantt.title);
             texts.extend(gantt.rows.iter_mut().flat_map(|row| [&mut row.device, &mut row.lane]));
@@ -85,28 +96,6 @@ impl Report {
         texts.extend(baselines.iter_mut().flat_map(|b| [&mut b.name, &mut b.split]));
         texts
     }
-}
-
-/// What a run took, beside what the plan predicted. Stages and edges beyond those of the plan are not shown.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Measured {
-    /// Each stage.
-    pub stages: Vec<MeasuredTimes>,
-    /// Each edge: edge `n` leaves stage `n`.
-    pub edges: Vec<MeasuredTimes>,
-    /// The edge on which tokens return.
-    pub token_return: MeasuredTimes,
-    /// The whole.
-    pub rates: Rates,
-}
-
-/// What a stage or an edge took, in microseconds; `None` for what was not measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct MeasuredTimes {
-    /// One decode micro-batch.
-    pub decode_us: Option<f64>,
-    /// One full prefill chunk.
-    pub prefill_us: Option<f64>,
 }
 
 /// How fast a pipeline is; `None` for what is not known.

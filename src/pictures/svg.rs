@@ -19,7 +19,7 @@ pub fn svg(report: &Report) -> String {
     let plan = &report.plan;
     let mut all = vec![charts::stages(plan), charts::work(plan), charts::memory(plan)];
     if let Some(measured) = &report.measured {
-        all.extend(charts::compared(plan, measured));
+        all.extend(charts::compared(measured));
     }
     all.extend(report.timelines.iter().map(charts::timeline));
     all.retain(|chart| !chart.rows.is_empty());

@@ -1,8 +1,9 @@
 //! Figures and names as people read them.
 
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::plan::{Place, Plan};
-use ragtag_scheduler::{Objective, Workload};
+use ragtag_scheduler::Objective;
+use ragtag_scheduler::plan::{LeftOut, Place, Plan};
+use ragtag_scheduler::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
 /// A text without control characters, which neither XML nor a terminal should get.
@@ -81,15 +82,14 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// By how much a value is off what was expected: `+12 %`.
-pub(super) fn difference(value: f64, expected: f64) -> String {
-    match (value / expected - 1.0) * 100.0 {
-        percent if !percent.is_finite() => "?".into(),
-        percent if percent.abs() < 0.05 => "±0 %".into(),
-        percent if percent.abs() < 9.95 => format!("{percent:+.1} %"),
-        percent => format!("{percent:+.0} %"),
-    }
-    .replace('-', "−")
+/// By how much a value is off what was expected: `+12 %`, or how many times slower or faster that is.
+pub(super) fn deviation(of: Quantity, share: f64) -> String {
+    wording::deviation(of, share).replace('-', "−")
+}
+
+/// Labels of devices that are left out for the same reason.
+pub(super) fn labels(alike: &[&LeftOut]) -> String {
+    wording::labels(&alike.iter().map(|left| left.device.as_str()).collect::<Vec<_>>())
 }
 
 /// A number of things.
@@ -107,10 +107,6 @@ pub(super) fn objective(objective: Objective) -> String {
             mix.latency, mix.throughput, mix.first_token
         ),
     }
-}
-
-pub(super) fn workload(workload: Workload) -> String {
-    format!("{} prompt and {} generated tokens", workload.prompt_tokens, workload.generated_tokens)
 }
 
 pub(super) fn route(route: Route) -> String {
@@ -206,9 +202,10 @@ mod tests {
         );
         assert_eq!([0.0, 0.004, 0.0994, 0.5, 1.0].map(percent), ["0 %", "0.4 %", "9.9 %", "50 %", "100 %"]);
         assert_eq!([1.234, 45.67, 726.04, 12_345.6].map(rate), ["1.23", "45.7", "726", "12\u{202f}346"]);
-        assert_eq!(difference(112.0, 100.0), "+12 %");
-        assert_eq!(difference(97.5, 100.0), "−2.5 %");
-        assert_eq!(difference(1.0, 0.0), "?");
+        assert_eq!(deviation(Quantity::Time, 0.12), "+12 %");
+        assert_eq!(deviation(Quantity::Time, -0.025), "−2.5 %");
+        assert_eq!(deviation(Quantity::Time, 2.2), "3.2 times slower");
+        assert_eq!(deviation(Quantity::Time, f64::INFINITY), "?");
     }
 
     #[test]

@@ -4,10 +4,11 @@ use super::{Planner, model_facts};
 use crate::engine::{Engine, lowering};
 use crate::error::{Error, Result};
 use ragtag_graph::Segment;
-use ragtag_scheduler::compare::{Burst, Comparand, Comparison, facts_from};
+use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
 use ragtag_scheduler::{PipelineStats, Plan};
 
-/// A new plan is worth a new start if it is predicted to be better by more than this share.
+/// A new plan is worth a new start if it is predicted to be better by more than this share, and by more than measurements are
+/// uncertain.
 const WORTHWHILE: f64 = 0.03;
 
 /// How often facts are corrected at most until they say what was measured, and how near is near enough.
@@ -35,10 +36,6 @@ struct Measured {
 }
 
 impl Measured {
-    fn of(planner: &Planner, engine: &Engine) -> Result<Self> {
-        Self::new(planner, engine.plan(), engine.stats())
-    }
-
     fn new(planner: &Planner, plan: &Plan, stats: PipelineStats) -> Result<Self> {
         let (model, facts) = (&planner.model, model_facts(&planner.model)?);
         let segments = model
@@ -65,12 +62,26 @@ impl Measured {
 
 impl Planner {
     /// What the cost model says of everything that an engine has done so far, beside what it took; and of bursts of work
-    /// as a whole, each with the tokens per second that were measured.
+    /// as a whole, each with the tokens per second that were measured. The first micro-batch of each size on each stage is
+    /// left out: it may have waited for compilation.
     ///
     /// # Errors
     /// [`Error::Model`] if the model cannot be lowered as the plan says.
     pub fn compare(&self, engine: &Engine, bursts: &[(Burst, f64)]) -> Result<Comparison> {
-        let measured = Measured::of(self, engine)?;
+        self.compare_since(engine, &PipelineStats::default(), bursts)
+    }
+
+    /// The same of everything that an engine has done since `before`, which is what [`Engine::stats`] was then.
+    ///
+    /// # Errors
+    /// As [`Planner::compare`].
+    pub fn compare_since(
+        &self,
+        engine: &Engine,
+        before: &PipelineStats,
+        bursts: &[(Burst, f64)],
+    ) -> Result<Comparison> {
+        let measured = Measured::new(self, engine.plan(), since(before, &engine.stats()))?;
         let of = measured.comparand(self);
         let mut comparison = Comparison::new(&of, &measured.stats);
         for (burst, tokens_per_s) in bursts {
@@ -80,20 +91,24 @@ impl Planner {
     }
 
     /// The plan that follows from what an engine has measured so far, if it differs from the engine's and is predicted to
-    /// be better by more than 3 %. A split that was given does not bind it.
+    /// be better by more than 3 %, and by more than what was measured may be off by chance. Devices that are alike are
+    /// taken for equally fast, unless they differ by far more than noise makes of them, and for long. A split that was given
+    /// does not bind it.
     ///
     /// # Errors
     /// As [`Planner::plan`].
     pub fn replan(&self, engine: &Engine) -> Result<Option<Replanned>> {
-        self.replan_from(&Measured::of(self, engine)?)
+        self.replan_from(&Measured::new(self, engine.plan(), engine.stats())?)
     }
 
     fn replan_from(&self, measured: &Measured) -> Result<Option<Replanned>> {
         let mut planner = Self { split: None, ..self.clone() };
         planner.limits.context = Some(measured.plan.context);
+        let first = Comparison::new(&measured.comparand(&planner), &measured.stats);
+        let alike = Alike::of(&first, &planner.devices);
         for _ in 0..CORRECTIONS {
             let comparison = Comparison::new(&measured.comparand(&planner), &measured.stats);
-            let (devices, links) = facts_from(&comparison, &planner.devices, &planner.links);
+            let (devices, links) = facts_from(&comparison, &alike, &planner.devices, &planner.links);
             (planner.devices, planner.links) = (devices, links);
             if comparison.largest_stage_deviation() < NEAR_ENOUGH {
                 break;
@@ -106,7 +121,7 @@ impl Planner {
         }
         let before = planner.clone().split(split).plan()?;
         let gain = before.explanation.score_us / plan.explanation.score_us - 1.0;
-        Ok((gain > WORTHWHILE).then_some(Replanned { planner, plan, gain }))
+        Ok((gain > WORTHWHILE.max(first.uncertainty())).then_some(Replanned { planner, plan, gain }))
     }
 }
 
@@ -123,22 +138,27 @@ mod tests {
         planner.device_facts(vec![device("cpu:0"), device("cpu:1")])
     }
 
-    /// What a run of the plan would have measured with stages that take so many times as long as predicted.
-    fn measured(planner: &Planner, factors: [f64; 2]) -> Measured {
+    /// What a run of so many micro-batches of each sort would have measured with stages that take so many times as long as
+    /// predicted, each more or less by a share.
+    fn measured(planner: &Planner, factors: [f64; 2], count: u64, share: f64) -> Measured {
         let plan = planner.plan().unwrap();
         let stage = |busy_ns: u64, decode: bool| {
             let rows = if decode { plan.decode_rows } else { plan.chunk };
-            let with_logits = u64::from(decode);
+            let with_logits = u64::from(decode) * count;
+            let (sequences, rows) = (if decode { rows.into() } else { 1 }, u64::from(rows));
+            let square_us2 = (busy_ns as f64 / 1e3).powi(2) * (1.0 + share * share);
             let computed = Computed {
-                micro_batches: 1,
-                rows: rows.into(),
-                sequences: if decode { rows.into() } else { 1 },
-                positions: u64::from(rows) * 20,
-                logit_rows: u64::from(rows) * with_logits,
+                micro_batches: count,
+                rows: rows * count,
+                sequences: sequences * count,
+                positions: rows * 20 * count,
+                logit_rows: rows * with_logits,
                 with_logits,
-                busy_ns,
+                busy_ns: busy_ns * count,
+                busy_us2: (square_us2 * count as f64) as u64,
             };
-            let sizes = vec![SizeReport { decode, rows: rows.next_power_of_two(), computed }];
+            let rows = u32::try_from(rows).unwrap().next_power_of_two();
+            let sizes = vec![SizeReport { decode, rows, computed, warm: computed }];
             match decode {
                 true => StageReport { decode: computed, sizes, ..StageReport::default() },
                 false => StageReport { prefill: computed, sizes, ..StageReport::default() },
@@ -173,20 +193,37 @@ mod tests {
         let planner = planner();
         let before = planner.plan().unwrap();
         assert_eq!(before.stages.len(), 2);
-        let replanned = planner.replan_from(&measured(&planner, [1.0, 4.0])).unwrap().unwrap();
+        let slow = |planner: &Planner| measured(planner, [1.0, 4.0], 20, 0.1);
+        let replanned = planner.replan_from(&slow(&planner)).unwrap().unwrap();
         let (old, new) = (segments_on(&before, "cpu:1"), segments_on(&replanned.plan, "cpu:1"));
         assert!(new < old, "{old} segments before, {new} after");
         assert!(replanned.gain > 0.3, "{}", replanned.gain);
         // The split that was measured is none that was asked for.
         let pinned = planner.clone().split(before.split());
-        assert!(pinned.replan_from(&measured(&pinned, [1.0, 4.0])).unwrap().is_some());
+        assert!(pinned.replan_from(&slow(&pinned)).unwrap().is_some());
     }
 
     #[test]
     fn what_runs_as_predicted_stays() {
         let planner = planner();
-        assert!(planner.replan_from(&measured(&planner, [1.0, 1.0])).unwrap().is_none());
+        assert!(planner.replan_from(&measured(&planner, [1.0, 1.0], 20, 0.1)).unwrap().is_none());
         // Both as wrong as each other: the best split is the same.
-        assert!(planner.replan_from(&measured(&planner, [2.0, 2.0])).unwrap().is_none());
+        assert!(planner.replan_from(&measured(&planner, [2.0, 2.0], 20, 0.1)).unwrap().is_none());
+    }
+
+    #[test]
+    fn noise_between_equal_halves_moves_nothing() {
+        let planner = planner();
+        for (factors, count, share) in [([1.0, 1.5], 3, 0.05), ([1.6, 1.0], 12, 0.3), ([1.0, 2.0], 60, 0.6)] {
+            let replanned = planner.replan_from(&measured(&planner, factors, count, share)).unwrap();
+            assert!(replanned.is_none(), "{factors:?}, {count} of {share}: {replanned:?}");
+        }
+        // The same difference, for long and without noise, is one.
+        assert!(planner.replan_from(&measured(&planner, [1.0, 1.5], 60, 0.05)).unwrap().is_some());
+        // Between unlike devices a difference counts, if it is more than noise makes of the times.
+        let mut unlike = planner.clone();
+        unlike.devices[1].launch_us.value *= 1.01;
+        assert!(unlike.replan_from(&measured(&unlike, [1.0, 1.5], 12, 0.05)).unwrap().is_some());
+        assert!(unlike.replan_from(&measured(&unlike, [1.0, 1.5], 3, 0.9)).unwrap().is_none());
     }
 }

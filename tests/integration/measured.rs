@@ -8,6 +8,7 @@ use ragtag::{
     TensorType, Workload,
 };
 use ragtag_scheduler::Split;
+use ragtag_scheduler::wording::{Quantity, deviation};
 use ragtag_synth::{Preset, Shape};
 use serde_json::Value;
 
@@ -54,7 +55,9 @@ const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 #[test]
 fn bench_holds_every_stage_and_edge_against_its_prediction() {
     let arguments = ["bench", "-p", "24", "-n", "6", "-r", "1", "--parallel", "2", "--chunk", "16"];
-    let json = json(&[&arguments[..], &SPLIT, &["--json"]].concat());
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("report.html");
+    let json = json(&[&arguments[..], &SPLIT, &["--json", "--report", text(&page)]].concat());
     for (place, index) in [("stage", 0), ("stage", 1), ("edge", 0), ("token-return", 0)] {
         for phase in ["decode", "prefill"] {
             let part = part(&json, place, index, phase);
@@ -65,17 +68,33 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
             assert_eq!(off, part["finding"].is_string(), "{part}");
         }
     }
-    // All that the stages and the edge saw: two runs of pp24 and tg6 with two sequences each.
+    // What the stages and the edge saw: a run of pp24 and one of tg6 with two sequences each. Those before do not count.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
     // A step that goes with a chunk of the other prompt counts as prefill.
+    let counted = &json["stages"][0]["report"]["decode"]["micro_batches"];
+    assert!(steps("stage", 0) <= counted.as_f64().unwrap() * 0.75, "{counted} in all");
     assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
-    assert!(steps("edge", 0) <= steps("stage", 0));
+    // A stage does not count the first of a size that it did not see before.
+    assert!(steps("edge", 0) <= steps("stage", 0) + 2.0);
     let rates = json["comparison"]["rates"].as_array().unwrap();
     let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
     assert_eq!(names, ["pp24", "tg6"]);
     assert!(rates.iter().all(|rate| number(rate, "predicted_tokens_per_s") > 0.0));
     assert!(json["replanned"].is_null());
+    // The page tells the same of the same micro-batches.
+    let html = std::fs::read_to_string(&page).unwrap().replace("&gt;", ">");
+    for rate in rates {
+        let off = deviation(Quantity::Rate, number(rate, "deviation")).replace('-', "−");
+        let told = format!("tokens/s measured, {off} against");
+        assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&told), "{told}");
+    }
+    let parts = json["comparison"]["parts"].as_array().unwrap();
+    for part in parts {
+        let off = deviation(Quantity::Time, number(part, "deviation")).replace('-', "−");
+        assert!(html.contains(&format!("· {off}")), "{off} is not on the page");
+        assert!(part["finding"].as_str().is_none_or(|finding| html.contains(finding)), "{part}");
+    }
 
     let table = run(&[&["bench", "-p", "16", "-n", "4", "-r", "1"][..], &SPLIT].concat()).out;
     let words = ["predicted", "measured", "return of tokens", "stage 0 on cpu:0", "all of it, tg4"];

@@ -2,9 +2,8 @@
 //! show what the plan says. The pages lie in the target folder's `tmp` afterwards, for people to look at.
 
 use super::support::{ragtag, within};
-use ragtag::pictures::{
-    self, BarStyle, Baseline, Gantt, GanttKind, GanttSpan, Measured, MeasuredTimes, Rates, Report,
-};
+use ragtag::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
+use ragtag::pictures::{self, BarStyle, Baseline, Gantt, GanttKind, GanttSpan, Rates, Report};
 use ragtag::{
     Activations, AdapterKind, DeviceFacts, FigureSource, KvType, Model, Objective, Plan, Planner, Workload,
 };
@@ -58,6 +57,12 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         prefill_tokens_per_s: 7e9 / score_us,
         why: why.into(),
     };
+    let left_out = |device: &str, constrained: bool| LeftOut {
+        device: device.into(),
+        best_with: None,
+        tried: true,
+        constrained,
+    };
     let explanation = Explanation {
         score_us: 1_610_000.0,
         bound_us: 1_570_000.0,
@@ -69,8 +74,12 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
                 device: "wgpu:3".into(),
                 best_with: Some(other("0-81=wgpu:3", "the best with it", 4.2e6)),
                 tried: true,
+                constrained: false,
             },
-            LeftOut { device: "cpu:0".into(), best_with: None, tried: true },
+            left_out("cpu:0", false),
+            left_out("rtx4090:3", true),
+            left_out("rtx4090:4", true),
+            left_out("rtx4090:5", true),
         ],
         alternatives: vec![
             other("0-40=vulkan:0,41-81=cuda:0", "even layers", 1_930_000.0),
@@ -131,15 +140,47 @@ fn planned(devices: u32) -> Plan {
     Planner::new(&model).device_facts((0..devices).map(facts).collect()).sequences(2).plan().unwrap()
 }
 
-fn measured(stages: usize) -> Measured {
-    let found =
-        |decode: f64, prefill: f64| MeasuredTimes { decode_us: Some(decode), prefill_us: Some(prefill) };
-    Measured {
-        stages: (0..stages).map(|at| found(7000.0 + 900.0 * at as f64, 45_000.0)).collect(),
-        edges: vec![found(52.0, 3_600.0), MeasuredTimes { decode_us: Some(38.0), prefill_us: None }],
-        token_return: MeasuredTimes::default(),
-        rates: Rates { decode_tokens_per_s: Some(470.0), prefill_tokens_per_s: None },
-    }
+/// What a run of other micro-batches than those of the plan's request took.
+fn measured(stages: usize) -> Comparison {
+    let part = |place, index: usize, phase, predicted_us: f64, measured_us: f64| ComparedPart {
+        place,
+        index,
+        device: format!("cuda:{index}"),
+        to: (place == Place::Edge).then(|| format!("cuda:{}", index + 1)),
+        phase,
+        micro_batches: 9,
+        rows: 4.0,
+        bytes: 0.0,
+        predicted_us,
+        measured_us,
+        spread: None,
+        waited_us: 0.0,
+        deviation: measured_us / predicted_us - 1.0,
+        parts: TimeParts::default(),
+        finding: None,
+    };
+    let stage = |index: usize| {
+        let of =
+            |phase, predicted_us, measured_us| part(Place::Stage, index, phase, predicted_us, measured_us);
+        [of(Phase::Decode, 8000.0, 7000.0 + 900.0 * index as f64), of(Phase::Prefill, 42_000.0, 45_000.0)]
+    };
+    let mut parts: Vec<_> = (0..stages).flat_map(stage).collect();
+    parts.extend([
+        part(Place::Edge, 0, Phase::Decode, 41.0, 152.0),
+        part(Place::Edge, 0, Phase::Prefill, 3_400.0, 3_600.0),
+        part(Place::Edge, 1, Phase::Decode, 42.0, 38.0),
+        part(Place::TokenReturn, 0, Phase::Decode, 120.0, 120.0),
+    ]);
+    parts[6].finding = Some("the link cuda:0 -> cuda:1, decode 3.7 times slower: its latency".into());
+    let rate = ComparedRate {
+        what: "tg64".into(),
+        phase: Phase::Decode,
+        predicted_tokens_per_s: 500.0,
+        measured_tokens_per_s: 470.0,
+        deviation: -0.06,
+        finding: None,
+    };
+    Comparison { parts, rates: vec![rate], ..Comparison::default() }
 }
 
 /// A name of the page, and what it shows.
@@ -227,7 +268,9 @@ fn pages_show_what_the_plan_says() {
         "1.93 s (+20 %)",
         "best single device",
         "none fits",
-        "8 GiB more memory on vulkan:1 would give 14 % more.",
+        "the constraints allow none",
+        "with rtx4090:3 to rtx4090:5",
+        "8 GiB more memory on vulkan:1 would make it 14.0 % faster.",
         "40 figures measured",
         "▶ 0 · cuda:0 (bottleneck)",
         "A burst of 6 prompt chunks, estimated from the plan",
@@ -240,6 +283,26 @@ fn pages_show_what_the_plan_says() {
     // The second stage has 27 of the 82 segments, after 27.
     let bar = document.descendants().find(|n| n.attribute("class") == Some("bar c1")).unwrap();
     assert_eq!((bar.attribute("x"), bar.attribute("width")), (Some("32.927%"), Some("32.927%")));
+}
+
+/// A gap is to the best plan that is known, or else to the best possible one.
+#[test]
+fn the_gap_of_a_users_split_is_to_the_planners_own() {
+    let tile = |plan: &Plan| {
+        let page = pictures::html(&Report::new(plan.clone()));
+        let document = roxmltree::Document::parse(body(&page)).unwrap();
+        let name = document.descendants().find(|n| n.has_tag_name("dt") && n.text() == Some("Gap"))?;
+        let texts = name.parent().unwrap().descendants().filter(|n| n.is_text()).filter_map(|n| n.text());
+        Some(texts.collect::<Vec<_>>().join(" "))
+    };
+    let mut plan = made_up(2, "big", |at| format!("cuda:{at}"));
+    assert_eq!(tile(&plan).unwrap(), "Gap 2.5 % at most, to the best possible plan, as predicted");
+    let own =
+        Alternative { why: Alternative::PLANNERS_OWN.into(), ..plan.explanation.alternatives[0].clone() };
+    plan.explanation.alternatives.push(Alternative { score_us: 1_400_000.0, ..own });
+    assert_eq!(tile(&plan).unwrap(), "Gap 15 % to the planner's own split, as predicted");
+    plan.explanation = Explanation::default();
+    assert_eq!(tile(&plan), None);
 }
 
 #[test]
@@ -263,23 +326,25 @@ fn predicted_and_measured_stand_side_by_side() {
     let notes: Vec<_> =
         section.descendants().filter(|n| n.has_tag_name("small")).filter_map(|n| n.text()).collect();
     let expected = [
-        "tokens/s measured, −6.0 % against predicted",
+        "tokens/s measured, −6.0 % against 500 predicted",
         "8.00 ms → 7.00 ms · −12 %",
-        "41 µs → 52 µs · +27 % ⚠",
-        "7.70 ms → 7.90 ms · +2.6 %",
+        "41 µs → 152 µs · 3.7 times slower ⚠",
+        "8.00 ms → 7.90 ms · −1.2 %",
         "42 µs → 38 µs · −9.5 %",
-        "7.40 ms → 8.80 ms · +19 % ⚠",
+        "8.00 ms → 8.80 ms · +10 %",
+        "120 µs → 120 µs · ±0 %",
         "42.0 ms → 45.0 ms · +7.1 %",
         "3.40 ms → 3.60 ms · +5.9 %",
-        "42.9 ms → 45.0 ms · +4.9 %",
+        "42.0 ms → 45.0 ms · +7.1 %",
         // The second edge was not measured in prefill.
-        "43.8 ms → 45.0 ms · +2.7 %",
+        "42.0 ms → 45.0 ms · +7.1 %",
     ];
     assert_eq!(notes, expected);
+    assert!(texts(&document).contains("the link cuda:0 -> cuda:1, decode 3.7 times slower: its latency"));
     let off = section
         .descendants()
         .filter(|n| n.attribute("class") == Some("bar off") && n.attribute("rx").is_some());
-    assert_eq!(off.filter(|n| n.parent().unwrap().has_tag_name("g")).count(), 2);
+    assert_eq!(off.filter(|n| n.parent().unwrap().has_tag_name("g")).count(), 1);
     assert!(texts(&document).contains("390 tokens/s measured, 400 predicted"));
 }
 

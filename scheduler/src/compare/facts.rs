@@ -3,7 +3,7 @@
 //! This module must not know plans or segments: it sees how far predictions were off, and what they were made of.
 
 use super::{ComparedPart, Comparison, Phase, TimeParts};
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
+use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, ProfileIdentity};
 use crate::plan::Place;
 
 /// No figure is corrected by more than this at once, whatever a clock says.
@@ -11,25 +11,110 @@ const LARGEST_FACTOR: f64 = 1e3;
 /// Two crossings that differ in size by less than this tell nothing of latency and bandwidth apart.
 const SIZES_APART: f64 = 2.0;
 
+/// A difference between like devices counts as one of theirs if it is so many times the spread of their micro-batches.
+const SPREADS: f64 = 3.0;
+/// The least spread that is believed.
+const LEAST_SPREAD: f64 = 0.05;
+/// It must be persistent, too: its logarithm times the number of micro-batches is no less than this. A factor of 1.5 takes 20
+/// of them, a factor of 4 six.
+const PERSISTENT: f64 = 8.0;
+
+/// Which devices are corrected by a common factor: those of which nothing but their labels differs, unless a run shows a
+/// difference that no noise makes.
+#[derive(Clone, Debug)]
+pub struct Alike {
+    /// At device: the first one that it is like.
+    first: Vec<usize>,
+}
+
+impl Alike {
+    /// Those of a run.
+    pub fn of(comparison: &Comparison, devices: &[DeviceFacts]) -> Self {
+        let first = |at: usize| {
+            let is_first = |other: &usize| is_like(&devices[*other], &devices[at]);
+            (0..at).find(is_first).unwrap_or(at)
+        };
+        let mut first: Vec<usize> = (0..devices.len()).map(first).collect();
+        let pairs = (0..devices.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+        let differ = |(a, b): (usize, usize)| {
+            let label = |at: usize| devices[at].label.as_str();
+            (first[a] == first[b] && differ(comparison, label(a), label(b))).then_some(first[a])
+        };
+        let apart: Vec<usize> = pairs.filter_map(differ).collect();
+        for (at, first) in first.iter_mut().enumerate() {
+            if apart.contains(first) {
+                *first = at;
+            }
+        }
+        Self { first }
+    }
+}
+
+/// The part of a label before its number.
+fn api(device: &DeviceFacts) -> &str {
+    device.label.split(':').next().unwrap_or_default()
+}
+
+/// Whether nothing but labels, memory and what chance makes of measurements tells two devices apart.
+fn is_like(a: &DeviceFacts, b: &DeviceFacts) -> bool {
+    let unnamed =
+        |device: &DeviceFacts| DeviceFacts { label: String::new(), memory_bytes: 0, ..device.clone() };
+    api(a) == api(b)
+        && match (&a.profile, &b.profile) {
+            (Some(a), Some(b)) => {
+                let of = |identity: &ProfileIdentity| ProfileIdentity {
+                    device: String::new(),
+                    ..identity.clone()
+                };
+                of(&a.identity) == of(&b.identity)
+            }
+            (None, None) => unnamed(a) == unnamed(b),
+            _ => false,
+        }
+}
+
+/// Whether the stages of two devices are further apart in a phase, and for longer, than noise makes them.
+fn differ(comparison: &Comparison, a: &str, b: &str) -> bool {
+    let stage = |label: &str, phase: Phase| {
+        comparison.parts.iter().find(|p| p.place == Place::Stage && p.device == label && p.phase == phase)
+    };
+    [Phase::Decode, Phase::Prefill].into_iter().any(|phase| {
+        let (Some(a), Some(b)) = (stage(a, phase), stage(b, phase)) else { return false };
+        let log = |part: &ComparedPart| (part.measured_us / part.predicted_us).ln();
+        let apart = (log(a) - log(b)).abs();
+        let spread = a.spread.zip(b.spread).map(|(a, b)| a.max(b).max(LEAST_SPREAD));
+        let count = a.micro_batches.min(b.micro_batches) as f64;
+        spread.is_some_and(|spread| apart > SPREADS * spread && apart * count >= PERSISTENT)
+    })
+}
+
 /// Facts corrected by what a run measured. A device's times are multiplied by how far its stage was off: launches, bandwidth
 /// and rate each by the decode and prefill steps that rest on it, weighted by how much of them does. Devices that did not
 /// run keep their figures, but what is assumed of them is assumed wrong by as much as of those that did and are of the same
 /// API. Of the return of tokens most is not the device's but the host's, which chooses them: every device is as far from the
 /// host as was measured. Links get latency and bandwidth from crossings of two sizes, else from how far they were off.
 ///
+/// Devices that are alike are corrected by the mean of what was measured of them: noise makes no difference between equals.
+///
 /// Where times are no sum of a figure's effects, one call comes near and another one, with a comparison over the new facts,
 /// nearer.
 pub fn facts_from(
     comparison: &Comparison,
+    alike: &Alike,
     devices: &[DeviceFacts],
     links: &Links,
 ) -> (Vec<DeviceFacts>, Links) {
-    let measured: Vec<Option<Factors>> =
+    let own: Vec<Option<Factors>> =
         devices.iter().map(|device| Factors::of_device(comparison, &device.label)).collect();
+    let common = |(at, own_factors): (usize, &Option<Factors>)| {
+        let like = alike.first.iter().zip(&own).filter(|(first, _)| **first == alike.first[at]);
+        let like: Vec<_> = like.filter_map(|(_, factors)| factors.as_ref()).collect();
+        own_factors.and_then(|_| Factors::mean(&like))
+    };
+    let measured: Vec<Option<Factors>> = own.iter().enumerate().map(common).collect();
     let corrected = |(at, device): (usize, &DeviceFacts)| match &measured[at] {
         Some(factors) => factors.apply(device, |_| Some(FigureSource::Fitted)),
         None => {
-            let api = |device: &DeviceFacts| device.label.split(':').next().map(String::from);
             let alike = devices.iter().zip(&measured).filter(|(other, _)| api(other) == api(device));
             let alike: Vec<_> = alike.filter_map(|(_, factors)| factors.as_ref()).collect();
             let assumed =

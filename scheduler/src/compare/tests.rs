@@ -112,15 +112,19 @@ impl Run {
         Comparand { plan, segments, row_bytes: 100, logit_row_bytes: 1000, devices, links }
     }
 
+    fn alike(&self, comparison: &Comparison) -> Alike {
+        Alike::of(comparison, &self.devices)
+    }
+
     fn compare(&self, stats: &PipelineStats) -> Comparison {
         Comparison::new(&self.comparand(), stats)
     }
 }
 
-/// Micro-batches of one size: so many with so many rows and logit rows each, that took so long each.
+/// Micro-batches of one size: so many with so many rows and logit rows each, that took so long each, behind a first one.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
-    let computed = Computed {
+    let computed = |count: u64| Computed {
         micro_batches: count,
         rows: count * rows,
         sequences: count * sequences,
@@ -128,8 +132,10 @@ fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> S
         logit_rows: count * logit_rows,
         with_logits: if logit_rows > 0 { count } else { 0 },
         busy_ns: count * each_us * 1000,
+        busy_us2: (count * each_us).saturating_mul(each_us),
     };
-    SizeReport { decode, rows: (rows as u32).next_power_of_two(), computed }
+    let (computed, warm) = (computed(count + 1), computed(count));
+    SizeReport { decode, rows: (rows as u32).next_power_of_two(), computed, warm }
 }
 
 fn report(sizes: &[SizeReport]) -> StageReport {
@@ -141,7 +147,8 @@ fn report(sizes: &[SizeReport]) -> StageReport {
             positions: sum.positions + size.computed.positions,
             logit_rows: sum.logit_rows + size.computed.logit_rows,
             with_logits: sum.with_logits + size.computed.with_logits,
-            busy_ns: sum.busy_ns + size.computed.busy_ns,
+            busy_ns: sum.busy_ns.saturating_add(size.computed.busy_ns),
+            busy_us2: 0,
         })
     };
     StageReport { decode: sum(true), prefill: sum(false), sizes: sizes.into(), ..StageReport::default() }
@@ -178,8 +185,8 @@ fn what_ran_is_predicted_size_by_size() {
 fn averages_lie_between_whole_micro_batches() {
     // 2.5 rows on average: as much as two rows (1000 µs a segment) and three (1500) on average.
     let mut uneven = size(true, 2, 2, 0, 0);
-    uneven.computed.rows = 5;
-    uneven.computed.busy_ns = 2 * 2_525_000;
+    uneven.warm.rows = 5;
+    uneven.warm.busy_ns = 2 * 2_525_000;
     let comparison = Run::new().compare(&stats(vec![report(&[uneven])]));
     assert!(comparison.parts[0].deviation.abs() < 1e-9, "{:?}", comparison.parts[0]);
 }
@@ -193,7 +200,7 @@ fn what_failed_is_named() {
     assert_eq!(findings.len(), 2, "{findings:?}");
     assert_eq!(
         findings[0],
-        "stage 0 on cpu:0, decode +100 %: its bandwidth is assumed at 1.0 GB/s: the run moved 500.0 MB/s"
+        "stage 0 on cpu:0, decode 2.0 times slower: its bandwidth is assumed at 1.0 GB/s: the run moved 500.0 MB/s"
     );
     assert!(
         findings[1].ends_with(
@@ -207,7 +214,8 @@ fn what_failed_is_named() {
     let quick = idle.compare(&stats(vec![report(&[size(true, 1, 1, 0, 6002)])]));
     let finding = quick.findings().join("; ");
     assert!(
-        finding.contains("-50 %: launching a segment is assumed to take 5000.0 µs: the run took 2"),
+        finding
+            .contains("2.0 times faster: launching a segment is assumed to take 5000.0 µs: the run took 2"),
         "{finding}"
     );
 }
@@ -224,8 +232,8 @@ fn edges_have_latency_and_bandwidth() {
     assert_eq!(
         comparison.findings(),
         [
-            "the link cpu:0 -> cpu:1, decode +300 %: its latency is assumed at 20.0 µs: the run took 83.0 µs",
-            "the link cpu:0 -> cpu:1, prefill +294 %: its bandwidth is assumed at 1.0 GB/s: the run moved 253.7 MB/s"
+            "the link cpu:0 -> cpu:1, decode 4.0 times slower: its latency is assumed at 20.0 µs: the run took 83.0 µs",
+            "the link cpu:0 -> cpu:1, prefill 3.9 times slower: its bandwidth is assumed at 1.0 GB/s: the run moved 253.7 MB/s"
         ]
     );
     let back = comparison.part(Place::TokenReturn, 0, Phase::Decode).unwrap();
@@ -235,11 +243,11 @@ fn edges_have_latency_and_bandwidth() {
     // The host took as long as predicted; had it taken 100 µs more, so it would with every device.
     let slow_return = EdgeReport { decode: crossed(10, 2000, 106), ..EdgeReport::default() };
     let slow_return = run.compare(&PipelineStats { token_return: slow_return, ..PipelineStats::default() });
-    let (devices, _) = facts_from(&slow_return, &run.devices, &run.links);
+    let (devices, _) = facts_from(&slow_return, &run.alike(&slow_return), &run.devices, &run.links);
     assert!(devices.iter().all(|device| (device.host_latency_us.value - 104.0).abs() < 1e-9));
 
     // Two sizes tell latency and bandwidth apart: 84 µs for 1 kB, 4020 for 1 MB.
-    let (_, links) = facts_from(&comparison, &run.devices, &run.links);
+    let (_, links) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
     let facts = links.between("cpu:0", "cpu:1");
     for (bytes, us) in [(1000, 84.0), (1_000_000, 4020.0)] {
         assert!((facts.time_us(bytes) - us).abs() < 1e-6);
@@ -257,8 +265,9 @@ fn corrected_facts_predict_what_was_measured() {
         report(&[size(true, 9, 1, 0, 900), size(false, 4, 8, 0, 4000)]),
         report(&[size(true, 9, 1, 1, 8100), size(false, 4, 8, 0, 16000)]),
     ]);
+    let alike = run.alike(&run.compare(&measured));
     for _ in 0..8 {
-        (run.devices, run.links) = facts_from(&run.compare(&measured), &run.devices, &run.links);
+        (run.devices, run.links) = facts_from(&run.compare(&measured), &alike, &run.devices, &run.links);
     }
     let comparison = run.compare(&measured);
     assert!(comparison.largest_stage_deviation() < 0.01, "{comparison:#?}");
@@ -271,18 +280,18 @@ fn corrected_facts_predict_what_was_measured() {
     assert_eq!(run.devices[3], before[3]);
     // What somebody measured stays.
     run.devices[2].bandwidth_bytes_per_s = Figure { value: 7e9, source: FigureSource::Measured };
-    let (devices, _) = facts_from(&run.compare(&measured), &run.devices, &run.links);
+    let (devices, _) = facts_from(&run.compare(&measured), &alike, &run.devices, &run.links);
     assert_eq!(devices[2].bandwidth_bytes_per_s, run.devices[2].bandwidth_bytes_per_s);
 }
 
 #[test]
 fn absurd_clocks_leave_possible_facts() {
     let run = Run::new();
-    let absurd = [size(true, 1, 1, 1, u64::MAX / 1000), size(false, 1, 8, 1, 0)];
+    let absurd = [size(true, 1, 1, 1, u64::MAX / 2000), size(false, 1, 8, 1, 0)];
     let edge = EdgeReport { decode: crossed(1, 0, 0), prefill: crossed(1, u64::MAX, u64::MAX / 1000) };
     let stages = vec![report(&absurd), report(&absurd)];
     let comparison = run.compare(&PipelineStats { stages, edges: vec![edge], ..PipelineStats::default() });
-    let (devices, links) = facts_from(&comparison, &run.devices, &run.links);
+    let (devices, links) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
     assert!(devices.iter().all(|device| device.nonsense().is_none()));
     assert!(links.known.iter().all(|(_, _, link)| link.nonsense().is_none()));
     // A plan on devices that nobody knows is not compared.
@@ -304,7 +313,9 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
     assert!((rate.predicted_tokens_per_s - 4.0 / round_us * 1e6).abs() < 1e-6, "{rate:?}");
     let finding = rate.finding.as_deref().unwrap();
     assert!(
-        finding.starts_with("tg64 -66 %: most of all because of stage 1 on cpu:1, decode +200 %"),
+        finding.starts_with(
+            "tg64 3.0 times slower: most of all because of stage 1 on cpu:1, decode 3.0 times slower"
+        ),
         "{finding}"
     );
 
@@ -334,4 +345,85 @@ fn the_whole_is_predicted_from_its_parts_and_says_what_slowed_it() {
     comparison.add_rate(&run.comparand(), &burst, 330.0);
     let finding = comparison.rates[0].finding.clone().unwrap();
     assert!(finding.contains("uneven, 1.0 rows on average where the plan has 2"), "{finding}");
+}
+
+#[test]
+fn what_was_compiled_for_is_not_compared() {
+    let run = Run::new();
+    // A second of compilation, and then as predicted.
+    let compiled = |mut size: SizeReport| {
+        size.computed.busy_ns += 1_000_000_000;
+        size
+    };
+    let first = report(&[compiled(size(false, 3, 8, 0, 8025)), compiled(size(true, 7, 2, 0, 2025))]);
+    let mut comparison = run.compare(&stats(vec![first.clone()]));
+    assert_eq!((comparison.parts.len(), comparison.findings().len()), (2, 0), "{comparison:?}");
+    assert!((comparison.prefill_warm_up_us - 1e6).abs() < 1.0, "{comparison:?}");
+    let prompts = Burst::Prompts { tokens: 10, sequences: 2 };
+    comparison.add_rate(&run.comparand(), &prompts, 15.0);
+    let finding = comparison.rates[0].finding.clone().unwrap();
+    assert!(
+        finding.contains("because the first micro-batches of each size took 1000.0 ms longer"),
+        "{finding}"
+    );
+    // Where there is no second one of a size nothing is compared.
+    let alone = run.compare(&stats(vec![report(&[compiled(size(true, 0, 2, 0, 2025))])]));
+    assert!(alone.parts.is_empty() && alone.decode_warm_up_us > 9e5, "{alone:?}");
+
+    // What was done before an earlier look does not count at all.
+    let more = |count: u64, busy_ns: u64| {
+        let mut more = first.clone();
+        more.sizes.truncate(1);
+        let SizeReport { computed, warm, .. } = &mut more.sizes[0];
+        for computed in [computed, warm] {
+            computed.micro_batches += count;
+            computed.rows += 8 * count;
+            computed.sequences += count;
+            computed.busy_ns += count * busy_ns;
+        }
+        stats(vec![more])
+    };
+    let later = run.compare(&since(&more(0, 0), &more(5, 16_050_000)));
+    let part = later.part(Place::Stage, 0, Phase::Prefill).unwrap();
+    assert_eq!((later.parts.len(), part.micro_batches, part.measured_us), (1, 5, 16050.0));
+    assert_eq!(later.prefill_warm_up_us, 0.0);
+}
+
+#[test]
+fn noise_tells_no_equal_devices_apart() {
+    let run = Run::new();
+    // So many steps, of which each takes this many microseconds and half of them a share more, the others less.
+    let spread = |count: u64, each_us: u64, share: f64| {
+        let mut size = size(true, count, 2, 0, each_us);
+        size.warm.busy_us2 = (size.warm.busy_us2 as f64 * (1.0 + share * share)) as u64;
+        report(&[size])
+    };
+    let rates = |count: u64, apart: f64, share: f64| {
+        let slow_us = (2025.0 * apart) as u64;
+        let comparison = run.compare(&stats(vec![spread(count, 2025, share), spread(count, slow_us, share)]));
+        let (devices, _) = facts_from(&comparison, &run.alike(&comparison), &run.devices, &run.links);
+        let uncertainty = comparison.uncertainty();
+        let rates: Vec<f64> = devices.iter().map(|device| device.bandwidth_bytes_per_s.value).collect();
+        (rates[0] / rates[1], uncertainty)
+    };
+    for (count, apart, share) in [(4, 1.5, 0.01), (40, 1.5, 0.4), (1, 4.0, 0.0)] {
+        let (ratio, uncertainty) = rates(count, apart, share);
+        assert!((ratio - 1.0).abs() < 1e-9, "{count} steps {apart} times apart make a ratio of {ratio}");
+        assert!(uncertainty < 0.6, "{uncertainty}");
+    }
+    // What lasts, and is far more than the spread, is the device's.
+    for (count, apart, share) in [(40, 1.5, 0.05), (8, 4.0, 0.2)] {
+        let (ratio, uncertainty) = rates(count, apart, share);
+        assert!(ratio > 1.3, "{count} steps {apart} times apart make a ratio of {ratio}");
+        assert!(uncertainty < 0.2, "{uncertainty}");
+    }
+    assert!(rates(40, 1.0, 0.4).1 > rates(400, 1.0, 0.4).1 * 3.0);
+    assert!(run.compare(&stats(vec![report(&[])])).uncertainty().is_infinite());
+    // Those that other figures tell apart are two devices.
+    let mut unlike = Run::new();
+    unlike.devices[1].launch_us = Figure::assumed(11.0);
+    let comparison = unlike.compare(&stats(vec![spread(4, 2025, 0.0), spread(4, 3037, 0.0)]));
+    let (devices, _) = facts_from(&comparison, &unlike.alike(&comparison), &unlike.devices, &unlike.links);
+    let [a, b] = [0, 1].map(|at: usize| devices[at].bandwidth_bytes_per_s.value);
+    assert!(a / b > 1.3, "{a} {b}");
 }

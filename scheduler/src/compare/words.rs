@@ -6,6 +6,7 @@ use super::model::Model;
 use super::{ComparedPart, ComparedRate, Comparison, Phase, TOLERANCE};
 use crate::cost::Figure;
 use crate::plan::{Place, Plan};
+use crate::wording::{self, Quantity};
 use ragtag_kernels::Activations;
 
 /// Why a part took longer or shorter than predicted, if it did.
@@ -29,7 +30,7 @@ fn subject(part: &ComparedPart) -> String {
         Phase::Decode => "decode",
         Phase::Prefill => "prefill",
     };
-    let percent = super::deviation_in_words(part.deviation);
+    let percent = wording::deviation(Quantity::Time, part.deviation);
     match part.place {
         Place::Stage => format!("stage {} on {}, {phase} {percent}", part.index, part.device),
         Place::TokenReturn => format!("the return of tokens, {phase} {percent}"),
@@ -86,7 +87,7 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
     if rate.deviation.is_nan() || rate.deviation.abs() <= TOLERANCE {
         return None;
     }
-    let subject = format!("{} {}", rate.what, super::deviation_in_words(rate.deviation));
+    let subject = format!("{} {}", rate.what, wording::deviation(Quantity::Rate, rate.deviation));
     let parts: Vec<_> = comparison.parts.iter().filter(|part| part.phase == rate.phase).collect();
     // A slow part makes a slow whole: the one that accounts for most of the time that was not foreseen.
     let slower = rate.deviation < 0.0;
@@ -98,6 +99,20 @@ pub(super) fn rate_finding(comparison: &Comparison, plan: &Plan, rate: &Compared
         .iter()
         .filter(|part| part.finding.is_some() && unforeseen_us(part) > 0.0)
         .max_by(|a, b| unforeseen_us(a).total_cmp(&unforeseen_us(b)));
+    let warm_up_us = match rate.phase {
+        Phase::Decode => comparison.decode_warm_up_us,
+        Phase::Prefill => comparison.prefill_warm_up_us,
+    };
+    let total_us = |part: &&ComparedPart, us: f64| us * part.micro_batches as f64;
+    let by_part_us = blamed.map_or(0.0, |part| total_us(part, unforeseen_us(part)));
+    let predicted_us: f64 = parts.iter().map(|part| total_us(part, part.predicted_us)).sum();
+    if slower && warm_up_us > by_part_us.max(predicted_us * TOLERANCE) {
+        let late = warm_up_us / 1e3;
+        return Some(format!(
+            "{subject}: most of all because the first micro-batches of each size took {late:.1} ms longer than predicted, as they \
+             do while kernels are compiled"
+        ));
+    }
     if let Some(part) = blamed {
         return Some(format!("{subject}: most of all because of {}", super::words::subject(part)));
     }

@@ -1,6 +1,7 @@
 //! How engines commonly place layers, to hold plans against.
 //!
-//! A baseline is what its rule says, over the devices in their order; where that does not fit there is no such baseline.
+//! A baseline is what its rule says, over the devices in their order, without those that are excluded. Where that does not
+//! fit or breaks another constraint there is no such baseline.
 //!
 //! This module must not know the search.
 
@@ -66,13 +67,15 @@ impl fmt::Display for EngineDecode {
     }
 }
 
-/// The placements that a rule allows: one, or one for each single device. Memory is not proved.
+/// The placements that a rule allows: one, or one for each single device. Memory is not proved, and pins and the number of
+/// stages are not looked at.
 pub(super) fn placements(
     baseline: Baseline,
     input: &PlannerInput<'_>,
     fits: impl Fn(&[Run]) -> bool,
 ) -> Vec<Vec<Run>> {
-    let devices: Vec<usize> = (0..input.devices.len()).collect();
+    let is_excluded = |device: &usize| input.constraints.excluded.contains(&input.devices[*device].label);
+    let devices: Vec<usize> = (0..input.devices.len()).filter(|device| !is_excluded(device)).collect();
     let segments = input.segments.len();
     let rate = |device: &usize| input.devices[*device].fast_flops_per_s.value;
     match baseline {

@@ -6,6 +6,7 @@
 use super::baselines::Baseline;
 use super::grid::{Choice, FEWER_DEVICES, Found, Grid};
 use super::problem::Run;
+use super::solver::{self, Instance};
 use super::{PlannerInput, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
 use crate::plan::{Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, Place};
@@ -15,7 +16,7 @@ use rayon::prelude::*;
 const SEARCHED_DEVICES: usize = 12;
 /// With more devices than these, a device that is left out is tried with those of the plan alone.
 const TRIED_WITH_ALL: usize = 8;
-/// Most devices that are left out for which the best plan with them is searched for.
+/// Most devices that are left out, alike ones counted once, for which the best plan with them is searched for.
 const LEFT_OUT: usize = 16;
 /// Most other plans that are told.
 const ALTERNATIVES: usize = 6;
@@ -26,10 +27,7 @@ const GAIN: f64 = 0.005;
 
 pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
     let best = &found.best;
-    // Of a placement that was given, or found to be best elsewhere in simulation, nobody asked yet.
-    let solved = || grid.solve(best.point, &[])?.bound_us;
-    let bound_us = found.bound_us.or_else(solved).unwrap_or(best.score_us());
-    let (left_out, (alternatives, bindings)) = rayon::join(
+    let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, best),
         || rayon::join(|| alternatives(grid, found), || bindings(grid, best)),
     );
@@ -101,40 +99,73 @@ fn is_used(choice: &Choice, device: usize) -> bool {
     choice.runs.iter().any(|run| run.device == device)
 }
 
-/// Each device that the plan leaves out, with the best plan that has it.
+/// Each device that the plan leaves out, with the best plan that has it. Of devices that may change places one is searched for.
 fn left_out(grid: &Grid<'_>, best: &Choice) -> Vec<LeftOut> {
     let input = grid.input;
     if input.split.is_some() {
         return Vec::new();
     }
     let tried = if best.runs.len() < SEARCHED_DEVICES { LEFT_OUT } else { 0 };
-    let is_left_out = |device: &usize| {
-        !is_used(best, *device) && !input.constraints.excluded.contains(&input.devices[*device].label)
+    let mut kinds = solver::alike(&grid.problem(best.point).instance());
+    kinds.iter_mut().for_each(|kind| kind.retain(|device| !is_used(best, *device)));
+    kinds.retain(|kind| !kind.is_empty());
+    let of_kind = |(at, kind): (usize, &Vec<usize>)| {
+        let (best_with, constrained) =
+            if at < tried { best_with(grid, best, kind[0]) } else { (None, false) };
+        let left_out = |&device: &usize| {
+            let best_with = best_with.as_ref().map(|best| swapped(best, kind[0], device));
+            let best_with = best_with.map(|best| alternative(grid, &best, "with this device"));
+            let label = input.devices[device].label.clone();
+            (device, LeftOut { device: label, best_with, tried: at < tried, constrained })
+        };
+        kind.iter().map(left_out).collect::<Vec<_>>()
     };
-    let devices: Vec<usize> = (0..input.devices.len()).filter(is_left_out).collect();
-    let label = |device: usize| input.devices[device].label.clone();
-    let with = |(at, &device): (usize, &usize)| {
-        if at >= tried {
-            return LeftOut { device: label(device), best_with: None, tried: false };
-        }
-        let found = grid.solve_with(best.point, |instance| {
-            instance.required = vec![device];
-            if input.devices.len() > TRIED_WITH_ALL {
-                let others = |other: usize| other != device && !is_used(best, other);
-                instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
-            }
-        });
-        let best_with = found.map(|found| alternative(grid, &found.best, "with this device"));
-        LeftOut { device: label(device), best_with, tried: true }
-    };
-    devices.par_iter().enumerate().map(with).collect()
+    let mut all: Vec<(usize, LeftOut)> = kinds.par_iter().enumerate().flat_map_iter(of_kind).collect();
+    all.sort_by_key(|(device, _)| *device);
+    all.into_iter().map(|(_, left)| left).collect()
 }
 
-/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first.
-fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
+/// The best plan with a device; and, if there is none, whether there would be one without the constraints.
+fn best_with(grid: &Grid<'_>, best: &Choice, device: usize) -> (Option<Choice>, bool) {
+    let with = |instance: &mut Instance| {
+        instance.required = vec![device];
+        if grid.input.devices.len() > TRIED_WITH_ALL {
+            let others = |other: usize| other != device && !is_used(best, other);
+            instance.excluded.iter_mut().enumerate().for_each(|(at, is)| *is |= others(at));
+        }
+    };
+    let found = grid.solve_with(best.point, with).best();
+    let free = |instance: &mut Instance| {
+        with(instance);
+        instance.pins.fill(None);
+        instance.max_stages = usize::MAX;
+    };
+    let constrained = found.is_none() && grid.solve_with(best.point, free).best().is_some();
+    (found, constrained)
+}
+
+/// A choice with two devices in each other's place.
+fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
+    let mut choice = choice.clone();
+    for run in &mut choice.runs {
+        run.device = match run.device {
+            device if device == a => b,
+            device if device == b => a,
+            device => device,
+        };
+    }
+    choice
+}
+
+/// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
+/// a score below which there is none.
+fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, f64) {
     let own = placement(grid.input, &found.best.runs);
-    let mut all = match grid.input.split {
-        None => [others(found), by_rules(grid)].concat(),
+    let (mut all, bound_us) = match grid.input.split {
+        None => {
+            let all = [others(found), by_rules(grid)].concat();
+            (all, found.bound_us.unwrap_or_else(|| grid.bound_us()))
+        }
         Some(_) => found_freely(*grid.input, grid.context),
     };
     all.sort_by(|(a, _), (b, _)| a.score_us().total_cmp(&b.score_us()));
@@ -146,7 +177,7 @@ fn alternatives(grid: &Grid<'_>, found: &Found) -> Vec<Alternative> {
         }
     }
     kept.truncate(ALTERNATIVES);
-    kept
+    (kept, bound_us)
 }
 
 fn others(found: &Found) -> Vec<(Choice, String)> {
@@ -158,12 +189,15 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
     Baseline::ALL.iter().filter_map(|&rule| Some((grid.baseline(rule)?, rule.to_string()))).collect()
 }
 
-/// What a placement of the user's is held against. Its micro-batches may be given as well; others have what suits them.
-fn found_freely(mut input: PlannerInput<'_>, context: u32) -> Vec<(Choice, String)> {
+/// What a placement of the user's is held against, and a score below which there is no placement. Its micro-batches may be
+/// given as well; others have what suits them.
+fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, f64) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
-    let searched = grid.search(&[]).map(|found| (found.best, "the planner's own".into()));
-    searched.into_iter().chain(by_rules(&grid)).collect()
+    let searched = grid.search();
+    let bound_us = searched.as_ref().and_then(|found| found.bound_us).unwrap_or_else(|| grid.bound_us());
+    let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
+    (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }
 
 /// Something that there might be more of.
@@ -186,8 +220,8 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
     asked.truncate(BINDINGS);
     let gain = |what: WhatIf| {
         let with = PlannerInput { devices: &what.devices, links: &what.links, ..*input };
-        let found = Grid::new(&with, grid.context).solve(best.point, &[])?;
-        let gain = best.score_us() / found.best.score_us() - 1.0;
+        let found = Grid::new(&with, grid.context).solve(best.point).best()?;
+        let gain = best.score_us() / found.score_us() - 1.0;
         // The choice of fewer devices may have cost so much.
         (gain > FEWER_DEVICES + GAIN).then_some(Binding { of: what.of, more: what.more, gain: share(gain) })
     };

@@ -1,10 +1,12 @@
-//! The search: the solver's placement at a point of the grid, and the points around it.
+//! The search: the solver's placements at the points of the grid, and those of the rules.
 //!
 //! The grid is over the form in which activations cross (both, unless one was asked for or is all that there is), the chunk
 //! (the one that was asked for, or those that the model was lowered for) and the number of decode groups, which is that of
 //! the decode micro-batches that go round: at most [`POINTS`] points. A placement is exact at its point. The search starts at
 //! a point of each form; the best placements of a point are priced at all others, and the point that is cheapest for one of
-//! them is solved next, until none is cheaper.
+//! them is solved next, until none is cheaper. Then all other points are solved for placements that beat what is known. With
+//! too many unlike devices ([`WORK`]) that takes too long: no more than [`SOLVED`] points are solved, and the others are
+//! bounded at most.
 //!
 //! Credits are not in the grid, for the cost model sees no difference: a placement has one for each group or each stage,
 //! whichever are more, and one on its way. More serve no more requests (`more_credits_than_a_plan_has_serve_no_more_requests`
@@ -20,6 +22,7 @@ use super::problem::{Evaluation, Lowered, Problem, Run};
 use super::solver::{self, Instance, Placement};
 use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
+use rayon::prelude::*;
 use std::sync::{Arc, OnceLock};
 
 /// Most points of the grid.
@@ -28,8 +31,13 @@ const POINTS: usize = 64;
 const GROUPS: usize = 8;
 /// Length of a prefill chunk as engines have it unless told otherwise; llama.cpp's `--ubatch-size`.
 const USUAL_CHUNK: u32 = 512;
-/// Most points that are solved.
+/// Most points that are solved one after the other, each because it is cheapest for what was found before.
 const SOLVED: usize = 4;
+/// Most cells of the solver's tables, over all points, for which every point is solved. Eight unlike devices and 80
+/// segments have 170 thousand cells at each point.
+const WORK: usize = 12 << 20;
+/// Most placements that are kept besides the best of each number of stages.
+const ELSEWHERE: usize = 24;
 /// Of plans within this share of the best, the one with the fewest devices is chosen.
 pub(super) const FEWER_DEVICES: f64 = 0.01;
 /// Scores within this share of each other are the same: then the faster decode decides.
@@ -59,25 +67,52 @@ impl Choice {
         self.evaluation.score_us
     }
 
-    /// Whether this is to be preferred to another choice, of another point.
-    fn is_better_than(&self, other: &Self) -> bool {
-        let decode = |choice: &Self| choice.evaluation.decode_tokens_per_s;
-        match self.evaluation.expected_us / other.evaluation.expected_us {
-            ratio if ratio < 1.0 - SAME => true,
-            ratio if ratio <= 1.0 + SAME => decode(self) > decode(other) * (1.0 + SAME),
-            _ => false,
-        }
+    pub fn expected_us(&self) -> f64 {
+        self.evaluation.expected_us
+    }
+}
+
+fn least_us<'a>(choices: impl Iterator<Item = &'a Choice>) -> f64 {
+    choices.map(Choice::expected_us).fold(f64::INFINITY, f64::min)
+}
+
+/// The choice to take: of those within [`FEWER_DEVICES`] of the best, those with the fewest devices; of these, those within
+/// [`SAME`] of the best of them; of these, the first one whose decode is as fast as that of any other, within [`SAME`].
+fn preferred(mut choices: Vec<Choice>) -> Option<Choice> {
+    let most_us = least_us(choices.iter()) * (1.0 + FEWER_DEVICES);
+    choices.retain(|choice| choice.expected_us() <= most_us);
+    let fewest = choices.iter().map(|choice| choice.runs.len()).min()?;
+    choices.retain(|choice| choice.runs.len() == fewest);
+    let most_us = least_us(choices.iter()) * (1.0 + SAME);
+    choices.retain(|choice| choice.expected_us() <= most_us);
+    let decode = |choice: &Choice| choice.evaluation.decode_tokens_per_s;
+    let fastest = choices.iter().map(decode).fold(0.0, f64::max);
+    choices.into_iter().find(|choice| decode(choice) * (1.0 + SAME) >= fastest)
+}
+
+/// What was found at a point.
+pub(super) struct Solved {
+    /// The best placement with each number of stages, as far as they matter.
+    pub choices: Vec<Choice>,
+    /// No placement scores below this, unless a known score is below it.
+    pub bound_us: f64,
+}
+
+impl Solved {
+    /// The choice to take, of one point.
+    pub fn best(self) -> Option<Choice> {
+        preferred(self.choices)
     }
 }
 
 /// What a search came to.
 pub(super) struct Found {
     pub best: Choice,
-    /// The best placements with other numbers of stages, at the same point.
+    /// The best placement with each other number of stages.
     pub others: Vec<Choice>,
-    /// No placement at the point of the best scores below this, where that is known.
+    /// No placement scores below this at any point; `None` if some points were not looked at.
     pub bound_us: Option<f64>,
-    /// Those that were found at other points.
+    /// Other placements that were found.
     pub elsewhere: Vec<Choice>,
 }
 
@@ -157,35 +192,50 @@ impl<'a> Grid<'a> {
         self.problem_at(0)
     }
 
-    /// The best placement, with these devices among its own; none if none fits.
-    pub fn search(&self, required: &[usize]) -> Option<Found> {
+    /// The best placement; none if none fits.
+    pub fn search(&self) -> Option<Found> {
         // Where links are slow, placements differ with the boundary more than with anything else: each is started from.
-        let start =
-            |&boundary: &Boundary| self.starts(boundary).find_map(|point| self.solve(point, required));
-        let mut all: Vec<Found> = self.boundaries.iter().filter_map(start).collect();
-        let better = |a: usize, b: usize| if all[b].best.is_better_than(&all[a].best) { b } else { a };
-        let mut best = (0..all.len()).reduce(better)?;
-        while all.len() < SOLVED {
-            let own = std::iter::once(&all[best].best).chain(&all[best].others);
-            let Some(cheapest) = self.cheapest(&own.map(|choice| choice.runs.as_slice()).collect::<Vec<_>>())
-            else {
-                break;
-            };
-            let is_solved = all.iter().any(|found| found.best.point == cheapest.point);
-            if is_solved || !cheapest.is_better_than(&all[best].best) {
+        let start = |&boundary: &Boundary| {
+            let mut solved = self.starts(boundary).map(|point| (point, self.solve(point)));
+            solved.find(|(_, solved)| !solved.choices.is_empty())
+        };
+        let mut solved: Vec<(Point, Solved)> = self.boundaries.iter().filter_map(start).collect();
+        while solved.len() < SOLVED {
+            let all = solved.iter().flat_map(|(_, solved)| &solved.choices);
+            let (known_us, runs) = (least_us(all.clone()), different(all.map(|choice| &choice.runs)));
+            let Some(next) = self.cheapest(&runs).filter(|next| next.expected_us() < known_us) else { break };
+            if solved.iter().any(|(point, _)| *point == next.point) {
                 break;
             }
-            let Some(next) = self.solve(cheapest.point, required) else { break };
-            let is_better = next.best.is_better_than(&all[best].best);
-            all.push(next);
-            if !is_better {
-                break;
-            }
-            best = all.len() - 1;
+            solved.push((next.point, self.solve(next.point)));
         }
-        let found = all.swap_remove(best);
-        let elsewhere = all.iter().flat_map(Found::all).cloned().collect();
-        Some(Found { elsewhere, ..found })
+        let rules = Baseline::ALL.into_iter().filter_map(|rule| self.baseline(rule));
+        let rules: Vec<Choice> = rules.collect();
+        let known_us = least_us(solved.iter().flat_map(|(_, solved)| &solved.choices).chain(&rules));
+        let is_solved = |point: &Point| solved.iter().any(|(other, _)| other == point);
+        let rest: Vec<Point> = self.points().filter(|point| !is_solved(point)).collect();
+        let is_quick = self.is_quick();
+        let rest: Vec<Solved> = match is_quick {
+            true => rest.into_par_iter().map(|point| self.solve_for(point, known_us)).collect(),
+            false => Vec::new(),
+        };
+        let bounds = solved.iter().map(|(_, solved)| solved).chain(&rest).map(|solved| solved.bound_us);
+        let bound_us = is_quick.then(|| bounds.fold(known_us, f64::min));
+        let found =
+            solved.into_iter().map(|(_, solved)| solved).chain(rest).flat_map(|solved| solved.choices);
+        Found::of(found.chain(rules).collect(), bound_us)
+    }
+
+    /// Whether there is time to solve every point.
+    fn is_quick(&self) -> bool {
+        let cells = solver::cells(&self.start().instance());
+        cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
+    }
+
+    /// No placement scores below this at any point.
+    pub fn bound_us(&self) -> f64 {
+        let bounds = (0..self.points.len()).into_par_iter();
+        bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce(|| f64::INFINITY, f64::min)
     }
 
     /// A placement at a point; none if it does not fit.
@@ -194,25 +244,21 @@ impl<'a> Grid<'a> {
         problem.prove(&runs).is_ok().then(|| Choice::of(problem, runs))
     }
 
-    /// The cheapest of these placements over all points at which it fits.
+    /// The one of these placements to take, over all points at which it fits.
     pub fn cheapest(&self, placements: &[&[Run]]) -> Option<Choice> {
-        let mut best: Option<Choice> = None;
-        for index in 0..self.points.len() {
+        let at = |index: usize| {
             let problem = self.problem_at(index);
-            for runs in placements.iter().filter(|runs| problem.prove(runs).is_ok()) {
-                let choice = Choice::of(problem, runs.to_vec());
-                if best.as_ref().is_none_or(|best| choice.is_better_than(best)) {
-                    best = Some(choice);
-                }
-            }
-        }
-        best
+            let fitting = placements.iter().filter(|runs| problem.prove(runs).is_ok());
+            fitting.map(|runs| Choice::of(problem, runs.to_vec())).collect::<Vec<_>>()
+        };
+        preferred((0..self.points.len()).flat_map(at).collect())
     }
 
-    /// The best that a rule without a search gives; none if that does not fit.
+    /// The best that a rule without a search gives; none if that does not fit, or breaks a constraint.
     pub fn baseline(&self, rule: Baseline) -> Option<Choice> {
         let fits = |runs: &[Run]| self.start().prove(runs).is_ok();
-        let placements = baselines::placements(rule, self.input, fits);
+        let mut placements = baselines::placements(rule, self.input, fits);
+        placements.retain(|runs| self.input.allows(runs));
         self.cheapest(&placements.iter().map(Vec::as_slice).collect::<Vec<_>>())
     }
 
@@ -233,31 +279,60 @@ impl<'a> Grid<'a> {
             let mut points = points.iter().filter(|point| point.boundary == *boundary);
             points.find_map(|point| self.priced(*point, runs.to_vec()))
         };
-        let better = |a: Choice, b: Choice| if b.is_better_than(&a) { b } else { a };
-        self.boundaries.iter().filter_map(first).reduce(better)
+        preferred(self.boundaries.iter().filter_map(first).collect())
     }
 
-    /// The best placement at a point, with these devices among its own.
-    pub fn solve(&self, point: Point, required: &[usize]) -> Option<Found> {
-        self.solve_with(point, |instance| instance.required = required.to_vec())
+    /// The best placements at a point.
+    pub fn solve(&self, point: Point) -> Solved {
+        self.solve_with(point, |_| ())
     }
 
-    /// The best placement at a point of the problem with a change.
-    pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Option<Found> {
+    /// Those that beat a known score, or come near it.
+    fn solve_for(&self, point: Point, known_us: f64) -> Solved {
+        self.solve_with(point, |instance| instance.known = known_us)
+    }
+
+    /// The best placements at a point of the problem with a change.
+    pub fn solve_with(&self, point: Point, change: impl FnOnce(&mut Instance)) -> Solved {
         let problem = self.problem(point);
         let mut instance = problem.instance();
         change(&mut instance);
         let solution = solver::solve(&instance);
-        let chosen = solution.choose(FEWER_DEVICES)?;
         let choice = |placement: &Placement| Choice::of(problem, runs(placement));
-        let others = solution.best_by_stages.iter().flatten().filter(|other| other.stages != chosen.stages);
-        Some(Found {
-            best: choice(chosen),
-            others: others.map(choice).collect(),
-            bound_us: Some(solution.bound),
-            elsewhere: Vec::new(),
-        })
+        let choices = solution.best_by_stages.iter().flatten().map(choice).collect();
+        Solved { choices, bound_us: solution.bound }
     }
+}
+
+impl Found {
+    fn of(mut choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
+        let best = preferred(choices.clone())?;
+        choices.retain(|choice| choice.runs != best.runs);
+        // Stable: of equal ones the first stays.
+        choices.sort_by(|a, b| a.expected_us().total_cmp(&b.expected_us()));
+        let (mut others, mut elsewhere): (Vec<Choice>, Vec<Choice>) = Default::default();
+        for choice in choices {
+            let stages = choice.runs.len();
+            let is_known = others.iter().chain(&elsewhere).any(|other| other.runs == choice.runs);
+            if stages != best.runs.len() && others.iter().all(|other| other.runs.len() != stages) {
+                others.push(choice);
+            } else if !is_known && elsewhere.len() < ELSEWHERE {
+                elsewhere.push(choice);
+            }
+        }
+        Some(Self { best, others, bound_us, elsewhere })
+    }
+}
+
+/// Each of the placements once.
+fn different<'a>(placements: impl Iterator<Item = &'a Vec<Run>>) -> Vec<&'a [Run]> {
+    let mut different: Vec<&[Run]> = Vec::new();
+    for runs in placements {
+        if !different.contains(&runs.as_slice()) {
+            different.push(runs);
+        }
+    }
+    different
 }
 
 fn runs(placement: &Placement) -> Vec<Run> {

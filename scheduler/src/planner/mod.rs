@@ -250,16 +250,13 @@ pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
             Found { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
-        None => grid.search(&[]).ok_or_else(|| nothing_fits(&grid))?,
+        None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
     };
     let Some((best, trial)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
     };
     let mut found = found;
     let predicted = std::mem::replace(&mut found.best, best);
-    if found.best.point != predicted.point {
-        found.bound_us = None;
-    }
     if found.best.runs != predicted.runs {
         found.others.push(predicted);
     }

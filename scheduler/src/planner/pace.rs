@@ -114,10 +114,7 @@ impl Pace {
         };
         let logit_rows = input.limits.logit_rows;
         let decode_rows = sequences.div_ceil(point.groups.max(1)).min(point.chunk).min(logit_rows).max(1);
-        let (prompt, generated) =
-            (f64::from(input.workload.prompt_tokens), f64::from(input.workload.generated_tokens));
-        let scale = (f64::from(context) / (prompt + generated)).min(1.0);
-        let (prompt, generated) = (prompt * scale, generated * scale);
+        let (prompt, generated) = input.workload.within(context);
         let chunk_rows = (prompt.ceil() as u32).clamp(1, point.chunk.max(1));
         let (reading, writing) = (prompt / 2.0, prompt + generated / 2.0);
         let decode = |rows| MicroBatch { rows, logit_rows: rows, sequences: rows, positions: writing };

@@ -159,6 +159,7 @@ impl<'a> Problem<'a> {
             required: Vec::new(),
             excluded: input.devices.iter().map(is_excluded).collect(),
             max_stages: constraints.max_stages.map_or(usize::MAX, |most| most as usize),
+            known: f64::INFINITY,
         }
     }
 

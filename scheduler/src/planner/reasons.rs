@@ -7,12 +7,16 @@ use super::pace::{Pace, Point};
 use super::trial::Trial;
 use super::{Baseline, DoesNotFit, PlannerInput, Shortage};
 use crate::objective::Objective;
-use crate::plan::{Bottleneck, Explanation, LeftOut, Place};
+use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
+use crate::wording;
 use ragtag_graph::Boundary;
 use ragtag_kernels::KvType;
 
-/// Differences below this are not told.
-const SAME_PERCENT: f64 = 0.05;
+/// Columns of a message of several lines.
+const COLUMNS: usize = 80;
+
+/// Said of plans that the cost model takes for faster than the one that trials chose.
+const IN_SIMULATION: &str = "; in simulation this plan is the best of those that were tried";
 
 /// Bytes as people read them, with the exact figure where they are few.
 fn bytes(bytes: u64) -> String {
@@ -38,11 +42,7 @@ fn percent(share: f64) -> String {
 
 /// Slower or faster by how much, for "… is predicted 12.0 % slower".
 fn compared(with: f64, us: f64) -> String {
-    match (us / with - 1.0) * 100.0 {
-        percent if percent >= SAME_PERCENT => format!("{percent:.1} % slower"),
-        percent if percent <= -SAME_PERCENT => format!("{:.1} % faster", -percent),
-        _ => "as fast".into(),
-    }
+    wording::speed(us / with)
 }
 
 fn count(number: usize, noun: &str) -> String {
@@ -51,7 +51,7 @@ fn count(number: usize, noun: &str) -> String {
 
 /// Why this plan.
 pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Vec<String> {
-    let mut reasons = vec![objective(grid.input, &chosen.pace), context(grid)];
+    let mut reasons = vec![objective(grid, &chosen.pace), context(grid)];
     reasons.push(bottleneck(grid, chosen, &explanation.bottleneck));
     reasons.push(speed(chosen));
     if chosen.runs.len() > 1 {
@@ -62,25 +62,24 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
         Some(_) => reasons.push(against_own(explanation)),
         None => {
             reasons.extend(bound(explanation));
-            let left_out = &explanation.left_out;
-            let tried = left_out.iter().filter(|device| device.tried);
-            reasons.extend(tried.map(|device| left_out_because(grid, explanation, device)));
-            reasons.extend(left_out_untried(left_out));
-            reasons.extend(against_rules(explanation));
+            let left_out = explanation.left_out_alike();
+            let tried = left_out.iter().filter(|alike| alike[0].tried);
+            reasons.extend(tried.map(|alike| left_out_because(grid, explanation, alike)));
+            reasons.extend(left_out_untried(&explanation.left_out));
+            reasons.extend(against_rules(grid.input, explanation));
         }
     }
-    let binding =
-        |b: &crate::plan::Binding| format!("{} on {} would give {} more", b.more, b.of, percent(b.gain));
+    let binding = |b: &crate::plan::Binding| {
+        format!("{} on {} would make it {}", b.more, b.of, wording::speed(1.0 / (1.0 + b.gain)))
+    };
     reasons.extend(explanation.bindings.iter().map(binding));
     reasons.push(sources(grid, chosen, explanation));
     reasons
 }
 
-fn objective(input: &PlannerInput<'_>, pace: &Pace) -> String {
-    let request = format!(
-        "requests of {} prompt and {} generated tokens",
-        input.workload.prompt_tokens, input.workload.generated_tokens
-    );
+fn objective(grid: &Grid<'_>, pace: &Pace) -> String {
+    let input = grid.input;
+    let request = format!("requests of {}", wording::request(input.workload, grid.context));
     if input.split.is_some() {
         return format!("placement: the user's; predicted for {request}");
     }
@@ -163,10 +162,10 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
     let Some(with) = grid.priced(Point { boundary: *other, ..chosen.point }, chosen.runs.clone()) else {
         return Some(format!("boundaries: activations cross as {form}; as {other} the plan would not fit"));
     };
-    let gain = with.score_us() / chosen.score_us() - 1.0;
+    let told = compared(chosen.score_us(), with.score_us());
+    let told = format!("boundaries: activations cross as {form}; as {other} the plan is predicted {told}");
     if form == Boundary::F32 {
-        let told = compared(chosen.score_us(), with.score_us());
-        return Some(format!("boundaries: activations cross as f32; as f16 the plan is predicted {told}"));
+        return Some(told);
     }
     let crossings = chosen.evaluation.crossings.iter().zip(&with.evaluation.crossings).enumerate();
     let busy_us = |times| chosen.pace.busy_us(times);
@@ -174,9 +173,7 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
         crossings.max_by(|(_, (_, a)), (_, (_, b))| busy_us(a).total_cmp(&busy_us(b)))?;
     let label = |at: usize| &grid.input.devices[chosen.runs[at].device].label;
     Some(format!(
-        "boundaries: activations cross as f16, which makes the plan {:.1} % faster than f32; the crossing from {} to {} takes {} \
-         a request instead of {}",
-        gain * 100.0,
+        "{told}; the crossing from {} to {} takes {} a request instead of {}",
         label(at),
         label(at + 1),
         time(busy_us(short)),
@@ -197,30 +194,40 @@ pub(super) fn trial(trial: Trial) -> String {
 fn bound(explanation: &Explanation) -> Option<String> {
     let gap = explanation.score_us / explanation.bound_us - 1.0;
     let is_told = gap.is_finite() && gap > 5e-4;
-    is_told.then(|| format!("bound: by the cost model no plan can be more than {:.1} % faster", gap * 100.0))
+    is_told.then(|| {
+        let faster = wording::speed(explanation.bound_us / explanation.score_us);
+        format!("bound: by the cost model no placement can be more than {faster}, whatever its micro-batches")
+    })
 }
 
-fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, left_out: &LeftOut) -> String {
-    let LeftOut { device, best_with, .. } = left_out;
-    match best_with {
+/// Why devices are left out of which the same holds.
+fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
+    let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
+    let (verb, it, any, has) = match alike {
+        [_] => ("is", "it", "it", "it has"),
+        _ => ("are", "one of them", "any of them", "each has"),
+    };
+    let left_out = format!("{} {verb} left out", wording::labels(&labels));
+    match &alike[0].best_with {
         Some(with) => {
             let compared = compared(explanation.score_us, with.score_us);
             let but = match with.score_us < explanation.score_us {
-                true if grid.input.is_tried() => {
-                    "; in simulation this one is the best of those that were tried"
-                }
+                true if grid.input.is_tried() => IN_SIMULATION,
                 true => "; of plans within 1 % the one with the fewest devices is taken",
                 false => "",
             };
-            format!(
-                "{device} is left out: the best plan with it, {}, is predicted {compared}{but}",
-                with.split
-            )
+            format!("{left_out}: the best plan with {it}, {}, is predicted {compared}{but}", with.split)
         }
+        None if alike[0].constrained => format!("{left_out}: the constraints leave no room for {any}"),
         None => {
-            let facts = grid.input.devices.iter().find(|facts| facts.label == *device);
-            let has = bytes(facts.map_or(0, |facts| facts.memory_bytes));
-            format!("{device} is left out: no plan with it fits (it has {has})")
+            let devices = grid.input.devices.iter().filter(|facts| labels.contains(&facts.label.as_str()));
+            let mut memory: Vec<u64> = devices.map(|facts| facts.memory_bytes).collect();
+            memory.dedup();
+            let memory = match memory[..] {
+                [memory] => format!(" ({has} {})", bytes(memory)),
+                _ => String::new(),
+            };
+            format!("{left_out}: no plan with {any} fits{memory}")
         }
     }
 }
@@ -230,25 +237,29 @@ fn left_out_untried(left_out: &[LeftOut]) -> Option<String> {
     let untried: Vec<_> = left_out.iter().filter(|out| !out.tried).map(|out| out.device.as_str()).collect();
     let verb = if untried.len() == 1 { "is" } else { "are" };
     (!untried.is_empty()).then(|| {
-        format!("{} {verb} left out as well; no plan with them was searched for", untried.join(", "))
+        let untried = wording::labels(&untried);
+        format!("{untried} {verb} left out as well; no plan with them was searched for")
     })
 }
 
 /// What placing layers by a rule would have cost.
-fn against_rules(explanation: &Explanation) -> Option<String> {
+fn against_rules(input: &PlannerInput<'_>, explanation: &Explanation) -> Option<String> {
     let is_rule = |why: &str| Baseline::ALL.iter().any(|rule| rule.to_string() == why);
-    let rules = explanation.alternatives.iter().filter(|other| is_rule(&other.why));
-    let told: Vec<_> =
-        rules.map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us))).collect();
-    (!told.is_empty()).then(|| format!("by rule instead: {}", told.join(", ")))
+    let rules: Vec<_> = explanation.alternatives.iter().filter(|other| is_rule(&other.why)).collect();
+    let told: Vec<_> = rules
+        .iter()
+        .map(|rule| format!("{} {}", rule.why, compared(explanation.score_us, rule.score_us)))
+        .collect();
+    let is_faster = rules.iter().any(|rule| rule.score_us < explanation.score_us);
+    let but = if is_faster && input.is_tried() { IN_SIMULATION } else { "" };
+    (!told.is_empty()).then(|| format!("by rule instead: {}{but}", told.join(", ")))
 }
 
 /// The user's split against the planner's own.
 fn against_own(explanation: &Explanation) -> String {
-    let own = explanation.alternatives.iter().find(|other| other.why == "the planner's own");
-    let gain = |own: f64| (explanation.score_us / own - 1.0) * 100.0;
+    let own = explanation.alternatives.iter().find(|other| other.why == Alternative::PLANNERS_OWN);
     match own {
-        Some(own) if gain(own.score_us) >= SAME_PERCENT => format!(
+        Some(own) if own.score_us < explanation.score_us * (1.0 - 5e-4) => format!(
             "the planner's own split, {}, is predicted faster; this one is {}",
             own.split,
             compared(own.score_us, explanation.score_us)
@@ -266,15 +277,37 @@ fn sources(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanation) -> Strin
     format!("figures: {}; memory {}", figures.join(", "), memory.join(", "))
 }
 
-/// What is missing, where.
+/// What is missing, where, and what would hold it: several lines.
 pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     const TOLD: usize = 3;
-    let mut stages: Vec<_> = error.shortages.iter().take(TOLD).map(shortage).collect();
+    let mut lines = vec![format!("the model does not fit at a context of {}:", error.context)];
+    lines.extend(error.shortages.iter().take(TOLD).flat_map(|one| wrapped(&shortage(one))));
     if let Some(rest) = error.shortages.get(TOLD..).filter(|rest| !rest.is_empty()) {
         let missing = rest.iter().map(Shortage::missing_bytes).fold(0, u64::saturating_add);
-        stages.push(format!("{} more lack {missing} bytes together", count(rest.len(), "device")));
+        lines.push(format!("  {} more lack {} together", count(rest.len(), "device"), bytes_up(missing)));
     }
-    format!("the model does not fit at a context of {}: {}. {}", error.context, stages.join("; "), error.hint)
+    lines.extend(wrapped(&error.hint));
+    lines.join("\n")
+}
+
+/// Bytes, no fewer than there are: with as much as is told there is enough.
+fn bytes_up(exact: u64) -> String {
+    let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
+    // A tenth of the unit more where rounding took some.
+    unit.map_or_else(|| bytes(exact), |bits| bytes(exact.saturating_add((1 << bits) / 20)))
+}
+
+/// A text in lines of [`COLUMNS`] at most, each indented, the first one less.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines = vec![String::from(" ")];
+    for word in text.split_whitespace() {
+        let is_full = |line: &String| line.chars().count() + 1 + word.chars().count() > COLUMNS;
+        if lines.last().is_some_and(is_full) {
+            lines.push("   ".into());
+        }
+        lines.iter_mut().last().into_iter().for_each(|line| *line = format!("{line} {word}"));
+    }
+    lines
 }
 
 fn shortage(shortage: &Shortage) -> String {
@@ -291,13 +324,13 @@ fn shortage(shortage: &Shortage) -> String {
         .filter(|(_, size)| *size > 0)
         .map(|(name, size)| format!("{name} {}", bytes(*size)))
         .collect();
+    let needed = bytes_up(memory.total);
     format!(
-        "{} lacks {} bytes for segments {} (it has {} bytes of the {} needed: {})",
+        "{} lacks {} for segments {}: it has {} of the {needed} needed ({}); a device with {needed} would hold them",
         shortage.device,
-        shortage.missing_bytes(),
+        bytes_up(shortage.missing_bytes()),
         shortage.segments,
-        memory.available,
-        memory.total,
+        bytes(memory.available),
         parts.join(", ")
     )
 }

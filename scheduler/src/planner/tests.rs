@@ -1,5 +1,6 @@
 //! Tests of the planner: against exhaustive search on small random instances, on memory, and on what it says.
 
+mod best;
 mod given;
 mod grid;
 mod left_out;
@@ -347,14 +348,15 @@ fn the_plan_is_the_best_of_all_placements() {
             let world = World { objective, ..random_world(seed) };
             let input = world.input();
             let grid = Grid::new(&input, 512);
-            let found = grid.search(&[]);
-            // The placement is exact at its point of the grid.
-            let start = Point { chunk: 128, groups: 1, boundary: Boundary::F32 };
-            let point = found.as_ref().map_or(start, |found| found.best.point);
-            let problem = grid.problem(point);
+            let found = grid.search();
+            // The placement is exact over all points of the grid.
             let all = all_placements(world.segments.len(), world.devices.len());
-            let fitting = all.iter().filter(|runs| problem.prove(runs).is_ok());
-            let scores: Vec<_> = fitting.map(|runs| (problem.evaluate(runs).score_us, runs.len())).collect();
+            let at = |point: Point| {
+                let problem = grid.problem(point);
+                let fitting = all.iter().filter(|runs| problem.prove(runs).is_ok());
+                fitting.map(|runs| (problem.evaluate(runs).score_us, runs.len())).collect::<Vec<_>>()
+            };
+            let scores: Vec<_> = grid.points().flat_map(at).collect();
             let best = scores.iter().map(|(score, _)| *score).reduce(f64::min);
             match (&found, best) {
                 (None, None) => {
@@ -367,8 +369,14 @@ fn the_plan_is_the_best_of_all_placements() {
                     assert_eq!(Some(found.best.runs.len()), fewest, "seed {seed}, {objective:?}");
                     let of_length = scores.iter().filter(|(_, stages)| Some(*stages) == fewest);
                     let wanted = of_length.map(|(score, _)| *score).fold(f64::MAX, f64::min);
-                    assert!(close(found.best.score_us(), wanted), "seed {seed}, {objective:?}: {wanted}");
-                    assert!(found.bound_us.is_some_and(|bound| bound <= best * (1.0 + 1e-9)), "seed {seed}");
+                    // Of scores within half a percent the faster decode decides.
+                    let score = found.best.score_us();
+                    assert!(
+                        score >= wanted * (1.0 - 1e-9) && score <= wanted * 1.005 * (1.0 + 1e-9),
+                        "seed {seed}, {objective:?}: {score} for {wanted}"
+                    );
+                    assert!(found.bound_us.is_some_and(|bound| close(bound, best)), "seed {seed}");
+                    assert!(grid.bound_us() <= best * (1.0 + 1e-9), "seed {seed}");
                     planned += 1;
                 }
                 other => panic!("seed {seed}: {:?}", other.1),
@@ -635,16 +643,25 @@ fn what_does_not_fit_is_named_with_bytes_and_device() {
     assert_eq!(shortage.memory.weights, 140 * MIB);
     assert_eq!(shortage.missing_bytes(), shortage.memory.total - 100 * MIB);
     let text = PlanError::DoesNotFit(error.clone()).to_string();
-    let wanted = format!("cpu:0 lacks {} bytes for segments 0-13", error.shortages[0].missing_bytes());
-    assert!(text.contains(&wanted) && text.contains("weights 140.0 MiB"), "{text}");
-    assert!(text.contains("another device") && !text.contains("--ctx"), "{text}");
+    assert_eq!(
+        text,
+        "the model does not fit at a context of 512:
+  cpu:0 lacks 65.8 MiB for segments 0-13: it has 100.0 MiB of the 165.8 MiB
+    needed (weights 140.0 MiB, keys and values 24.0 MiB, scratch 1.0 MiB, slots
+    772.5 KiB); a device with 165.8 MiB would hold them
+  What may help: fewer sequences at once need less; another device adds memory"
+    );
+    // What is said to hold it does.
+    let mut enough = world.clone();
+    enough.devices[0].memory_bytes = (165.8 * MIB as f64) as u64;
+    assert!(enough.plan().is_ok());
 
     let mut many = world.clone();
     many.devices = (0..6).map(|i| device(&format!("cpu:{i}"), 12 * MIB, 1.0)).collect();
     let Err(PlanError::DoesNotFit(error)) = many.plan() else { panic!("it cannot fit") };
-    let rest = error.shortages[3..].iter().map(Shortage::missing_bytes).sum::<u64>();
-    let wanted = format!("{} devices more lack {rest} bytes together", error.shortages.len() - 3);
-    assert!(PlanError::DoesNotFit(error).to_string().contains(&wanted), "{wanted}");
+    let wanted = format!("{} devices more lack ", error.shortages.len() - 3);
+    let text = PlanError::DoesNotFit(error).to_string();
+    assert!(text.contains(&wanted) && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
     // Here the weights fit and the cache does not: the hint names a context that does.
     world.limits.kv = KvType::F32;

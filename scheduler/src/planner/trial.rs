@@ -79,8 +79,8 @@ pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
             break;
         }
         solved.push(point);
-        let Some(found) = grid.solve(point, &[]) else { break };
-        tried.extend(self::tried(grid, found.all(), TRIED, &mut placements));
+        let more = grid.solve(point).choices;
+        tried.extend(self::tried(grid, more.iter(), TRIED, &mut placements));
     }
     let near = best_of(&tried)?.0 * (1.0 - FINAL);
     let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
@@ -130,9 +130,7 @@ fn different<'a>(
     most: usize,
     before: &[Vec<Run>],
 ) -> Vec<Choice> {
-    // Rules know no constraints.
-    let allowed = choices.filter(|choice| grid.input.allows(&choice.runs));
-    let mut choices: Vec<Choice> = allowed.filter_map(|choice| grid.cheapest(&[&choice.runs])).collect();
+    let mut choices: Vec<Choice> = choices.filter_map(|choice| grid.cheapest(&[&choice.runs])).collect();
     let evened: Vec<Choice> = choices.iter().map(|choice| evened(grid, choice)).collect();
     choices.extend(evened);
     choices.sort_by(|a, b| a.evaluation.expected_us.total_cmp(&b.evaluation.expected_us));

@@ -51,22 +51,14 @@ struct Search<'a> {
 
 /// Good placements with a bound.
 pub(super) fn solve(instance: &Instance) -> Solution {
-    let (single, merged) = (kinds::single(instance), kinds::merge(instance));
-    let orders = orders::starts(instance, &single);
-    let mut search = Search {
-        instance,
-        exits: kinds::exits(instance, &single),
-        single,
-        merged,
-        orders,
-        solution: Solution::empty(instance),
-    };
+    let mut search = Search::new(instance);
+    search.orders = orders::starts(instance, &search.single);
     let mut regions = vec![search.everything()];
     search.look(&mut regions[0]);
     search.improve_orders();
     let mut bound = f64::INFINITY;
     for _ in 0..MOST_BOXES {
-        let best = search.solution.best();
+        let best = search.best();
         if best.is_infinite() {
             break;
         }
@@ -89,11 +81,31 @@ pub(super) fn solve(instance: &Instance) -> Solution {
     }
     search.improve_orders();
     let left = regions.iter().map(|region| search.bound(region)).fold(bound, f64::min);
-    let best = search.solution.best();
+    let best = search.best();
     Solution { bound: left.min(best), exact: left >= best && best.is_finite(), ..search.solution }
 }
 
-impl Search<'_> {
+/// What is proved of all placements without looking for any.
+pub(super) fn relaxed(instance: &Instance) -> f64 {
+    let search = Search::new(instance);
+    let mut all = search.everything();
+    search.price(&mut all);
+    search.bound(&all)
+}
+
+impl<'a> Search<'a> {
+    fn new(instance: &'a Instance) -> Self {
+        let single = kinds::single(instance);
+        Self {
+            instance,
+            exits: kinds::exits(instance, &single),
+            single,
+            merged: kinds::merge(instance),
+            orders: Vec::new(),
+            solution: Solution::empty(instance),
+        }
+    }
+
     /// All placements, with what their largest terms are at least.
     fn everything(&self) -> Region {
         let lower = dual::least_terms(self.instance, &self.merged);
@@ -117,11 +129,16 @@ impl Search<'_> {
 
     /// Bounds a region and looks for placements in it.
     fn look(&mut self, region: &mut Region) {
+        let limits = Limits { most: region.upper, forbidden: &[] };
+        self.offer_orders(&Rules::new(self.instance, &self.single, &limits));
+        self.price(region);
+    }
+
+    /// Bounds a region.
+    fn price(&self, region: &mut Region) {
         let instance = self.instance;
         let first = region.upper == Costs::INFINITE;
-        let rules = Rules::new(instance, &self.single, &Limits { most: region.upper, forbidden: &[] });
-        self.offer_orders(&rules);
-        let room = instance.score.room(self.solution.best(), &region.lower);
+        let room = instance.score.room(self.best(), &region.lower);
         let rules = Rules::new(instance, &self.merged, &Limits { most: region.upper, forbidden: &[] });
         let of_time = Relaxed::of_time(instance, &self.merged, &rules);
         let of_sum = Relaxed::of_sum(instance, &self.merged, &rules, region.lower);
@@ -134,12 +151,12 @@ impl Search<'_> {
             let totals =
                 self.solution.best_by_stages.iter().flatten().map(|p| instance.totals(&p.stages).time);
             region.of_time.improve(&of_time, totals.fold(f64::INFINITY, f64::min), FIRST_STEPS);
-            region.of_sum.improve(&of_sum, instance.score.most_sum(self.solution.best()), FIRST_STEPS);
+            region.of_sum.improve(&of_sum, instance.score.most_sum(self.best()), FIRST_STEPS);
         } else {
             region.of_time.scale(&of_time, LARGEST_FACTOR);
             region.of_time.improve(&of_time, room.time, STEPS);
             if self.by_sum(region) >= self.by_time(region) {
-                region.of_sum.improve(&of_sum, instance.score.most_sum(self.solution.best()), STEPS);
+                region.of_sum.improve(&of_sum, instance.score.most_sum(self.best()), STEPS);
             }
         }
     }
@@ -147,7 +164,7 @@ impl Search<'_> {
     /// The two halves of a region, along the term that counts more; `None` if there is nothing to halve.
     fn halve(&self, region: &Region) -> Option<[Region; 2]> {
         let (lower, least) = (region.lower, region.of_time.bound.max(0.0));
-        let room = self.instance.score.room(self.solution.best(), &Costs { time: least, ..lower });
+        let room = self.instance.score.room(self.best(), &Costs { time: least, ..lower });
         let busy = region.upper.busy.min(room.busy);
         let chunk = region.upper.chunk.min(room.chunk);
         let worth = |costs: Costs| self.instance.score.of(&Costs { time: least, ..costs });
@@ -203,6 +220,11 @@ impl Search<'_> {
             }
         }
         self.orders.push(order);
+    }
+
+    /// The best score that is known.
+    fn best(&self) -> f64 {
+        self.solution.best().min(self.instance.known)
     }
 
     fn best_placement(&self) -> Option<&Placement> {

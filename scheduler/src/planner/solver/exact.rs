@@ -117,12 +117,17 @@ struct Smaller<'a> {
     buses: usize,
 }
 
+/// The cells of a table for these kinds and so many segments; `None` if there are more than [`MOST_CELLS`].
+pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
+    let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
+    let width = kinds.len().checked_mul(segments + 1)?;
+    sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)
+}
+
 impl<'a> Table<'a> {
     /// `None` if there are too many sets.
     pub fn new(instance: &'a Instance, kinds: &'a [Vec<usize>]) -> Option<Self> {
-        let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
-        let width = kinds.len().checked_mul(instance.segments + 1)?;
-        sets.checked_mul(width).filter(|cells| *cells <= MOST_CELLS)?;
+        cells(kinds, instance.segments)?;
         let exits = kinds::exits(instance, kinds);
         let exit_of = |kind: usize| exits.iter().position(|exit| exit.contains(&kind)).unwrap_or(0);
         let exit_of = (0..kinds.len()).map(exit_of).collect();

@@ -97,7 +97,7 @@ pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>)
     for _ in 0..MOST_ROUNDS {
         let taken = search.take_most_promising(cells.len());
         if taken.is_empty() {
-            search.solution.bound = search.solution.best();
+            search.solution.bound = search.best();
             return search.solution;
         }
         let (mut parts, mut looks) = (Vec::new(), Vec::new());
@@ -116,7 +116,7 @@ pub(super) fn solve(instance: &Instance, kinds: &[Vec<usize>], table: Table<'_>)
         search.forget();
     }
     let open = search.regions.iter().flat_map(|r| (0..r.open.len()).filter_map(|k| search.bound(r, k)));
-    search.solution.bound = open.fold(search.solution.best(), f64::min);
+    search.solution.bound = open.fold(search.best(), f64::min);
     search.solution.exact = false;
     search.solution
 }
@@ -137,7 +137,11 @@ impl Search<'_> {
     fn start(&mut self) {
         let instance = self.instance;
         let lower = dual::least_terms(instance, self.kinds);
-        self.offer_orders(&lower);
+        // Where a score is known, prices alone may prove that nothing here comes near it.
+        let is_known = instance.known.is_finite();
+        if !is_known {
+            self.offer_orders(&lower);
+        }
         self.list_values(&lower);
         let limits = Limits { most: Costs::INFINITE, forbidden: &[] };
         let rules = Rules::new(instance, self.kinds, &limits);
@@ -148,7 +152,7 @@ impl Search<'_> {
         time_prices.scale(&Relaxed::of_time(instance, self.kinds, &rules), slowest * 2.0);
         let mut prices = Prices::new(instance, self.kinds);
         prices.scale(&relaxed, slowest * 2.0);
-        prices.improve(&relaxed, instance.score.most_sum(self.solution.best()), FIRST_STEPS);
+        prices.improve(&relaxed, instance.score.most_sum(self.enough()), FIRST_STEPS);
         let open =
             vec![Some(Open { bound: 0.0, least: 0.0, seen: None }); self.solution.best_by_stages.len()];
         let (forbidden, kept) = (Vec::new(), Vec::new());
@@ -164,6 +168,9 @@ impl Search<'_> {
             timed: false,
         };
         self.regions.extend(self.priced(all));
+        if is_known && !self.regions.is_empty() {
+            self.offer_orders(&lower);
+        }
     }
 
     /// Lists the values of the largest terms that may matter, given what they are at least.
@@ -213,10 +220,10 @@ impl Search<'_> {
     /// At k: what a placement with k + 1 stages must score, at most, to change the choice: better than the best; within
     /// [`SHARE`] of the best with fewer stages than are known; better with as many.
     fn wanted(&self) -> Vec<f64> {
-        let best = self.solution.best();
+        let best = self.best();
         let score = |k: usize| self.solution.best_by_stages[k].as_ref().map_or(f64::INFINITY, |p| p.score);
         let all = 0..self.solution.best_by_stages.len();
-        let chosen = all.clone().find(|k| score(*k) <= self.enough()).unwrap_or(0);
+        let chosen = all.clone().find(|k| score(*k) <= self.enough()).unwrap_or(all.end);
         let wanted = |k: usize| match k.cmp(&chosen) {
             Ordering::Less => self.enough(),
             Ordering::Equal => score(k),
@@ -271,7 +278,7 @@ impl Search<'_> {
         let busy = if busy_weight > 0.0 { worth(Costs { busy: upper.busy, ..least }) } else { 0.0 };
         let chunk = if chunk_weight > 0.0 { worth(Costs { chunk: upper.chunk, ..least }) } else { 0.0 };
         let widest = busy.max(chunk) - worth(least);
-        if widest <= WIDE * self.solution.best() || widest.is_infinite() {
+        if widest <= WIDE * self.best() || widest.is_infinite() {
             return None;
         }
         let (below, above) = if busy >= chunk {
@@ -427,9 +434,14 @@ impl Search<'_> {
         parts
     }
 
+    /// The best score that is known.
+    fn best(&self) -> f64 {
+        self.solution.best().min(self.instance.known)
+    }
+
     /// A score above which nothing can matter any more.
     fn enough(&self) -> f64 {
-        self.solution.best() * (1.0 + SHARE)
+        self.best() * (1.0 + SHARE)
     }
 
     /// Forgets the regions in which nothing can matter any more.

@@ -75,6 +75,9 @@ pub(crate) struct Instance {
     pub excluded: Vec<bool>,
     /// Most stages; at least 1.
     pub max_stages: usize,
+    /// A score that another placement reaches: those that score more by over [`SHARE`] do not matter, and need not be
+    /// found. Infinite if there is none.
+    pub known: f64,
 }
 
 /// What runs of segments cost on a device.
@@ -173,11 +176,12 @@ pub(crate) struct Placement {
 #[derive(Clone, Debug)]
 pub(crate) struct Solution {
     /// At k: the best placement found with k + 1 stages. If `exact`, the best of all is the best there is, and so is the
-    /// one that [`Solution::choose`] takes among those with as many stages, for shares up to [`SHARE`].
+    /// one that [`Solution::choose`] takes among those with as many stages, for shares up to [`SHARE`]. Both hold for
+    /// placements within [`SHARE`] of [`Instance::known`] alone.
     pub best_by_stages: Vec<Option<Placement>>,
-    /// No placement scores less; infinite if it is known that there is none.
+    /// No placement scores less, unless [`Instance::known`] is less than this; infinite if there is no placement.
     pub bound: f64,
-    /// Whether `bound` is reached.
+    /// Whether `bound` is reached, by a placement or by [`Instance::known`].
     pub exact: bool,
 }
 
@@ -197,6 +201,21 @@ pub(crate) fn solve(instance: &Instance) -> Solution {
         Some(table) => frontier::solve(instance, &kinds, table),
         None => bounded::solve(instance),
     }
+}
+
+/// No placement of an instance scores less: what prices prove without a search. Nothing is known of shared links here.
+pub(crate) fn bound(instance: &Instance) -> f64 {
+    bounded::relaxed(instance)
+}
+
+/// Devices that may change places without a difference to any placement, those that may take part.
+pub(crate) fn alike(instance: &Instance) -> Vec<Vec<usize>> {
+    kinds::merge(instance)
+}
+
+/// The cells of the table with which an instance is solved exactly; `None` if there are too many.
+pub(crate) fn cells(instance: &Instance) -> Option<usize> {
+    exact::cells(&kinds::merge(instance), instance.segments)
 }
 
 /// What the stages are worth; infinite if the instance does not allow them.

@@ -95,6 +95,7 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
         required,
         excluded,
         max_stages,
+        known: f64::INFINITY,
     }
 }
 
@@ -244,6 +245,36 @@ fn equals_the_enumeration() {
     assert!(placed > 3 * 1000, "{placed} of the instances have a placement");
 }
 
+/// Of an instance of which a score is known, nothing that matters is lost.
+#[test]
+fn what_beats_a_known_score_is_found() {
+    let (mut beaten, mut kept) = (0, 0);
+    for seed in 0..600 {
+        let (devices, segments) = sizes(seed);
+        let instance = random_instance(seed, devices, segments);
+        let all = enumerate(&instance);
+        let least = all.iter().copied().fold(f64::INFINITY, f64::min);
+        for factor in [0.5, 0.985, 0.995, 1.005, 1.5] {
+            let known = least * factor;
+            let solution = solve(&Instance { known, ..instance.clone() });
+            let what = format!("seed {seed}, {factor}");
+            assert!(least.is_infinite() || solution.bound <= least.min(known) * (1.0 + 1e-9), "{what}");
+            assert!(solution.exact && solution.bound >= least.min(known) * (1.0 - 1e-9), "{what}");
+            // The fewest stages with which a placement comes near what is known.
+            let most = least.min(known) * (1.0 + SHARE);
+            let wanted = all.iter().position(|score| score.is_finite() && *score <= most * (1.0 - 1e-9));
+            let score = |at: usize| solution.best_by_stages[at].as_ref().map_or(f64::INFINITY, |p| p.score);
+            match wanted {
+                Some(at) => assert!(close(score(at), all[at]), "{what}: {} with {}", score(at), at + 1),
+                None => kept += 1,
+            }
+            beaten += usize::from(wanted.is_some());
+        }
+        assert!(bound(&instance) <= least * (1.0 + 1e-9), "seed {seed}: {} bounds {least}", bound(&instance));
+    }
+    assert!(beaten > 500 && kept > 500, "{beaten} beaten, {kept} kept");
+}
+
 /// What is found without an exact search is allowed, never better than the best and never below the bound.
 #[test]
 fn bounds_hold() {
@@ -318,6 +349,7 @@ fn plain(devices: usize, segments: usize, score: Score) -> Instance {
         required: Vec::new(),
         excluded: vec![false; devices],
         max_stages: devices,
+        known: f64::INFINITY,
     }
 }
 

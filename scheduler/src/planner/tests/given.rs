@@ -68,4 +68,44 @@ fn a_bound_holds_for_splits_as_well() {
     let uneven = world.split("0-8=cpu:0,9-9=cpu:1").plan().expect("fits").explanation;
     assert!(uneven.score_us > best.score_us * 1.2, "{} and {}", uneven.score_us, best.score_us);
     assert!(uneven.bound_us <= best.score_us * 1.001, "{} and {}", uneven.bound_us, best.score_us);
+    assert!(uneven.bound_us >= best.score_us * 0.985, "{} and {}", uneven.bound_us, best.score_us);
+}
+
+/// The bound is over all points of the grid, not over that at which the split is best.
+#[test]
+fn a_bound_of_a_split_is_below_every_plan_that_it_tells() {
+    let mut told = 0;
+    for seed in 0..200 {
+        let objective = OBJECTIVES[seed as usize % 4];
+        let world = World { objective, ..random_world(seed) };
+        let last = world.segments.len() - 1;
+        for device in &world.devices {
+            let Ok(plan) = world.clone().split(&format!("0-{last}={}", device.label)).plan() else {
+                continue;
+            };
+            for other in &plan.explanation.alternatives {
+                assert!(
+                    other.score_us >= plan.explanation.bound_us - 0.1,
+                    "seed {seed}: {:?}",
+                    plan.explanation
+                );
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 200, "{told}");
+}
+
+#[test]
+fn a_request_that_is_scaled_down_is_said_to_be() {
+    let mut world = World::new(model(8, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
+    let request = |world: &World| world.plan().expect("fits").reasons[0].clone();
+    assert!(
+        request(&world).ends_with("requests of 256 prompt and 128 generated tokens"),
+        "{}",
+        request(&world)
+    );
+    world.limits.context = Some(96);
+    let small = "256 prompt and 128 generated tokens (scaled down to 64 and 32, the context is 96)";
+    assert!(request(&world).ends_with(small), "{}", request(&world));
 }

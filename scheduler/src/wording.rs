@@ -1,0 +1,131 @@
+//! Comparisons, requests and labels in words, the same in plans, tables and pictures.
+//!
+//! This module must not know plans or devices.
+
+use crate::objective::Workload;
+
+/// From this factor on a difference is told as a factor, below as a percentage.
+const FACTOR: f64 = 2.0;
+/// Percentages below this are no difference.
+const SAME_PERCENT: f64 = 0.05;
+
+/// What a deviation is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantity {
+    /// A time: more of it is slower.
+    Time,
+    /// A rate: more of it is faster.
+    Rate,
+}
+
+/// How something is that takes `ratio` times as long as something else: `12.0 % slower`, `3.2 times faster`, `as fast`.
+pub fn speed(ratio: f64) -> String {
+    let (factor, word) = if ratio < 1.0 { (1.0 / ratio, "faster") } else { (ratio, "slower") };
+    match (factor - 1.0) * 100.0 {
+        percent if !percent.is_finite() => "not comparable".into(),
+        percent if percent < SAME_PERCENT => "as fast".into(),
+        _ if factor >= FACTOR => format!("{} {word}", times(factor)),
+        percent => format!("{percent:.1} % {word}"),
+    }
+}
+
+/// How far a value is from what was expected, given as `value ÷ expected − 1`: `+12 %`, and `3.2 times slower` for a time
+/// of 3.2 times as much.
+pub fn deviation(of: Quantity, deviation: f64) -> String {
+    let ratio = deviation + 1.0;
+    let factor = ratio.max(1.0 / ratio);
+    match deviation * 100.0 {
+        percent if !percent.is_finite() => "?".into(),
+        _ if factor >= FACTOR => speed(if of == Quantity::Time { ratio } else { 1.0 / ratio }),
+        percent if percent.abs() < SAME_PERCENT => "±0 %".into(),
+        percent if percent.abs() < 9.95 => format!("{percent:+.1} %"),
+        percent => format!("{percent:+.0} %"),
+    }
+}
+
+fn times(factor: f64) -> String {
+    match factor {
+        factor if factor < 9.95 => format!("{factor:.1} times"),
+        factor if factor < 1e4 => format!("{factor:.0} times"),
+        _ => "over 10000 times".into(),
+    }
+}
+
+/// A request, and what it is scaled down to in a context that it does not fit: `512 prompt and 128 generated tokens`.
+pub fn request(workload: Workload, context: u32) -> String {
+    let Workload { prompt_tokens, generated_tokens } = workload;
+    let request = format!("{prompt_tokens} prompt and {generated_tokens} generated tokens");
+    if workload.fits(context) {
+        return request;
+    }
+    let (prompt, generated) = workload.within(context);
+    format!("{request} (scaled down to {prompt:.0} and {generated:.0}, the context is {context})")
+}
+
+/// Labels of devices, three or more that are counted up as a range: `rtx4090:3 to rtx4090:15, cpu:0`.
+pub fn labels(labels: &[&str]) -> String {
+    let numbered = |label: &str| {
+        let (name, number) = label.rsplit_once(':')?;
+        Some((name.to_owned(), number.parse::<u32>().ok()?))
+    };
+    let follows = |a: &str, b: &str| match (numbered(a), numbered(b)) {
+        (Some((name, a)), Some((other, b))) => name == other && a.checked_add(1) == Some(b),
+        _ => false,
+    };
+    let runs = labels.chunk_by(|a, b| follows(a, b)).map(|run| match run {
+        [first, _, .., last] => format!("{first} to {last}"),
+        run => run.join(", "),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_percentages_or_factors_and_never_a_negative_zero() {
+        let told = [1.0, 1.0004, 0.9996, 1.12, 1.0 / 1.12, 1.99, 2.0, 1.0 / 3.2, 62.99, 1e9, f64::NAN, 0.0]
+            .map(speed);
+        let wanted = [
+            "as fast",
+            "as fast",
+            "as fast",
+            "12.0 % slower",
+            "12.0 % faster",
+            "99.0 % slower",
+            "2.0 times slower",
+            "3.2 times faster",
+            "63 times slower",
+            "over 10000 times slower",
+            "not comparable",
+            "not comparable",
+        ];
+        assert_eq!(told, wanted);
+        let told =
+            [0.0, -0.0001, 0.0001, 0.025, -0.12, 0.999, 1.0, -0.75].map(|d| deviation(Quantity::Time, d));
+        let wanted =
+            ["±0 %", "±0 %", "±0 %", "+2.5 %", "-12 %", "+100 %", "2.0 times slower", "4.0 times faster"];
+        assert_eq!(told, wanted);
+        assert_eq!(deviation(Quantity::Rate, 10.0), "11 times faster");
+        assert_eq!(deviation(Quantity::Rate, -0.9), "10 times slower");
+        assert_eq!(deviation(Quantity::Rate, f64::NAN), "?");
+    }
+
+    #[test]
+    fn requests_say_what_they_are_scaled_down_to() {
+        let workload = Workload { prompt_tokens: 512, generated_tokens: 128 };
+        assert_eq!(request(workload, 640), "512 prompt and 128 generated tokens");
+        let small = "512 prompt and 128 generated tokens (scaled down to 51 and 13, the context is 64)";
+        assert_eq!(request(workload, 64), small);
+    }
+
+    #[test]
+    fn labels_that_are_counted_up_are_a_range() {
+        let cards: Vec<String> = (3..16).map(|at| format!("rtx4090:{at}")).collect();
+        let mut all: Vec<&str> = cards.iter().map(String::as_str).collect();
+        all.extend(["cpu:0", "cpu:1", "odd"]);
+        assert_eq!(labels(&all), "rtx4090:3 to rtx4090:15, cpu:0, cpu:1, odd");
+        assert_eq!(labels(&["a:1", "b:2", "b:4"]), "a:1, b:2, b:4");
+    }
+}
