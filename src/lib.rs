@@ -5,12 +5,18 @@
 //! tokens:
 //!
 //! ```
-//! use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner};
+//! use ragtag::{
+//!     Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner,
+//! };
 //!
 //! # fn main() -> ragtag::Result<()> {
 //! let model = Model::bundled()?;
 //! let devices = Devices::probe(&DeviceOptions { cpu_devices: 2, ..Default::default() })?;
-//! let plan = Planner::new(&model).devices(&devices).plan()?;
+//! let options = CalibrationOptions::default();
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let options = CalibrationOptions { folder: Some(folder.path().into()), ..options };
+//! let calibration = Calibration::run(&model, &devices, &options, &|_, _| ())?;
+//! let plan = Planner::new(&model).devices(&devices).calibrated(&calibration).plan()?;
 //! let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
 //!
 //! let generation = Generation { max_tokens: 8, ..Generation::greedy() };

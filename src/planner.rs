@@ -38,7 +38,9 @@ pub const SLOTS: u32 = 3;
 /// # fn main() -> ragtag::Result<()> {
 /// let model = ragtag::Model::open("model.gguf")?;
 /// let devices = ragtag::Devices::probe(&ragtag::DeviceOptions { cpu_devices: 2, ..Default::default() })?;
-/// let plan = ragtag::Planner::new(&model).devices(&devices).context(4096).plan()?;
+/// let calibration = ragtag::Calibration::run(&model, &devices, &Default::default(), &|_, _| ())?;
+/// let planner = ragtag::Planner::new(&model).devices(&devices).calibrated(&calibration);
+/// let plan = planner.context(4096).plan()?;
 /// println!("{}", plan.reasons.join("\n"));
 /// # Ok(())
 /// # }
@@ -100,7 +102,8 @@ impl Planner {
         }
     }
 
-    /// Plans for the devices that are selected in `devices`, with assumed rates and the memory that is free now.
+    /// Plans for the devices that are selected in `devices`, with rates from datasheets, else assumed ones, and the memory that
+    /// is free now. [`Planner::calibrated`] adds what was measured of them: predictions are worth little without it.
     pub fn devices(self, devices: &Devices) -> Self {
         let mut planner = self.device_facts(devices.facts());
         let detected = devices.report().adapters().map(Adapter::label);

@@ -89,6 +89,8 @@ struct Timed {
 #[derive(Default)]
 struct Outcome {
     timed: Vec<Timed>,
+    /// How many times varied too much to be among them.
+    unsteady: usize,
     warnings: Vec<String>,
 }
 
@@ -266,7 +268,13 @@ impl Timer<'_> {
         if steps.window.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let Outcome { timed: whole, warnings } = self.window(device, stage_us)?;
+        let Outcome { timed: whole, unsteady, mut warnings } = self.window(device, stage_us)?;
+        if unsteady > 0 {
+            let (label, all) = (device.adapter().label(), whole.len() + unsteady);
+            warnings.push(format!(
+                "{label}: {unsteady} of {all} times vary too much and are left out; is the machine busy?"
+            ));
+        }
         if !whole.iter().any(|timed| timed.batch == steps.decode[0]) {
             return Err(Error::Usage("its times vary too much; is the machine busy?".into()));
         }
@@ -385,12 +393,7 @@ impl Timer<'_> {
         }
         let count = timed.len();
         timed.retain(|timed| !timed.stats.is_unsteady());
-        if timed.len() < count {
-            let unsteady = count - timed.len();
-            outcome.warnings.push(format!(
-                "{label}: {unsteady} of {count} times vary too much and are not kept; is the machine busy?"
-            ));
-        }
+        outcome.unsteady += count - timed.len();
         outcome.timed.extend(timed);
         Ok(())
     }

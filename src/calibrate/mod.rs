@@ -38,6 +38,9 @@ const CONTRADICTING_FACTOR: f64 = 1.5;
 const CONTRADICTING_STEPS: u64 = 16;
 const CONTRADICTING_CHUNKS: u64 = 8;
 
+/// Most wall time of a calibration that nobody asked for, with some to spare to 3 seconds.
+const USUAL_LIMIT: Duration = Duration::from_millis(2700);
+
 /// How long a calibration waits for that of another process: one with a limit, and one without.
 const QUICK_PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -55,8 +58,8 @@ pub struct CalibrationOptions {
     pub sequences: u32,
     /// Seconds of timing for each device, about, where there is no limit.
     pub seconds: f64,
-    /// Most wall time for all devices together, the compilation of kernels apart. What tells most is timed first, and a profile
-    /// that lacks the rest is kept and used as it is.
+    /// Most wall time for all devices together, the compilation of kernels apart: by default just under 3 seconds. What tells
+    /// most is timed first, and a profile that lacks the rest is kept and used as it is.
     pub limit: Option<Duration>,
     /// Time everything, whatever was kept.
     pub force: bool,
@@ -72,7 +75,7 @@ impl Default for CalibrationOptions {
             chunk: crate::planner::MAX_CHUNK,
             sequences: 1,
             seconds: 1.0,
-            limit: None,
+            limit: Some(USUAL_LIMIT),
             force: false,
             folder: None,
         }
@@ -139,13 +142,13 @@ impl Calibration {
         let steps = Steps::new(model, options)?;
         let mut kept = Kept::new(options.folder.clone());
         let mut found = Found::new(adapters, &steps, &kept, options.force)?;
-        if found.is_complete() {
+        if found.is_complete(options.limit.is_some()) {
             return Ok(found.into_calibration());
         }
         let lock = kept.lock(if options.limit.is_some() { QUICK_PATIENCE } else { PATIENCE });
         if lock.waited && !options.force {
             found = Found::new(adapters, &steps, &kept, false)?;
-            if found.is_complete() {
+            if found.is_complete(options.limit.is_some()) {
                 return Ok(found.into_calibration());
             }
         }

@@ -12,10 +12,6 @@ use crate::planner::MAX_CHUNK;
 use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
-use std::time::Duration;
-
-/// Wall time that a command other than `calibrate` spends on devices that were never timed, with some to spare to 3 seconds.
-const LIMIT: Duration = Duration::from_millis(2700);
 
 pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
@@ -54,7 +50,6 @@ pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_
         activations: wanted.activations(),
         kv: wanted.kv(),
         sequences: wanted.sequences(),
-        limit: Some(LIMIT),
         ..CalibrationOptions::default()
     };
     // What is wrong with a device is for the run itself to say.

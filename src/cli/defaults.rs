@@ -103,6 +103,15 @@ struct Contender<'a> {
     plan: Plan,
 }
 
+/// Measures the cells of a group.
+struct Runner<'a> {
+    model: &'a Model,
+    group: &'a Group,
+    default: Contender<'a>,
+    /// The default's engine, while it is loaded.
+    loaded: Option<Engine>,
+}
+
 pub(super) fn run(args: &BenchArgs) -> Result<()> {
     let model = super::open_model(args.model.as_deref())?;
     let mut reports = Vec::new();
@@ -197,6 +206,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
     let placed = placed(model, &args.devices, &args.placement, needs)?;
     inform(&summary(&placed.plan));
     let default = Contender { devices: &placed.devices, plan: placed.plan.clone() };
+    let mut runner = Runner { model, group, default, loaded: None };
     let mut reports: Vec<CellReport> = group
         .cells
         .iter()
@@ -206,7 +216,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
     let bar = progress::steps("measuring", changes.len() as u64);
     for change in &changes {
         bar.inc(1);
-        let outcome = against(args, model, group, &placed, &default, change);
+        let outcome = runner.against(args, &placed, change);
         for (at, report) in reports.iter_mut().enumerate() {
             match &outcome {
                 Ok(Some(measured)) => report.alternatives.push(measured[at].clone()),
@@ -221,41 +231,6 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
         report.ratio = report.alternatives.first().map_or(1.0, |best| best.ratio);
     }
     Ok(reports)
-}
-
-/// Measures the default and one alternative in turns; nothing if both are the same.
-fn against(
-    args: &BenchArgs,
-    model: &Model,
-    group: &Group,
-    placed: &Placed,
-    default: &Contender<'_>,
-    change: &Change,
-) -> Result<Option<Vec<Measured>>> {
-    let others = match change {
-        Change::Threads(_) | Change::Library => Some(changed_devices(args, change)?),
-        _ => None,
-    };
-    let devices = others.as_ref().unwrap_or(default.devices);
-    let other = Contender { devices, plan: changed(placed, devices, model, change)?.plan()? };
-    if others.is_none() && runs_alike(&default.plan, &other.plan) {
-        return Ok(None);
-    }
-    let mut turns = in_turns(model, group, [default, &other], args.repetitions)?;
-    let is_close = |pair: &[Vec<f64>; 2]| median(&pair[0]) < MEASURED_AGAIN * median(&pair[1]);
-    if turns.iter().any(is_close) {
-        turns = in_turns(model, group, [default, &other], args.repetitions * 2)?;
-    }
-    let measured = |[own, others]: [Vec<f64>; 2]| Measured {
-        change: change.to_string(),
-        plan: summary(&other.plan),
-        default_tokens_per_s: median(&own),
-        tokens_per_s: median(&others),
-        ratio: median(&own) / median(&others),
-        default_samples_tokens_per_s: own,
-        samples_tokens_per_s: others,
-    };
-    Ok(Some(turns.into_iter().map(measured).collect()))
 }
 
 /// The devices as the change wants them.
@@ -308,63 +283,102 @@ fn runs_alike(a: &Plan, b: &Plan) -> bool {
     of(a) == of(b)
 }
 
-/// Tokens per second of two contenders for each cell, in turns: with both loaded if the devices hold both, else by loading
-/// one after the other.
-fn in_turns(
-    model: &Model,
-    group: &Group,
-    contenders: [&Contender<'_>; 2],
-    repetitions: u32,
-) -> Result<Vec<[Vec<f64>; 2]>> {
-    let start = |contender: &Contender<'_>| {
-        Engine::start(model, contender.devices, &contender.plan, EngineOptions::default())
-    };
-    let first = start(contenders[0])?;
-    let mut turns = vec![[Vec::new(), Vec::new()]; group.cells.len()];
-    match start(contenders[1]) {
-        Ok(second) => {
-            for round in 0..=repetitions {
-                take_turn(&first, group, 0, round, &mut turns)?;
-                take_turn(&second, group, 1, round, &mut turns)?;
+impl<'a> Runner<'a> {
+    fn start(&self, contender: &Contender<'_>) -> Result<Engine> {
+        Engine::start(self.model, contender.devices, &contender.plan, EngineOptions::default())
+    }
+
+    /// Tokens per second of the default and of another contender for each cell, in turns: with both loaded if the devices
+    /// hold both, else by loading one after the other.
+    fn in_turns(&mut self, other: &Contender<'_>, repetitions: u32) -> Result<Vec<[Vec<f64>; 2]>> {
+        let mut turns = vec![[Vec::new(), Vec::new()]; self.group.cells.len()];
+        let own = match self.loaded.take() {
+            Some(engine) => engine,
+            None => self.start(&self.default)?,
+        };
+        match self.start(other) {
+            Ok(other) => {
+                for round in 0..=repetitions {
+                    self.take_turn(&own, 0, round, &mut turns)?;
+                    self.take_turn(&other, 1, round, &mut turns)?;
+                }
+                self.loaded = Some(own);
             }
-        }
-        Err(Error::Run(cause)) if cause.refused_memory().is_some() => {
-            first.shutdown();
-            for round in 1..=repetitions {
-                for (which, contender) in contenders.into_iter().enumerate() {
-                    let engine = start(contender)?;
-                    take_turn(&engine, group, which, 0, &mut turns)?;
-                    take_turn(&engine, group, which, round, &mut turns)?;
-                    engine.shutdown();
+            Err(Error::Run(cause)) if cause.refused_memory().is_some() => {
+                own.shutdown();
+                for round in 1..=repetitions {
+                    for (which, contender) in [&self.default, other].into_iter().enumerate() {
+                        let engine = self.start(contender)?;
+                        self.take_turn(&engine, which, 0, &mut turns)?;
+                        self.take_turn(&engine, which, round, &mut turns)?;
+                        engine.shutdown();
+                    }
                 }
             }
+            Err(error) => {
+                self.loaded = Some(own);
+                return Err(error);
+            }
         }
-        Err(error) => return Err(error),
+        Ok(turns)
     }
-    Ok(turns)
-}
 
-/// Measures each cell once. Round 0 warms up and counts only where a burst takes too long to repeat.
-fn take_turn(
-    engine: &Engine,
-    group: &Group,
-    which: usize,
-    round: u32,
-    turns: &mut [[Vec<f64>; 2]],
-) -> Result<()> {
-    for (cell, turn) in group.cells.iter().zip(turns) {
-        let long = |rate: &f64| f64::from(cell.tokens) / rate > LONG_S;
-        if round > 1 && turn[which].first().is_some_and(long) {
-            continue;
+    /// Measures each cell once. Round 0 warms up; a burst that takes too long is measured in the first round alone.
+    fn take_turn(
+        &self,
+        engine: &Engine,
+        which: usize,
+        round: u32,
+        turns: &mut [[Vec<f64>; 2]],
+    ) -> Result<()> {
+        for (cell, turn) in self.group.cells.iter().zip(turns) {
+            let long = |rate: &f64| f64::from(cell.tokens) / rate > LONG_S;
+            if round > 1 && turn[which].first().is_some_and(long) {
+                continue;
+            }
+            let times = block_on(engine.session().burst(&cell.burst))?;
+            let whole = f64::from(cell.tokens) / times.seconds;
+            let rate =
+                if self.group.is_prefill() { whole } else { times.together_tokens_per_s().unwrap_or(whole) };
+            if round > 0 {
+                turn[which].push(rate);
+            }
         }
-        let times = block_on(engine.session().burst(&cell.burst))?;
-        let whole = f64::from(cell.tokens) / times.seconds;
-        let rate = if group.is_prefill() { whole } else { times.together_tokens_per_s().unwrap_or(whole) };
-        if round > 0 {
-            turn[which].push(rate);
-        }
+        Ok(())
     }
-    Ok(())
+
+    /// Measures the default and one alternative in turns; nothing if both are the same.
+    fn against(
+        &mut self,
+        args: &BenchArgs,
+        placed: &Placed,
+        change: &Change,
+    ) -> Result<Option<Vec<Measured>>> {
+        let others = match change {
+            Change::Threads(_) | Change::Library => Some(changed_devices(args, change)?),
+            _ => None,
+        };
+        let devices = others.as_ref().unwrap_or(self.default.devices);
+        let other = Contender { devices, plan: changed(placed, devices, self.model, change)?.plan()? };
+        if others.is_none() && runs_alike(&self.default.plan, &other.plan) {
+            return Ok(None);
+        }
+        let mut turns = self.in_turns(&other, args.repetitions)?;
+        let loses = |pair: &[Vec<f64>; 2]| median(&pair[0]) < MEASURED_AGAIN * median(&pair[1]);
+        if turns.iter().any(loses) {
+            turns = self.in_turns(&other, args.repetitions * 2)?;
+        }
+        let measured = |[own, others]: [Vec<f64>; 2]| Measured {
+            change: change.to_string(),
+            plan: summary(&other.plan),
+            default_tokens_per_s: median(&own),
+            tokens_per_s: median(&others),
+            ratio: median(&own) / median(&others),
+            default_samples_tokens_per_s: own,
+            samples_tokens_per_s: others,
+        };
+        Ok(Some(turns.into_iter().map(measured).collect()))
+    }
 }
 
 pub(super) fn median(samples: &[f64]) -> f64 {

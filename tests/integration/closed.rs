@@ -111,10 +111,12 @@ fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
         let options = CalibrationOptions {
             chunk: 32,
             seconds: 0.0,
+            limit: None,
             folder: Some(folder.path().into()),
             ..CalibrationOptions::default()
         };
         let calibrate = |found: &Devices| Calibration::run(&model, found, &options, &|_, _| ());
+        let anew = CalibrationOptions { force: true, ..options.clone() };
         let found = two_without(&["cpu:1"]);
         let calibration = calibrate(&found).unwrap();
         assert_eq!(
@@ -134,7 +136,9 @@ fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
         let error = split.plan().unwrap_err().to_string();
         assert!(error.contains("the split names cpu:1, which is excluded"), "{error}");
 
-        let error = calibrate(&two_without(&["cpu:0", "cpu:1"])).unwrap_err();
+        // Of a device whose profile is kept nothing is asked.
+        let none = two_without(&["cpu:0", "cpu:1"]);
+        let error = Calibration::run(&model, &none, &anew, &|_, _| ()).unwrap_err();
         assert!(matches!(error, Error::Device { .. }), "{error:?}");
         // A device is not closed for ever.
         let calibration = calibrate(&two_without(&[])).unwrap();

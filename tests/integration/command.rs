@@ -1,5 +1,6 @@
 //! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
 
+mod defaults;
 mod plans;
 mod selftest;
 

@@ -278,6 +278,7 @@ fn whole_runs_take_what_is_predicted_of_unlike_devices() {
             chunk: 64,
             sequences,
             seconds: 0.5,
+            limit: None,
             force: true,
             folder: Some(folder.path().into()),
             ..CalibrationOptions::default()
