@@ -169,7 +169,7 @@ impl Group {
         let mut changes: Vec<Change> = Vec::new();
         if self.is_prefill() {
             changes.extend([512, 1024, 2048, 4096, 256, 128].map(Change::Chunk));
-            if selected.iter().any(|adapter| adapter.caps.gemm.is_some()) {
+            if selected.iter().any(|adapter| adapter.kind == AdapterKind::Discrete) {
                 changes.push(Change::Library);
             }
         } else {
@@ -241,7 +241,11 @@ fn changed_devices(args: &BenchArgs, change: &Change) -> Result<Devices> {
         Change::Library => devices.gemm = GemmChoice::Library,
         _ => {}
     }
-    Devices::probe(&device_options(&devices))
+    let devices = Devices::probe(&device_options(&devices))?;
+    if *change == Change::Library && devices.selected().iter().all(|adapter| adapter.caps.gemm.is_none()) {
+        return Err(Error::Usage("no library for matrix products was found".into()));
+    }
+    Ok(devices)
 }
 
 /// A planner for the alternative, with everything else as the default plan has it.
