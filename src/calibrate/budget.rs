@@ -39,6 +39,13 @@ impl Budget {
         (whole.mul_f64(share) + self.excused()).saturating_sub(self.start.elapsed())
     }
 
+    /// The share of the budget that is used up when a part of what is left now is.
+    pub(super) fn share_after(&self, part: f64) -> f64 {
+        let Some(whole) = self.whole.filter(|whole| !whole.is_zero()) else { return 1.0 };
+        let left = self.left(1.0).as_secs_f64() / whole.as_secs_f64();
+        1.0 - left * (1.0 - part)
+    }
+
     /// A budget of a part of what is left until a share of this one is used up.
     pub(super) fn part(&self, share: f64, part: f64) -> Self {
         Self::new(self.whole.map(|_| self.left(share).mul_f64(part)))
@@ -53,6 +60,8 @@ mod tests {
     fn compilers_take_nothing_of_a_budget() {
         let whole = Duration::from_secs(1000);
         let budget = Budget::new(Some(whole));
+        assert!((budget.share_after(0.5) - 0.5).abs() < 0.01);
+        assert!((Budget::new(Some(Duration::ZERO)).share_after(0.5) - 1.0).abs() < 0.01);
         assert!(budget.left(0.5) <= whole / 2 && budget.left(0.5) > whole / 4);
         budget.excuse(whole);
         assert!(budget.left(0.5) > whole && budget.excused() == whole);

@@ -33,11 +33,13 @@ const DRIFT: f64 = 0.15;
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Where time is short: most time for a batch.
 const MOST_SHARE: Duration = Duration::from_millis(60);
-/// Where time is short: the shares of the budget after which decode, chunks, the head and the embedding stop.
-const DECODE_END: f64 = 0.25;
-const CHUNKS_END: f64 = 0.7;
-const HEAD_END: f64 = 0.85;
-const EMBEDDING_END: f64 = 0.95;
+/// Where time is short: the parts that loading blocks, decode, chunks, the head and the embedding take at most of what is left for them and
+/// for what comes after them.
+const LOAD_PART: f64 = 0.2;
+const DECODE_PART: f64 = 0.3;
+const CHUNKS_PART: f64 = 0.6;
+const HEAD_PART: f64 = 0.5;
+const EMBEDDING_PART: f64 = 0.5;
 /// A batch that is expected to take longer than this is timed alone and once, where time is short.
 const LONG_US: f64 = 50e3;
 /// A chunk that takes so many times as long as its rows let expect is timed again.
@@ -147,14 +149,16 @@ impl Timer<'_> {
     }
 
     fn load<'d>(&self, device: &'d mut SoloDevice, compiled: CompiledStage) -> Result<SoloStage<'d>> {
+        let (start, segments) = (Instant::now(), compiled.segments.clone());
         let filling = Filling::new(&compiled);
         let stage = device.load(compiled, &filling)?;
         self.budget.excuse(stage.made_in());
+        tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded to be timed");
         Ok(stage)
     }
 
     fn load_segments<'d>(&self, device: &'d mut SoloDevice, segments: Range<usize>) -> Result<SoloStage<'d>> {
-        let compiled = self.steps.compile(segments, device.adapter())?;
+        let compiled = self.steps.compile_decode(segments, device.adapter())?;
         self.load(device, compiled)
     }
 
@@ -168,21 +172,24 @@ impl Timer<'_> {
     /// What a micro-batch takes on a stage that does nothing with it.
     fn stage_us(&self, device: &mut SoloDevice) -> Result<f64> {
         let first = self.steps.window.start.min(self.steps.head());
-        let mut compiled = self.steps.compile(first..first + 1, device.adapter())?;
+        let mut compiled = self.steps.compile_decode(first..first + 1, device.adapter())?;
         compiled.programs.iter_mut().for_each(|program| program.steps.clear());
         compiled.weights.clear();
         let mut stage = self.load(device, compiled)?;
-        Ok(self.taken(DECODE_END, || Ok(stage.burst_us(&SoloBatch::chunk(1, 0))?))?.median_us)
+        Ok(self
+            .taken(self.budget.share_after(DECODE_PART), || Ok(stage.burst_us(&SoloBatch::chunk(1, 0))?))?
+            .median_us)
     }
 
     fn embedding(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Option<KindProfile>> {
         let rows = self.steps.embedding_rows();
-        if rows.is_empty() || self.budget.left(EMBEDDING_END).is_zero() {
+        if rows.is_empty() || self.budget.left(1.0).is_zero() {
             return Ok(None);
         }
         let compiled = self.steps.compile_prefill(0..1, device.adapter())?;
         let mut stage = self.load(device, compiled)?;
         let mut samples = Vec::new();
+        let until = self.budget.share_after(EMBEDDING_PART);
         // The ends first: between them times are interpolated well.
         let (last, others) = rows.split_last().unwrap_or((&1, &[]));
         let (first, others) = others.split_first().unwrap_or((last, &[]));
@@ -190,10 +197,10 @@ impl Timer<'_> {
         ordered.extend(others.iter().rev());
         ordered.dedup();
         for rows in ordered {
-            if !samples.is_empty() && self.budget.left(EMBEDDING_END).is_zero() {
+            if !samples.is_empty() && self.budget.left(until).is_zero() {
                 break;
             }
-            let stats = self.taken(EMBEDDING_END, || Ok(stage.burst_us(&SoloBatch::chunk(rows, 0))?))?;
+            let stats = self.taken(until, || Ok(stage.burst_us(&SoloBatch::chunk(rows, 0))?))?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -207,17 +214,18 @@ impl Timer<'_> {
         stage_us: f64,
         together: u32,
     ) -> Result<(Option<KindProfile>, Option<TokenReturn>)> {
-        if !self.steps.times_head() || self.budget.left(HEAD_END).is_zero() {
+        if !self.steps.times_head() || self.budget.left(1.0).is_zero() {
             return Ok((None, None));
         }
         let head = self.steps.head();
         let sweep_bytes = self.steps.sweep_bytes() / together.max(1) as usize;
         let mut sweep = is_processor(device.adapter()).then(|| Sweep::new(sweep_bytes));
         let mut stage = self.load_segments(device, head..head + 1)?;
+        let until = self.budget.share_after(HEAD_PART);
         let mut samples = Vec::new();
         let rows = &self.steps.head_rows;
         for &rows in rows.iter().take(1).chain(rows.iter().skip(1).rev()) {
-            if !samples.is_empty() && self.budget.left(HEAD_END).is_zero() {
+            if !samples.is_empty() && self.budget.left(until).is_zero() {
                 break;
             }
             let batch = SoloBatch::decode(rows, 1);
@@ -228,7 +236,7 @@ impl Timer<'_> {
                     Ok(stage.single_us(&batch)?)
                 }
             };
-            let stats = self.taken(HEAD_END, once)?;
+            let stats = self.taken(until, once)?;
             let at = TimePoint { rows, sequences: rows, positions: 0.0 };
             samples.push(stats.sample(at, |us| us - stage_us));
         }
@@ -238,7 +246,7 @@ impl Timer<'_> {
 
     /// The return of tokens from the head; `None` where there is no time for it.
     fn token_return(&self, stage: &mut SoloStage<'_>) -> Result<Option<TokenReturn>> {
-        if self.budget.left(EMBEDDING_END).is_zero() {
+        if self.budget.left(1.0).is_zero() {
             return Ok(None);
         }
         let greedy = Sampler::new(Sampling::greedy());
@@ -246,7 +254,7 @@ impl Timer<'_> {
         let mut choose = |logits: &[f32]| drop(std::hint::black_box(sampler.sample(logits, &[])));
         let mut hand_over = |rows: u32| {
             let batch = SoloBatch::decode(rows, 1);
-            let times = Stats::times(REPETITIONS, self.budget.left(EMBEDDING_END), || {
+            let times = Stats::times(REPETITIONS, self.budget.left(1.0) / 4, || {
                 Ok(stage.hand_over_us(&batch, &mut choose)?)
             });
             Ok::<_, Error>(undisturbed_us(times?))
@@ -344,28 +352,43 @@ impl Timer<'_> {
     /// The times of the window for each decode step and each chunk; none of chunks that are too long to be worth it.
     fn window(&self, device: &mut SoloDevice, stage_us: f64) -> Result<Outcome> {
         let (steps, label) = (self.steps, device.adapter().label());
-        let window = steps.window.clone();
+        let window = self.decode_window(device)?;
         let mut stage = self.load_window(device, window.clone(), true)?;
         self.warm_up(&mut stage, &steps.decode[0])?;
+        let until = self.budget.share_after(DECODE_PART);
         let mut outcome = Outcome::default();
         self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
-            self.batches(stage, stage_us, &steps.decode, DECODE_END, &window, tick)
+            self.batches(stage, stage_us, &steps.decode, until, &window, tick)
         })?;
         drop(stage);
         let chunks = steps.chunk_window(device.adapter());
-        if steps.chunks.is_empty() || self.budget.left(CHUNKS_END).is_zero() {
+        if steps.chunks.is_empty() {
             return Ok(outcome);
         }
         let mut stage = self.load_window(device, chunks.clone(), false)?;
+        let until = self.budget.share_after(CHUNKS_PART);
         self.steadily(&mut stage, &label, &mut outcome, |stage, tick| {
-            self.batches(stage, stage_us, &steps.chunks, CHUNKS_END, &chunks, tick)
+            self.batches(stage, stage_us, &steps.chunks, until, &chunks, tick)
         })?;
         Ok(outcome)
     }
 
+    /// The blocks with which decode is timed: where time is short, no more than are loaded in a part of it, going by the first.
+    fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
+        let Range { start, end } = self.steps.decode_window(device.adapter());
+        if !self.is_quick() || end - start < 2 {
+            return Ok(start..end);
+        }
+        let before = Instant::now();
+        let made_in = self.load_window(device, start..start + 1, true)?.made_in();
+        let took = before.elapsed().saturating_sub(made_in).max(Duration::from_micros(1));
+        let most = self.budget.left(1.0).mul_f64(LOAD_PART).as_secs_f64() / took.as_secs_f64();
+        Ok(start..end.min(start + (most as usize).max(1)))
+    }
+
     /// Where time is short, has the device work until its clocks have risen: nothing is timed again later.
     fn warm_up(&self, stage: &mut SoloStage<'_>, batch: &SoloBatch) -> Result<()> {
-        let limit = WARM_UP.min(self.budget.left(DECODE_END) / 4);
+        let limit = WARM_UP.min(self.budget.left(1.0) / 8);
         let start = Instant::now();
         while self.is_quick() && start.elapsed() < limit {
             stage.burst_us(batch)?;

@@ -34,6 +34,8 @@ const LONGEST_US: f64 = 400e3;
 /// Blocks are timed several at once, so that none finds its weights in a cache because there are so few of them: at least
 /// so many bytes, which is more than the last caches of most servers hold, at most so many blocks.
 const WINDOW: (u64, usize) = (512 << 20, 8);
+/// Bytes of a processor's blocks where time is short.
+const QUICK_WINDOW_BYTES: u64 = 256 << 20;
 /// An embedding table beyond this is not loaded to time it: looking rows up takes next to nothing.
 const MAX_TABLE_BYTES: u64 = 256 << 20;
 /// A head beyond this is not loaded where time is short.
@@ -44,8 +46,10 @@ const QUICK_SWEEP_BYTES: u64 = 128 << 20;
 /// What is timed of one model.
 #[derive(Debug)]
 pub(super) struct Steps {
-    /// How decode and what lies between stages are timed.
+    /// How what lies between stages is timed.
     pub(super) lowering: Lowering,
+    /// How decode and the head are timed.
+    decode_lowering: Lowering,
     /// How chunks are timed, and decode in the far context: one sequence alone.
     prefill: Lowering,
     pub(super) keys: Vec<SegmentKey>,
@@ -105,6 +109,7 @@ impl Steps {
         let kinds = middle.clone().filter(|&s| (1..s).all(|before| keys[before] != keys[s])).collect();
         Ok(Self {
             lowering: shared,
+            decode_lowering: lowering(longest.min(CONTEXTS[1]), most, chunk.min(SMALLEST_CHUNK)),
             prefill: lowering(far, 1, chunk.max(most)),
             kinds,
             times_embedding: bytes(&segments[0]) <= MAX_TABLE_BYTES,
@@ -124,9 +129,14 @@ impl Steps {
         })
     }
 
-    /// Compiles segments for a device.
+    /// Compiles segments for a device, as stages of a calibration pipeline.
     pub(super) fn compile(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
         self.compile_for(&self.lowering, segments, adapter)
+    }
+
+    /// Compiles segments for a device, for decode steps.
+    pub(super) fn compile_decode(&self, segments: Range<usize>, adapter: &Adapter) -> Result<CompiledStage> {
+        self.compile_for(&self.decode_lowering, segments, adapter)
     }
 
     /// Compiles segments for a device, for a single sequence with long chunks.
@@ -142,6 +152,17 @@ impl Steps {
     ) -> Result<CompiledStage> {
         let compiled = ragtag_graph::compile(&self.graph, segments, lowering, &adapter.caps);
         compiled.map_err(|cause| Error::Compile { device: adapter.label(), cause })
+    }
+
+    /// The blocks with which decode steps are timed: fewer where time is short and the device a processor, for whose memory
+    /// they are copied by the threads that compute.
+    pub(super) fn decode_window(&self, adapter: &Adapter) -> Range<usize> {
+        let Range { start, end } = self.window.clone();
+        if !self.is_quick || !is_processor(adapter) {
+            return start..end;
+        }
+        let each = (self.window_bytes / (end - start).max(1) as u64).max(1);
+        start..end.min(start + QUICK_WINDOW_BYTES.div_ceil(each).max(1) as usize)
     }
 
     /// The blocks with which chunks are timed: one where time is short and the device a processor, for which even chunks of
