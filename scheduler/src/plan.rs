@@ -123,6 +123,7 @@ pub struct Explanation {
     pub score_us: f64,
     /// No placement that keeps to the constraints can be better than this by the cost model, with any of the chunks, decode
     /// groups and forms of boundaries that were considered. It bounds a user's split as well: over all other placements.
+    /// 0 where no bound is known: for very many devices and segments.
     pub bound_us: f64,
     /// What is busy for longest in a request.
     pub bottleneck: Bottleneck,

@@ -33,7 +33,7 @@ pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
     );
     Explanation {
         score_us: score(best.score_us()),
-        bound_us: score(bound_us.min(best.score_us())),
+        bound_us: score(bound_us.map_or(0.0, |bound_us| bound_us.min(best.score_us()))),
         bottleneck: bottleneck(best),
         prefill_bubble: share(best.pace.bubble(best.runs.len())),
         decode_idle: share(best.evaluation.decode_idle.max(0.0)),
@@ -158,13 +158,13 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
 }
 
 /// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
-/// a score below which there is none.
-fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, f64) {
+/// a score below which there is none, if that is known.
+fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
         None => {
             let all = [others(found), by_rules(grid)].concat();
-            (all, found.bound_us.unwrap_or_else(|| grid.bound_us()))
+            (all, found.bound_us.or_else(|| grid.bound_us()))
         }
         Some(_) => found_freely(*grid.input, grid.context),
     };
@@ -191,11 +191,11 @@ fn by_rules(grid: &Grid<'_>) -> Vec<(Choice, String)> {
 
 /// What a placement of the user's is held against, and a score below which there is no placement. Its micro-batches may be
 /// given as well; others have what suits them.
-fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, f64) {
+fn found_freely(mut input: PlannerInput<'_>, context: u32) -> (Vec<(Choice, String)>, Option<f64>) {
     (input.limits.decode_groups, input.limits.credits) = (None, None);
     let grid = Grid::new(&input, context);
     let searched = grid.search();
-    let bound_us = searched.as_ref().and_then(|found| found.bound_us).unwrap_or_else(|| grid.bound_us());
+    let bound_us = searched.as_ref().and_then(|found| found.bound_us).or_else(|| grid.bound_us());
     let searched = searched.map(|found| (found.best, Alternative::PLANNERS_OWN.into()));
     (searched.into_iter().chain(by_rules(&grid)).collect(), bound_us)
 }

@@ -36,6 +36,8 @@ const SOLVED: usize = 4;
 /// Most cells of the solver's tables, over all points, for which every point is solved. Eight unlike devices and 80
 /// segments have 170 thousand cells at each point.
 const WORK: usize = 12 << 20;
+/// Most devices times segments for which points that are not solved are bounded.
+const BOUNDED: usize = 1 << 13;
 /// Most placements that are kept besides the best of each number of stages.
 const ELSEWHERE: usize = 24;
 /// Of plans within this share of the best, the one with the fewest devices is chosen.
@@ -232,10 +234,13 @@ impl<'a> Grid<'a> {
         cells.is_some_and(|cells| cells.saturating_mul(self.points.len()) <= WORK)
     }
 
-    /// No placement scores below this at any point.
-    pub fn bound_us(&self) -> f64 {
+    /// No placement scores below this at any point; `None` where that takes too long to say ([`BOUNDED`]).
+    pub fn bound_us(&self) -> Option<f64> {
+        if self.input.devices.len().saturating_mul(self.input.segments.len()) > BOUNDED {
+            return None;
+        }
         let bounds = (0..self.points.len()).into_par_iter();
-        bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce(|| f64::INFINITY, f64::min)
+        bounds.map(|at| solver::bound(&self.problem_at(at).instance())).reduce_with(f64::min)
     }
 
     /// A placement at a point; none if it does not fit.

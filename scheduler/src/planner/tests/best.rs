@@ -129,4 +129,10 @@ fn a_bound_holds_where_not_every_point_is_solved() {
     for other in others(&plan) {
         assert!(score_us <= other.score_us * 1.01 + 0.1, "{score_us}, {other:?}");
     }
+    // With very many segments there is no bound, and none is told.
+    world.segments = model(600, MIB / 4, MIB);
+    world.devices.iter_mut().for_each(|device| device.memory_bytes = 1 << 40);
+    let plan = planned(&world, false).expect("fits");
+    assert_eq!(plan.explanation.bound_us, 0.0);
+    assert!(!plan.reasons.iter().any(|reason| reason.starts_with("bound:")), "{:?}", plan.reasons);
 }
