@@ -31,6 +31,8 @@ const MOST_ALTERNATIVES: usize = 12;
 /// A cell whose best alternative is faster than this is measured against it once more: the best of several noisy figures
 /// flatters.
 const MEASURED_AGAIN: f64 = 0.98;
+/// An alternative that is slower by this factor in every cell is measured once.
+const HOPELESS: f64 = 1.2;
 /// Bursts that take longer than this are measured once, in seconds.
 const LONG_S: f64 = 2.0;
 
@@ -84,6 +86,15 @@ struct Measured {
     ratio: f64,
     default_samples_tokens_per_s: Vec<f64>,
     samples_tokens_per_s: Vec<f64>,
+}
+
+impl Measured {
+    fn in_words(&self) -> String {
+        let Self { change, default_tokens_per_s, tokens_per_s, ratio, .. } = self;
+        format!(
+            "{default_tokens_per_s:.1} tokens/s, with {change} {tokens_per_s:.1} tokens/s, ratio {ratio:.2}"
+        )
+    }
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -219,7 +230,12 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
         let outcome = runner.against(args, &placed, change);
         for (at, report) in reports.iter_mut().enumerate() {
             match &outcome {
-                Ok(Some(measured)) => report.alternatives.push(measured[at].clone()),
+                Ok(Some(measured)) => {
+                    let measured = measured[at].clone();
+                    // A long measurement that is interrupted has told this much.
+                    inform(&format!("{}: {}", report.cell, measured.in_words()));
+                    report.alternatives.push(measured);
+                }
                 Ok(None) => report.left_out.push(format!("{change}: the same plan")),
                 Err(error) => report.left_out.push(format!("{change}: {error}")),
             }
@@ -305,6 +321,9 @@ impl<'a> Runner<'a> {
                 for round in 0..=repetitions {
                     self.take_turn(&own, 0, round, &mut turns)?;
                     self.take_turn(&other, 1, round, &mut turns)?;
+                    if round == 1 && turns.iter().all(|[own, others]| own[0] > HOPELESS * others[0]) {
+                        break;
+                    }
                 }
                 self.loaded = Some(own);
             }
