@@ -74,7 +74,7 @@ fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
     };
     let points = fitting(grid, choice);
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);
-    let longest = shorter().filter(|point| delay_us(point) <= MOST_DELAY_US).last();
+    let longest = shorter().rfind(|point| delay_us(point) <= MOST_DELAY_US);
     let rows = longest.or_else(|| shorter().next()).map_or(choice.point.chunk, |point| point.chunk);
     // Prompts go on beside as many decode rows.
     rows.max(choice.pace.decode_rows.saturating_mul(2)).min(choice.point.chunk)
