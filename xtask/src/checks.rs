@@ -21,7 +21,8 @@ const FORMAT: Step = step(&["fmt", "--all", "--check"]);
 // Denies the compiler's warnings along with clippy's, in every target; so the tests below need no RUSTFLAGS, which would
 // have everything compiled once more.
 const LINTS: Step = step(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
-const TESTS: Step = step(&["test", "--workspace", "--locked"]);
+// All crates run, so that one run names every failure.
+const TESTS: Step = step(&["test", "--workspace", "--locked", "--no-fail-fast"]);
 const DOCUMENTATION: Step = Step {
     arguments: &["doc", "--workspace", "--no-deps", "--locked"],
     environment: &[("RUSTDOCFLAGS", "-D warnings")],
