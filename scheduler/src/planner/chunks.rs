@@ -13,7 +13,7 @@ use crate::objective::Workload;
 const SHORTEST: u32 = 64;
 /// A longer chunk is taken only if it gains more than this share.
 const SAME: f64 = 5e-3;
-/// Longest that a prefill chunk may delay the next token of other sequences, in microseconds.
+/// Longest that the prefill chunks in flight may delay the next token of other sequences, in microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
 /// The chunk of the choice alone, and the longest chunk beside decode.
@@ -68,9 +68,11 @@ fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> O
 
 /// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.
 fn beside_decode(grid: &Grid<'_>, choice: &Choice) -> u32 {
+    // A decode step enters behind the other micro-batches in flight, which leave as fast as the slowest stage lets them.
     let delay_us = |point: &Point| {
         let evaluation = grid.problem(*point).evaluate(&choice.runs);
-        evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max)
+        let slowest_us = evaluation.stages.iter().map(|times| times.full_chunk_us).fold(0.0, f64::max);
+        slowest_us * f64::from(choice.credits)
     };
     let points = fitting(grid, choice);
     let shorter = || points.iter().filter(|point| point.chunk <= choice.point.chunk);

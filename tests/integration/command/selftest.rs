@@ -71,3 +71,16 @@ fn selftest_runs_kernels_on_the_devices_that_are_named() {
     );
     assert!(named.err.contains("testing cpu:1"), "{}", named.err);
 }
+
+/// Mesa's device-selection layer looks for a Wayland session and complains where there is none.
+#[test]
+fn a_wgpu_device_opens_without_complaints_about_a_session() {
+    let arguments = ["selftest", "--only", "memory/", "--device", "wgpu:0"];
+    let output = ragtag().args(arguments).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(5) {
+        eprintln!("SKIPPED: no adapter of wgpu: {said}");
+        return;
+    }
+    assert!(output.status.success() && !said.contains("XDG_RUNTIME_DIR"), "{said}");
+}
