@@ -328,6 +328,9 @@ pub struct PredictedRun {
     pub decode_tokens_per_s: f64,
     /// Tokens per second in prefill, with the pipeline full.
     pub prefill_tokens_per_s: f64,
+    /// Rows of the prefill chunk that all predictions of the plan are for; 0 where a plan does not say: [`Plan::chunk`].
+    #[serde(default)]
+    pub prefill_rows: u32,
     /// From the arrival of a request at an empty pipeline to its first token, in microseconds.
     pub first_token_us: f64,
     /// From one token of a sequence to its next, with all sequences going on, in microseconds.
@@ -616,6 +619,7 @@ mod tests {
             predicted: PredictedRun {
                 decode_tokens_per_s: 123.4,
                 prefill_tokens_per_s: 4567.8,
+                prefill_rows: 0,
                 first_token_us: 98765.4,
                 token_us: 8103.7,
             },

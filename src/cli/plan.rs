@@ -140,10 +140,9 @@ pub(super) fn as_table(plan: &Plan) -> String {
 /// One line: where the segments run, the context and the chunk.
 pub(super) fn summary(plan: &Plan) -> String {
     let chunks = plan.chunks();
-    let rows = || chunks.by_prompt.iter().map(|chunk| chunk.rows);
-    let chunk = match (rows().min(), rows().max()) {
-        (Some(shortest), Some(longest)) if shortest < longest => format!("chunks {shortest} to {longest}"),
-        _ => format!("chunk {}", plan.chunk),
+    let chunk = match (chunks.least_rows(), chunks.most_rows()) {
+        (shortest, longest) if shortest < longest => format!("chunks {shortest} to {longest}"),
+        (_, longest) => format!("chunk {longest}"),
     };
     format!("plan: {} · context {} · {chunk}", plan.split(), plan.context)
 }

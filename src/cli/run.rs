@@ -51,7 +51,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     };
     let (mut engine, mut replanned) = (placed.start(&model, options())?, None);
     if args.comparison.replan {
-        super::block_on(warm_up(&engine))?;
+        super::block_on(warm_up(&engine, ids.len()))?;
         (engine, replanned) = compare::replan(&mut placed, &model, engine, options())?;
     }
 
@@ -91,11 +91,13 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
     Err(Error::Run(Refusal::PromptTooLong { tokens, context }.into()))
 }
 
-/// Has the engine work a little, so that there is something to plan from: a prompt of up to two chunks, and some steps.
-async fn warm_up(engine: &Engine) -> Result<()> {
+/// Has the engine work a little, so that there is something to plan from: two chunks as a prompt of so many tokens has them,
+/// and some steps.
+async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
-    let prompt_tokens = plan.chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
+    let chunk = plan.chunks().rows(tokens as u64, false);
+    let prompt_tokens = chunk.saturating_mul(2).min(plan.context.saturating_sub(steps)).max(1);
     // Which tokens does not matter for how long they take; 0 is in every vocabulary.
     let ids = vec![0; prompt_tokens as usize];
     let generation = Generation { max_tokens: steps, ignore_end: true, ..Generation::greedy() };

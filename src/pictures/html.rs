@@ -96,7 +96,7 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
     vec![
         ("context", plan.context.to_string()),
         ("sequences", plan.sequences.to_string()),
-        ("chunk", format!("{} tokens", plan.chunk)),
+        ("chunk", chunks(plan)),
         ("decode", format!("{} of {}", count(plan.decode_groups as usize, "group"), plan.decode_rows)),
         ("micro-batches in flight", plan.credits.to_string()),
         ("slots of a stage", plan.slots.to_string()),
@@ -104,6 +104,15 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
         ("activations", words::activations(plan.activations).into()),
         ("digest", words::digest(&plan.model.digest)),
     ]
+}
+
+/// Rows of the prefill chunks: one number, or the shortest and the longest.
+fn chunks(plan: &Plan) -> String {
+    let chunks = plan.chunks();
+    match (chunks.least_rows(), chunks.most_rows()) {
+        (shortest, longest) if shortest < longest => format!("{shortest} to {longest} tokens"),
+        (_, longest) => format!("{longest} tokens"),
+    }
 }
 
 fn stages(plan: &Plan) -> Markup {

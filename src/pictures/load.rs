@@ -21,9 +21,13 @@ pub(super) struct Beat {
 impl Beat {
     pub(super) fn of(plan: &Plan) -> Self {
         let interval_us = |tokens: u32, per_s: f64| f64::from(tokens) / per_s * 1e6;
+        let prefill_rows = match plan.predicted.prefill_rows {
+            0 => plan.chunk,
+            rows => rows,
+        };
         Self {
             decode_us: interval_us(plan.decode_rows, plan.predicted.decode_tokens_per_s),
-            prefill_us: interval_us(plan.chunk, plan.predicted.prefill_tokens_per_s),
+            prefill_us: interval_us(prefill_rows, plan.predicted.prefill_tokens_per_s),
         }
     }
 
@@ -53,6 +57,26 @@ mod tests {
         for (part, whole) in [(0.0, 0.0), (f64::NAN, 1.0), (1.0, f64::NAN), (-1.0, 2.0), (1.0, 0.0)] {
             assert_eq!(share(part, whole), 0.0, "{part} / {whole}");
         }
+    }
+
+    #[test]
+    fn the_only_stage_of_a_plan_always_works() {
+        let model = crate::Model::bundled().unwrap();
+        let device = ragtag_scheduler::DeviceFacts::assumed(
+            "cpu:0",
+            ragtag_hal::AdapterKind::Cpu,
+            1,
+            1 << 30,
+            ragtag_scheduler::FigureSource::User,
+        );
+        // Launches that cost much: the longer the chunk, the better.
+        let launch_us = ragtag_scheduler::Figure { value: 2000.0, ..device.launch_us };
+        let device = ragtag_scheduler::DeviceFacts { launch_us, ..device };
+        let plan = crate::Planner::new(&model).device_facts(vec![device]).plan().unwrap();
+        let chunks = plan.chunks();
+        assert!(chunks.least_rows() < chunks.most_rows(), "{chunks:?}");
+        let load = Beat::of(&plan).load(plan.stages[0].predicted);
+        assert!(load.prefill > 0.99, "{load:?}");
     }
 
     #[test]

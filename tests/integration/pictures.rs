@@ -119,6 +119,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         predicted: PredictedRun {
             decode_tokens_per_s: 4.0 / 8000.0 * 1e6,
             prefill_tokens_per_s: 256.0 / (42_000.0 + 900.0 * f64::from(stages - 1)) * 1e6,
+            prefill_rows: 0,
             first_token_us: 412_345.6,
             token_us: 8000.0 * f64::from(stages),
         },

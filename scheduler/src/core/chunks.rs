@@ -54,6 +54,11 @@ impl Chunks {
         if generating { rows.min(self.beside_decode) } else { rows }
     }
 
+    /// Rows of the shortest chunk.
+    pub fn least_rows(&self) -> u32 {
+        self.by_prompt.iter().map(|chunk| chunk.rows).min().unwrap_or(0)
+    }
+
     /// Rows of the longest chunk.
     pub fn most_rows(&self) -> u32 {
         self.by_prompt.iter().map(|chunk| chunk.rows).max().unwrap_or(0)

@@ -578,6 +578,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         predicted: PredictedRun {
             decode_tokens_per_s: tenths(evaluation.decode_tokens_per_s),
             prefill_tokens_per_s: tenths(evaluation.prefill_tokens_per_s),
+            prefill_rows: chosen.point.chunk,
             first_token_us: tenths(evaluation.first_token_us),
             token_us: tenths(evaluation.token_us),
         },

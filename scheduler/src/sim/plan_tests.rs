@@ -169,6 +169,7 @@ fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
         predicted: PredictedRun {
             decode_tokens_per_s: 0.0,
             prefill_tokens_per_s: 0.0,
+            prefill_rows: 0,
             first_token_us: 0.0,
             token_us: 0.0,
         },
