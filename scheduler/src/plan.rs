@@ -191,7 +191,7 @@ impl LeftOut {
         true
     }
 
-    /// Whether the same is told of another device of the same name.
+    /// Whether a device of the same name has the same figures and reason.
     fn is_like(&self, other: &Self) -> bool {
         let name = |left: &Self| left.device.rsplit_once(':').map(|(name, _)| name.to_owned());
         let rates = |other: &Alternative| {
@@ -203,7 +203,7 @@ impl LeftOut {
 }
 
 impl Explanation {
-    /// The devices that are left out; those of one name of which the same is told are in one group.
+    /// The devices that are left out, like devices of one name grouped.
     pub fn left_out_alike(&self) -> Vec<Vec<&LeftOut>> {
         let mut groups: Vec<Vec<&LeftOut>> = Vec::new();
         for left in &self.left_out {

@@ -132,7 +132,7 @@ impl Clocks {
         *self == Self::default()
     }
 
-    /// Peak rate of f32 arithmetic of so many compute units; `None` where it is not reported or the report is absurd.
+    /// Peak f32 rate of `units` compute units, in FLOP/s; `None` if the report is missing or implausible.
     pub fn flops_per_s(&self, units: u32) -> Option<f64> {
         let plausible = (100_000..=6_000_000).contains(&self.compute_khz)
             && (1..=1024).contains(&self.lanes_per_unit)

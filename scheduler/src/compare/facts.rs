@@ -11,7 +11,7 @@ const LARGEST_FACTOR: f64 = 1e3;
 /// Two crossings that differ in size by less than this tell nothing of latency and bandwidth apart.
 const SIZES_APART: f64 = 2.0;
 
-/// A difference between like devices counts as one of theirs if it is so many times the spread of their micro-batches.
+/// Spreads of their micro-batches by which like devices must differ to count as different.
 const SPREADS: f64 = 3.0;
 /// The least spread that is believed.
 const LEAST_SPREAD: f64 = 0.05;
@@ -19,8 +19,7 @@ const LEAST_SPREAD: f64 = 0.05;
 /// of them, a factor of 4 six.
 const PERSISTENT: f64 = 8.0;
 
-/// Which devices are corrected by a common factor: those of which nothing but their labels differs, unless a run shows a
-/// difference that no noise makes.
+/// Devices that share a correction factor: they differ in their labels alone, and a run shows no difference beyond noise.
 #[derive(Clone, Debug)]
 pub struct Alike {
     /// At device: the first one that it is like.

@@ -122,7 +122,7 @@ impl Run {
     }
 }
 
-/// Micro-batches of one size: so many with so many rows and logit rows each, that took so long each, behind a first one.
+/// A report of `count` micro-batches of one size, `each_us` long each, after a first one that does not count.
 fn size(decode: bool, count: u64, rows: u64, logit_rows: u64, each_us: u64) -> SizeReport {
     let sequences = if decode { rows } else { 1 };
     let computed = |count: u64| Computed {
@@ -393,7 +393,7 @@ fn what_was_compiled_for_is_not_compared() {
 #[test]
 fn noise_tells_no_equal_devices_apart() {
     let run = Run::new();
-    // So many steps, of which each takes this many microseconds and half of them a share more, the others less.
+    // `count` steps of `each_us` on average; half of them take longer by `share`, half shorter.
     let spread = |count: u64, each_us: u64, share: f64| {
         let mut size = size(true, count, 2, 0, each_us);
         size.warm.busy_us2 = (size.warm.busy_us2 as f64 * (1.0 + share * share)) as u64;

@@ -47,7 +47,7 @@ impl Chunks {
         Self { by_prompt: vec![PromptChunk { from_tokens: 0, rows }], beside_decode: rows }
     }
 
-    /// Rows of a chunk where prompts of so many tokens together are entering, and others are `generating` or not.
+    /// Rows of a chunk for entering prompts of `prompt_tokens` tokens in all; `generating` says whether other sequences generate.
     pub fn rows(&self, prompt_tokens: u64, generating: bool) -> u32 {
         let starts = |chunk: &&PromptChunk| u64::from(chunk.from_tokens) <= prompt_tokens;
         let rows = self.by_prompt.iter().rfind(starts).map_or(1, |chunk| chunk.rows);

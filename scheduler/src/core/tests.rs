@@ -134,7 +134,7 @@ fn a_long_prompt_does_not_hold_up_sequences_that_generate() {
     let chunks = Chunks { beside_decode: 3, ..Chunks::fixed(8) };
     let mut run = Run::new(RunShape { chunks, ..shape(1) });
     run.submit(0, 4, 40);
-    assert_eq!(run.entered[0].rows(), 4, "nobody generates yet");
+    assert_eq!(run.entered[0].rows(), 4, "no sequence generates yet");
     run.give_back();
     run.submit(1, 20, 1);
     let (mut rows_between, mut most) = (0, 0);

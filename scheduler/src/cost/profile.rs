@@ -312,8 +312,8 @@ impl KindProfile {
         Some(((a.median_us + slope * (positions - a.at.positions)).max(0.0), false))
     }
 
-    /// Microseconds for each position of so many rows, which were timed at one position alone: as many for each row as of the
-    /// nearest number of rows that was timed at two.
+    /// Microseconds per position for a number of rows that was timed at one position only. Each row takes as long as at the
+    /// nearest number of rows that was timed at two positions.
     fn slope_of_others(&self, decodes: bool, rows: u32) -> f64 {
         let line = || self.samples.iter().filter(|s| s.at.is_like(decodes));
         let pairs = line().zip(line().skip(1)).filter(|(a, b)| a.at.rows == b.at.rows);

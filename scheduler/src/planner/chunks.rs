@@ -1,5 +1,5 @@
-//! The prefill chunks that a plan allows: the fastest one for each length of prompt, and the longest one that keeps generating
-//! sequences from waiting.
+//! The prefill chunks that a plan allows: the fastest for each length of prompt, and the longest that delays generating
+//! sequences no more than [`MOST_DELAY_US`].
 //!
 //! This module must not know how placements are found.
 
@@ -52,7 +52,7 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// The chunk with which a prompt of so many tokens is through first; of equal ones the shortest.
+/// Rows of the fastest chunk for a prompt of `tokens` tokens; the shortest of equals.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
