@@ -7,6 +7,7 @@ fn main() -> std::process::ExitCode {
 
 /// Turns Mesa's device-selection layer for Vulkan off where `XDG_RUNTIME_DIR` is not set: it would look for a Wayland session
 /// and print an error for each wgpu device. Ragtag chooses among devices itself. Child processes inherit the setting.
+#[expect(clippy::disallowed_methods, reason = "no device thread runs yet")]
 fn silence_device_layer() {
     if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         // SAFETY: no other thread runs yet.
