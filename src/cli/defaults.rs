@@ -232,7 +232,7 @@ fn measure(args: &BenchArgs, model: &Model, group: &Group) -> Result<Vec<CellRep
             match &outcome {
                 Ok(Some(measured)) => {
                     let measured = measured[at].clone();
-                    // A long measurement that is interrupted has told this much.
+                    // An interrupted measurement keeps the figures printed so far.
                     inform(&format!("{}: {}", report.cell, measured.in_words()));
                     report.alternatives.push(measured);
                 }

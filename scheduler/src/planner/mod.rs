@@ -517,7 +517,7 @@ fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
     plan(explanation, reasons)
 }
 
-/// The plan with these chunks, the longest of which sets its memory.
+/// Adds the chunks to the plan; the longest one sets its memory.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
     let problem = grid.problem(Point { chunk, ..chosen.point });

@@ -200,7 +200,7 @@ fn bound(explanation: &Explanation) -> Option<String> {
     })
 }
 
-/// Why devices are left out of which the same holds.
+/// Why a group of like devices is left out.
 fn left_out_because(grid: &Grid<'_>, explanation: &Explanation, alike: &[&LeftOut]) -> String {
     let labels: Vec<&str> = alike.iter().map(|left| left.device.as_str()).collect();
     let (verb, it, any, has) = match alike {
@@ -290,7 +290,7 @@ pub(super) fn does_not_fit(error: &DoesNotFit) -> String {
     lines.join("\n")
 }
 
-/// Bytes, no fewer than there are: with as much as is told there is enough.
+/// Bytes as people read them, rounded up, so that the printed amount is enough.
 fn bytes_up(exact: u64) -> String {
     let unit = [30, 20, 10].into_iter().find(|bits| exact >> bits > 0);
     // A tenth of the unit more where rounding took some.

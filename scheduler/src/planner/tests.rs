@@ -651,7 +651,7 @@ fn what_does_not_fit_is_named_with_bytes_and_device() {
     772.5 KiB); a device with 165.8 MiB would hold them
   What may help: fewer sequences at once need less; another device adds memory"
     );
-    // What is said to hold it does.
+    // The model fits the memory that the error names.
     let mut enough = world.clone();
     enough.devices[0].memory_bytes = (165.8 * MIB as f64) as u64;
     assert!(enough.plan().is_ok());

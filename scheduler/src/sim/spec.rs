@@ -274,7 +274,7 @@ fn random_request(rng: &mut SmallRng, run: &RunShape) -> SimRequest {
     SimRequest { at_ns, prompt_tokens, want, cancel_ns }
 }
 
-/// Up to three chunks of at most so many rows.
+/// Three random chunks of at most `max_rows` rows.
 fn random_chunks(rng: &mut SmallRng, max_rows: u32) -> Chunks {
     let mut from_tokens = 0;
     let mut chunk = |at: u32| {

@@ -117,7 +117,7 @@ struct Smaller<'a> {
     buses: usize,
 }
 
-/// The cells of a table for these kinds and so many segments; `None` if there are more than [`MOST_CELLS`].
+/// Cells of the table for these kinds and this number of segments; `None` if there are more than [`MOST_CELLS`].
 pub(super) fn cells(kinds: &[Vec<usize>], segments: usize) -> Option<usize> {
     let sets = kinds.iter().try_fold(1usize, |n, kind| n.checked_mul(kind.len() + 1))?;
     let width = kinds.len().checked_mul(segments + 1)?;

@@ -245,7 +245,7 @@ fn equals_the_enumeration() {
     assert!(placed > 3 * 1000, "{placed} of the instances have a placement");
 }
 
-/// Of an instance of which a score is known, nothing that matters is lost.
+/// A known score prunes no placement that beats it.
 #[test]
 fn what_beats_a_known_score_is_found() {
     let (mut beaten, mut kept) = (0, 0);

@@ -73,7 +73,7 @@ fn a_plan_loses_to_nothing_that_it_tells() {
     assert!(plans > 150 && chunks.iter().all(|&count| count > 20), "{plans} plans, chunks {chunks:?}");
 }
 
-/// Where trials in simulation decide, what the cost model takes for faster is told to be slower there.
+/// Where simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
 #[test]
 fn what_simulation_decides_is_told() {
     let mut overruled = 0;
@@ -116,7 +116,7 @@ fn a_device_that_is_faster_with_another_chunk_is_found() {
     assert_eq!((plan.split().to_string().as_str(), plan.chunk), ("0-13=cpu:1", 512));
 }
 
-/// So many unlike devices that not every point is solved.
+/// With many unlike devices only some points are solved.
 #[test]
 fn a_bound_holds_where_not_every_point_is_solved() {
     let devices: Vec<_> =
@@ -129,7 +129,7 @@ fn a_bound_holds_where_not_every_point_is_solved() {
     for other in others(&plan) {
         assert!(score_us <= other.score_us * 1.01 + 0.1, "{score_us}, {other:?}");
     }
-    // With very many segments there is no bound, and none is told.
+    // With very many segments no bound is computed, and the plan names none.
     world.segments = model(600, MIB / 4, MIB);
     world.devices.iter_mut().for_each(|device| device.memory_bytes = 1 << 40);
     let plan = planned(&world, false).expect("fits");

@@ -94,7 +94,7 @@ fn rules_keep_to_the_constraints() {
     assert_eq!(rules(&world), ["0-13=cpu:2", "0-13=cpu:0"]);
 }
 
-/// Sixteen cards of one kind: what holds of those that are left out is told once.
+/// Sixteen like cards: one reason covers all that are left out.
 #[test]
 fn like_devices_that_are_left_out_are_told_in_one_line() {
     let devices: Vec<_> = (0..16).map(|at| device(&format!("rtx4090:{at}"), 1 << 40, 1.0)).collect();
