@@ -1,0 +1,79 @@
+//! Tests that run in a process of their own: the test binary starts itself again for one test.
+
+use std::ffi::OsStr;
+use std::process::{Command, Output};
+
+/// Set to the test's name in the process that [`Child`] starts.
+const INSIDE: &str = "RAGTAG_TEST_INSIDE";
+
+/// A test of the running binary, to be run in a process of its own.
+#[derive(Debug)]
+pub struct Child {
+    test: String,
+    command: Command,
+}
+
+/// Prepares a process that runs one test of this binary. `test` is its full name: `module::name`.
+///
+/// # Panics
+/// If the system does not tell the program's path.
+#[track_caller]
+pub fn child(test: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().expect("the path of the test binary"));
+    command.args(["--exact", test, "--nocapture", "--include-ignored"]).env(INSIDE, test);
+    Child { test: test.into(), command }
+}
+
+impl Child {
+    /// Whether the current process was started to run this test.
+    pub fn inside(test: &str) -> bool {
+        std::env::var(INSIDE).is_ok_and(|inside| inside == test)
+    }
+
+    /// Sets a variable in the child.
+    #[must_use]
+    pub fn env(mut self, key: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(key, value);
+        self
+    }
+
+    /// Runs the test, prints what it printed, and returns it.
+    ///
+    /// # Panics
+    /// If the test fails, or if the binary has no test of this name: a renamed test must not pass silently.
+    #[track_caller]
+    pub fn passes(mut self) -> Output {
+        let output = self.command.output().expect("a test starts its own binary");
+        let text = String::from_utf8_lossy(&output.stdout);
+        print!("{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{} in its own process: {}", self.test, output.status);
+        assert!(ran_one(&text), "{} is not a test of this binary", self.test);
+        output
+    }
+}
+
+/// Whether libtest reports that one test passed.
+fn ran_one(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("test result: ok. 1 passed;"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_runs_the_named_test_alone() {
+        const NAME: &str = "child::tests::a_child_runs_the_named_test_alone";
+        if Child::inside(NAME) {
+            return println!("said by the child: {}", std::env::var("RAGTAG_TEST_WORD").unwrap());
+        }
+        let output = child(NAME).env("RAGTAG_TEST_WORD", "tale").passes();
+        assert!(String::from_utf8_lossy(&output.stdout).contains("said by the child: tale"));
+    }
+
+    #[test]
+    #[should_panic(expected = "is not a test of this binary")]
+    fn a_name_that_is_no_test_fails() {
+        child("child::tests::renamed").passes();
+    }
+}

@@ -1,0 +1,96 @@
+//! Skips: a test that cannot run says what is missing, and the run as a whole counts it.
+//!
+//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends one line to it: package, test, missing thing and
+//! reason, with tabs between them. Without the variable a skip is only printed.
+
+use std::io::Write as _;
+use std::path::Path;
+
+/// One skip, as [`record`] writes it and `cargo xtask test` reads it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Skip {
+    /// The missing thing, in words that group skips: `OpenCL driver`.
+    pub missing: String,
+    /// The package of the test.
+    pub package: String,
+    /// The test's name in its binary.
+    pub test: String,
+    /// The cause, as the driver or the system tells it.
+    pub why: String,
+}
+
+/// Records that the current test, or a part of it, cannot run here: `skip!("OpenCL driver", "{error}")`.
+#[macro_export]
+macro_rules! skip {
+    ($missing:expr, $($why:tt)+) => {
+        $crate::record(env!("CARGO_PKG_NAME"), $missing, &format!($($why)+))
+    };
+}
+
+/// Prints a skip and appends it to the file that `RAGTAG_TEST_SKIPS` names. Tests use [`skip!`](crate::skip).
+///
+/// # Panics
+/// If the file cannot be written.
+#[track_caller]
+pub fn record(package: &str, missing: &str, why: &str) {
+    // libtest names each test's thread after the test.
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a thread of a test").to_string();
+    println!("skipped: {missing}: {why}");
+    if let Some(file) = std::env::var_os("RAGTAG_TEST_SKIPS") {
+        let skip = Skip { missing: missing.into(), package: package.into(), test, why: why.into() };
+        append(Path::new(&file), &skip).unwrap_or_else(|e| panic!("cannot write {}: {e}", file.display()));
+    }
+}
+
+/// Appends one line in one write, so that processes do not mix theirs.
+fn append(file: &Path, skip: &Skip) -> std::io::Result<()> {
+    let fields = [&skip.package, &skip.test, &skip.missing, &skip.why];
+    let line = fields.map(|field| field.replace(['\t', '\n', '\r'], " ")).join("\t") + "\n";
+    std::fs::OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
+}
+
+/// The skips in a file, sorted, each once. A file that does not exist has none.
+///
+/// # Errors
+/// If the file cannot be read or a line is not a skip.
+pub fn recorded(file: &Path) -> std::io::Result<Vec<Skip>> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(e),
+    };
+    let mut skips = text.lines().map(parse).collect::<std::io::Result<Vec<_>>>()?;
+    skips.sort();
+    skips.dedup();
+    Ok(skips)
+}
+
+fn parse(line: &str) -> std::io::Result<Skip> {
+    let [package, test, missing, why] = line.split('\t').collect::<Vec<_>>()[..] else {
+        return Err(std::io::Error::other(format!("not a skip: {line:?}")));
+    };
+    Ok(Skip { missing: missing.into(), package: package.into(), test: test.into(), why: why.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("skips");
+        assert_eq!(recorded(&file).unwrap(), []);
+        let skip = |test: &str, why: &str| Skip {
+            missing: "OpenCL driver".into(),
+            package: "ragtag-opencl".into(),
+            test: test.into(),
+            why: why.into(),
+        };
+        for (test, why) in [("b", "two\nlines\tand a tab"), ("a", "none"), ("a", "none")] {
+            append(&file, &skip(test, why)).unwrap();
+        }
+        assert_eq!(recorded(&file).unwrap(), [skip("a", "none"), skip("b", "two lines and a tab")]);
+    }
+}
