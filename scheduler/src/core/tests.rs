@@ -166,6 +166,36 @@ fn generating_sequences_are_shared_out_among_the_stages() {
 }
 
 #[test]
+fn the_sequence_that_waited_longest_decodes_first() {
+    let mut run = Run::new(RunShape { max_sequences: 2, ..shape(1) });
+    for id in 0..3 {
+        run.submit(id, 1, 60);
+    }
+    for _ in 0..10 {
+        run.give_back();
+    }
+    let rows: Vec<_> = (0..6).flat_map(|_| items(&run.give_back())).map(|(id, ..)| id).collect();
+    assert_eq!(rows.len(), 12);
+    for turn in rows.windows(3) {
+        let each: std::collections::BTreeSet<_> = turn.iter().collect();
+        assert_eq!(each.len(), 3, "the three take turns: {rows:?}");
+    }
+}
+
+#[test]
+fn decode_rows_keep_to_the_logit_rows_of_a_micro_batch() {
+    let mut run = Run::new(RunShape { max_logit_rows: 2, ..shape(1) });
+    for id in 0..5 {
+        run.submit(id, 1, 20);
+    }
+    let mut most = 0;
+    for _ in 0..40 {
+        most = most.max(run.give_back().logit_rows());
+    }
+    assert_eq!(most, 2);
+}
+
+#[test]
 fn nobody_overtakes_one_who_waits_for_cache_blocks() {
     let mut run = Run::new(RunShape { kv_blocks: 4, ..shape(1) });
     run.submit(0, 30, 10); // 3 blocks

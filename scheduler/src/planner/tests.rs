@@ -4,6 +4,7 @@ mod best;
 mod given;
 mod grid;
 mod left_out;
+mod predicted;
 mod trial;
 
 use super::*;
