@@ -2,7 +2,7 @@
 //! slots, so a lane of this size is never full, and a full one is a defect that ends the run.
 
 /// Capacities of a mailbox's two bounded lanes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lanes {
     /// Messages that wake their owner.
     pub waking: usize,
@@ -21,10 +21,5 @@ impl Lanes {
     /// The coordinator's mailbox. Waking: one pending notice of progress. Quiet: a return for each micro-batch in flight.
     pub fn of_run(credits: u32) -> Self {
         Self { waking: 1, quiet: credits as usize }
-    }
-
-    /// Messages of both lanes.
-    pub fn total(self) -> usize {
-        self.waking + self.quiet
     }
 }

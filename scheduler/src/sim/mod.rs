@@ -13,6 +13,7 @@ mod device;
 mod load;
 mod observe;
 mod plan;
+mod promises;
 mod spec;
 mod summary;
 mod time;

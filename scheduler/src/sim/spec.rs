@@ -102,6 +102,16 @@ pub enum Fault {
         /// By up to so much.
         up_to_ns: Nanoseconds,
     },
+    /// The run is stopped.
+    Stopped {
+        /// When.
+        at_ns: Nanoseconds,
+    },
+    /// Each notice of an actor's progress sends it another. Not survivable: shows that the simulator ends endless loops.
+    NoticesRepeated {
+        /// Which stage's actor.
+        stage: u32,
+    },
     /// The so-manieth message between stages or from the last stage never arrives. Not survivable: shows that the
     /// simulator notices.
     MessageLost {
@@ -162,7 +172,7 @@ pub fn token_at(sequence: u64, position: u32, vocabulary: u32) -> u32 {
 
 impl SimSpec {
     /// A random pipeline with random requests. About one in eight loses a device at some time, one in sixteen each at some
-    /// command, by a refused submission or for want of memory; many have slow and unsteady devices.
+    /// command, by a refused submission or for want of memory; one in eight is stopped; many have slow and unsteady devices.
     pub fn random(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
         let stages = rng.random_range(1..=6u32);
@@ -230,6 +240,9 @@ fn random_faults(seed: u64, stages: u32) -> Vec<Fault> {
         if rng.random_ratio(1, 8) {
             faults.push(Fault::Unsteady { stage, up_to_ns: rng.random_range(0..500_000) });
         }
+    }
+    if rng.random_ratio(1, 8) {
+        faults.push(Fault::Stopped { at_ns: rng.random_range(0..3_000_000) });
     }
     faults
 }

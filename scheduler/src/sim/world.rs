@@ -8,7 +8,8 @@ use crate::core::{
 use crate::error::{Error, Refusal};
 use crate::sim::device::{Job, RingMemory, SimDevice, Submitted, timeline};
 use crate::sim::observe::Observations;
-use crate::sim::spec::{Fault, SimRequest, SimSpec, token_at};
+use crate::sim::promises::Promises;
+use crate::sim::spec::{Fault, SimRequest, SimSpec, SimStage, token_at};
 use crate::sim::{Outcome, SimFailure, SimReport, SimSpan};
 use ragtag_hal::QueueKind;
 use ragtag_transfer::Route;
@@ -23,6 +24,33 @@ enum Message {
     Stage(StageEvent),
     Run(RunEvent),
     Progress,
+}
+
+/// A bounded lane of a mailbox.
+#[derive(Clone, Copy, Debug)]
+enum Lane {
+    Waking,
+    Quiet,
+}
+
+impl Lane {
+    fn of(self, lanes: &mut Lanes) -> &mut usize {
+        match self {
+            Lane::Waking => &mut lanes.waking,
+            Lane::Quiet => &mut lanes.quiet,
+        }
+    }
+}
+
+impl Message {
+    /// Where the threaded runtime puts it; `None` for requests and failures, whose lanes have no bound.
+    fn lane(&self) -> Option<Lane> {
+        match self {
+            Message::Stage(StageEvent::Free(_)) | Message::Run(RunEvent::Return(_)) => Some(Lane::Quiet),
+            Message::Stage(_) | Message::Progress => Some(Lane::Waking),
+            Message::Run(_) => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -40,8 +68,8 @@ struct Mailbox {
     messages: VecDeque<Message>,
     handling: bool,
     /// Sent and not handled, requests and failures apart: those have lanes of their own.
-    outstanding: usize,
-    capacity: usize,
+    outstanding: Lanes,
+    capacity: Lanes,
     progress_pending: bool,
 }
 
@@ -70,7 +98,11 @@ pub(super) struct World<'a> {
     /// The request that comes when another has ended, with [`SimSpec::at_once`].
     next_request: usize,
     messages: u64,
+    /// Micro-batches that have entered.
+    entered: u64,
     stopped: bool,
+    /// With [`SimSpec::checked`].
+    promises: Option<Promises<'a>>,
     tokens: BTreeMap<SequenceId, Vec<u32>>,
     report: SimReport,
 }
@@ -97,12 +129,12 @@ impl<'a> World<'a> {
             let points = StagePoints::new(|queue| timeline(index, queue));
             stages.push(StageCore::new(&shape, points).map_err(impossible)?);
             devices.push(SimDevice::new(index, spec));
-            let lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
+            let mut lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
             // Made-up devices hold nothing back: of the three notices there is one.
-            let capacity = lanes.total() - 2;
-            mailboxes.push(Mailbox { capacity, ..Mailbox::default() });
+            lanes.waking -= 2;
+            mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
-        mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits).total(), ..Mailbox::default() });
+        mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits), ..Mailbox::default() });
         let report = SimReport {
             outcomes: BTreeMap::new(),
             spans: Vec::new(),
@@ -130,7 +162,9 @@ impl<'a> World<'a> {
             shared_free: vec![0; spec.shared_links.len()],
             next_request: spec.requests.len(),
             messages: 0,
+            entered: 0,
             stopped: false,
+            promises: spec.checked.then(|| Promises::new(spec)),
             tokens: BTreeMap::new(),
             report,
         };
@@ -165,7 +199,11 @@ impl<'a> World<'a> {
                 }
                 Fault::Unsteady { stage, up_to_ns } => self.devices[stage as usize].unsteady_ns = up_to_ns,
                 Fault::WaitsIgnored { stage } => self.devices[stage as usize].ignores_waits = true,
+                Fault::Stopped { at_ns } => {
+                    self.at(at_ns, Happening::Arrive { to: run, message: Message::Run(RunEvent::Stop) });
+                }
                 Fault::SubmissionRefused { .. }
+                | Fault::NoticesRepeated { .. }
                 | Fault::LostAtCommand { .. }
                 | Fault::MessageLost { .. }
                 | Fault::MessageTwice { .. } => {}
@@ -174,8 +212,15 @@ impl<'a> World<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<SimReport, SimFailure> {
+        let (most, mut entered, mut since_entry) = (most_between_entries(self.spec), self.entered, 0u64);
         while let Some(Reverse((at, _, place))) = self.heap.pop() {
             self.now = at;
+            since_entry = if entered == self.entered { since_entry + 1 } else { 0 };
+            entered = self.entered;
+            if since_entry > most {
+                let what = format!("{most} events without a micro-batch that enters");
+                return Err(SimFailure::Violation { at_ns: at, what });
+            }
             let Some(happening) = self.happenings[place].take() else { continue };
             self.vacant.push(place);
             self.happen(happening).map_err(|what| SimFailure::Violation { at_ns: self.now, what })?;
@@ -279,29 +324,30 @@ impl<'a> World<'a> {
     }
 
     fn deliver(&mut self, to: usize, at: Nanoseconds, message: Message) -> Result<(), String> {
-        let mailbox = &mut self.mailboxes[to];
-        mailbox.outstanding += 1;
-        if mailbox.outstanding > mailbox.capacity {
-            return Err(format!("mailbox {to} holds more than {} messages", mailbox.capacity));
+        let Mailbox { outstanding, capacity, .. } = &mut self.mailboxes[to];
+        if let Some(lane) = message.lane() {
+            *lane.of(outstanding) += 1;
+            let (held, capacity) = (*lane.of(outstanding), *lane.of(capacity));
+            if held > capacity {
+                return Err(format!("the {lane:?} lane of mailbox {to} holds more than {capacity} messages"));
+            }
         }
         self.at(at, Happening::Arrive { to, message });
         Ok(())
     }
 
     fn handle(&mut self, actor: usize, message: Message) -> Result<(), String> {
-        let own_lane = matches!(
-            message,
-            Message::Run(
-                RunEvent::Submit { .. } | RunEvent::Cancel { .. } | RunEvent::Failed { .. } | RunEvent::Stop
-            )
-        );
-        if !own_lane {
-            self.mailboxes[actor].outstanding -= 1;
+        if let Some(lane) = message.lane() {
+            *lane.of(&mut self.mailboxes[actor].outstanding) -= 1;
         }
         let last = self.stages.len() - 1;
         match message {
             Message::Progress => {
-                self.mailboxes[actor].progress_pending = false;
+                let repeated = self.spec.faults.contains(&Fault::NoticesRepeated { stage: actor as u32 });
+                self.mailboxes[actor].progress_pending = repeated;
+                if repeated {
+                    self.deliver(actor, self.now + 1, Message::Progress)?;
+                }
                 let value = self.devices[actor.min(last)].value(QueueKind::Download);
                 if actor > last {
                     self.run_event(RunEvent::Progress { value })
@@ -481,6 +527,9 @@ impl<'a> World<'a> {
         let (now, device) = (self.now, &mut self.devices[stage]);
         let submitted = device.end(hardware, now, before.last_mut(), from_here.first_mut())?;
         self.ended(stage, &submitted, start_ns);
+        if let (Job::Logits { micro_batch, .. }, Some(promises)) = (&submitted.job, &mut self.promises) {
+            promises.copied(micro_batch)?;
+        }
         if submitted.queue == QueueKind::Download {
             let last = self.stages.len() - 1;
             let listeners = if stage == last { vec![stage, last + 1] } else { vec![stage] };
@@ -497,7 +546,10 @@ impl<'a> World<'a> {
     fn run_event(&mut self, event: RunEvent) -> Result<(), String> {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
-            if self.spec.checked {
+            if let Some(promises) = &mut self.promises {
+                if let RunEvent::Collected { micro_batch, .. } = event {
+                    promises.collected(micro_batch);
+                }
                 self.report.run_events.push((self.now, event.clone()));
             }
             let mut actions = Vec::new();
@@ -507,8 +559,12 @@ impl<'a> World<'a> {
             }
             self.report.observations.waiting.set(self.now, self.run.counts().waiting);
             for action in actions {
+                if let Some(promises) = &mut self.promises {
+                    promises.act(&action)?;
+                }
                 match action {
                     RunAction::Enter { micro_batch } => {
+                        self.entered += 1;
                         let run = self.stages.len();
                         self.bytes
                             .insert(micro_batch.id, u64::from(micro_batch.rows()) * self.spec.row_bytes);
@@ -592,6 +648,10 @@ impl<'a> World<'a> {
         Ok(self.report)
     }
 
+    fn is_stopped_by_spec(&self) -> bool {
+        self.spec.faults.iter().any(|fault| matches!(fault, Fault::Stopped { .. }))
+    }
+
     fn check(&self, sequence: u64, request: &SimRequest, outcome: &Outcome) -> Result<(), &'static str> {
         let expected = expected(self.spec, sequence, request);
         match (outcome, expected) {
@@ -602,8 +662,9 @@ impl<'a> World<'a> {
                 let named = self.spec.stages.get(*stage as usize).is_some_and(|s| s.device == *device);
                 if failed && named { Ok(()) } else { Err("failed though that device did not, or not so") }
             }
+            (Outcome::Failed { error: Error::Stopped }, _) if self.is_stopped_by_spec() => Ok(()),
             (Outcome::Finished { reason: FinishReason::Cancelled, tokens }, Ok((_, all))) => {
-                let asked = request.cancel_ns.is_some();
+                let asked = request.cancel_ns.is_some() || self.is_stopped_by_spec();
                 if asked && all.starts_with(tokens) { Ok(()) } else { Err("cancelled wrongly") }
             }
             (Outcome::Finished { reason, tokens }, Ok((wanted, all))) => {
@@ -612,6 +673,21 @@ impl<'a> World<'a> {
             _ => Err("ended in the wrong way"),
         }
     }
+}
+
+/// Most events between a micro-batch's entry and the next: of each stage's submissions for all micro-batches in flight, and of
+/// all requests, each with the messages that it causes. With more of them, the simulation is in an endless loop.
+fn most_between_entries(spec: &SimSpec) -> u64 {
+    const EVENTS: u64 = 32;
+    let bytes = u64::from(spec.run.max_rows).saturating_mul(spec.row_bytes);
+    let chunks = |stage: &SimStage| match stage.route {
+        Route::HostStaged { chunk_bytes, .. } => bytes.div_ceil(chunk_bytes.max(1)),
+        _ => 0,
+    };
+    let submissions =
+        spec.stages.iter().map(|stage| chunks(stage).saturating_add(2)).fold(0, u64::saturating_add);
+    let in_flight = submissions.saturating_mul(spec.run.credits.into());
+    in_flight.saturating_add(spec.requests.len() as u64).saturating_mul(EVENTS)
 }
 
 fn lost() -> ragtag_hal::Error {

@@ -1,0 +1,351 @@
+//! Promises of the coordinator, checked at each of its actions.
+//!
+//! This module keeps its own record of what is in flight and who waits, and must not look into the coordinator.
+
+use crate::core::{
+    FinishReason, Item, LogitRows, MicroBatch, MicroBatchId, RunAction, RunShape, SequenceId, Want,
+};
+use crate::sim::spec::{SimRequest, SimSpec};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+/// A sequence, as its micro-batches and tokens show it.
+#[derive(Debug, Default)]
+struct Progress {
+    /// The position that enters next.
+    next_position: u32,
+    /// Rows of logits that the host has read for the request itself.
+    logit_rows: u32,
+    /// Tokens that each other sequence got since this one's last token.
+    others: BTreeMap<SequenceId, u32>,
+}
+
+/// The record.
+#[derive(Debug)]
+pub(super) struct Promises<'a> {
+    shape: &'a RunShape,
+    requests: &'a [SimRequest],
+    sequences: BTreeMap<SequenceId, Progress>,
+    /// Sequences with a token to feed back.
+    ready: BTreeSet<SequenceId>,
+    in_flight: VecDeque<Arc<MicroBatch>>,
+    /// Micro-batches whose logits are in the host memory of each credit, unread.
+    logits: BTreeMap<u32, MicroBatchId>,
+    stopped: bool,
+}
+
+impl<'a> Promises<'a> {
+    pub(super) fn new(spec: &'a SimSpec) -> Self {
+        Self {
+            shape: &spec.run,
+            requests: &spec.requests,
+            sequences: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            in_flight: VecDeque::new(),
+            logits: BTreeMap::new(),
+            stopped: false,
+        }
+    }
+
+    /// Checks an action and records it.
+    pub(super) fn act(&mut self, action: &RunAction) -> Result<(), String> {
+        if self.stopped && !matches!(action, RunAction::Fail { .. }) {
+            return Err(format!("after the end: {action:?}"));
+        }
+        match action {
+            RunAction::Enter { micro_batch } => {
+                self.enter(micro_batch).map_err(|what| format!("{} enters: {what}", micro_batch.id))
+            }
+            RunAction::Collect { micro_batch } => self.collect(micro_batch),
+            RunAction::Emit { sequence, .. } => self.emit(*sequence),
+            RunAction::Finish { sequence, finished } => {
+                self.ready.remove(sequence);
+                let read = self.sequences.remove(sequence).map_or(0, |progress| progress.logit_rows);
+                let all = finished.reason == FinishReason::LogitsDone;
+                if all && read != finished.prompt_tokens {
+                    return Err(format!("{sequence} got {read} rows of logits"));
+                }
+                Ok(())
+            }
+            RunAction::Fail { sequence, .. } => {
+                self.ready.remove(sequence);
+                self.sequences.remove(sequence);
+                Ok(())
+            }
+            RunAction::Stop => {
+                self.stopped = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// The last stage has copied a micro-batch's logits into the host memory of its credit.
+    pub(super) fn copied(&mut self, batch: &MicroBatch) -> Result<(), String> {
+        match self.logits.insert(batch.credit, batch.id) {
+            Some(unread) => Err(format!("{} overwrites the logits of {unread}", batch.id)),
+            None => Ok(()),
+        }
+    }
+
+    /// The coordinator learns that a micro-batch's results were read.
+    pub(super) fn collected(&mut self, id: MicroBatchId) {
+        self.in_flight.retain(|batch| batch.id != id);
+    }
+
+    fn prompt_tokens(&self, sequence: SequenceId) -> u32 {
+        self.requests[sequence.0 as usize].prompt_tokens
+    }
+
+    fn decodes(&self, item: &Item) -> bool {
+        item.first_position >= self.prompt_tokens(item.sequence)
+    }
+
+    fn enter(&mut self, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        self.check_sizes(batch)?;
+        self.check_order(batch)?;
+        for item in &batch.items {
+            let wanted = self.wanted_logits(item);
+            let (sequence, prompt) = (item.sequence, self.prompt_tokens(item.sequence));
+            let progress = self.sequences.entry(sequence).or_default();
+            if item.first_position != progress.next_position || item.tokens.is_empty() {
+                return Err(format!("{item:?} where position {} is next", progress.next_position));
+            }
+            progress.next_position = item.end_position();
+            if item.first_position < prompt && item.end_position() > prompt {
+                return Err(format!("{item:?} goes on after a prompt of {prompt} tokens"));
+            }
+            if item.logits != wanted {
+                return Err(format!("{item:?} should have logits of {wanted:?}"));
+            }
+            if item.first_position >= prompt && !self.ready.remove(&sequence) {
+                return Err(format!("{sequence} decodes without a token"));
+            }
+        }
+        self.in_flight.push_back(Arc::clone(batch));
+        Ok(())
+    }
+
+    /// Rows, logit rows, sequences and the credit of a micro-batch.
+    fn check_sizes(&self, batch: &MicroBatch) -> Result<(), String> {
+        let shape = self.shape;
+        let prefills = batch.items.iter().any(|item| !self.decodes(item));
+        let generating = !self.ready.is_empty()
+            || batch.items.iter().any(|item| self.decodes(item))
+            || self.in_flight.iter().any(|other| other.items.iter().any(|item| self.decodes(item)));
+        let chunk_rows = match (prefills, generating) {
+            (false, _) => shape.max_rows,
+            (true, false) => shape.chunks.most_rows(),
+            (true, true) => shape.chunks.most_rows().min(shape.chunks.beside_decode),
+        };
+        let sequences: BTreeSet<_> = batch.items.iter().map(|item| item.sequence).collect();
+        if sequences.is_empty() || sequences.len() != batch.items.len() {
+            return Err(format!("not one item for each of {sequences:?}"));
+        }
+        for (what, got, most) in [
+            ("rows", batch.rows(), shape.max_rows),
+            ("rows of a chunk", batch.rows(), chunk_rows),
+            ("logit rows", batch.logit_rows(), shape.max_logit_rows),
+            ("sequences", sequences.len() as u32, shape.max_sequences),
+            ("credits", self.in_flight.len() as u32 + 1, shape.credits),
+        ] {
+            if got > most {
+                return Err(format!("{got} {what} where {most} fit"));
+            }
+        }
+        if batch.credit >= shape.credits || self.in_flight.iter().any(|other| other.credit == batch.credit) {
+            return Err(format!("credit {} is not free", batch.credit));
+        }
+        Ok(())
+    }
+
+    /// Whoever has a token to feed back goes before prompts, in as many micro-batches as there are decode groups.
+    fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
+        let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
+        let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
+        let full = groups >= self.shape.decode_groups;
+        match has_decode_rows(batch) {
+            true if full => Err(format!("decode rows while {groups} groups are in flight")),
+            false if !full && !self.ready.is_empty() => Err("prompts overtake decode rows".into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn wanted_logits(&self, item: &Item) -> LogitRows {
+        match self.requests[item.sequence.0 as usize].want {
+            Want::Logits => LogitRows::All,
+            Want::Generate { max_new_tokens: 1.., .. }
+                if item.end_position() >= self.prompt_tokens(item.sequence) =>
+            {
+                LogitRows::Last
+            }
+            Want::Generate { .. } => LogitRows::None,
+        }
+    }
+
+    /// The host reads the logits of a micro-batch, which must be there.
+    fn collect(&mut self, batch: &MicroBatch) -> Result<(), String> {
+        let found = self.logits.remove(&batch.credit);
+        if found != Some(batch.id) {
+            return Err(format!("logits of {} are read, but {found:?} has written there", batch.id));
+        }
+        for item in batch.items.iter().filter(|item| item.logits == LogitRows::All) {
+            if let Some(progress) = self.sequences.get_mut(&item.sequence) {
+                progress.logit_rows += item.logit_rows();
+            }
+        }
+        Ok(())
+    }
+
+    /// A new token. Since the sequence's last one, no other sequence may have got two: whoever got one went to the end of the
+    /// queue.
+    fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
+        let progress =
+            self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;
+        let unfair = std::mem::take(&mut progress.others).into_iter().find(|(_, tokens)| *tokens > 1);
+        if let Some((other, tokens)) = unfair {
+            return Err(format!("{other} got {tokens} tokens between two of {sequence}"));
+        }
+        self.ready.insert(sequence);
+        let requests = self.requests;
+        for (id, progress) in &mut self.sequences {
+            // It has had a token, or its whole prompt is on the way.
+            let generates = progress.next_position >= requests[id.0 as usize].prompt_tokens;
+            if *id != sequence && generates {
+                *progress.others.entry(sequence).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::{Finished, SequenceTimes};
+
+    /// Three requests of four tokens each; the last one wants logits.
+    fn spec() -> SimSpec {
+        let mut spec = SimSpec::random(0);
+        let chunks = crate::core::Chunks { beside_decode: 3, ..crate::core::Chunks::fixed(4) };
+        spec.run = RunShape {
+            decode_groups: 2,
+            credits: 3,
+            chunks,
+            max_rows: 6,
+            max_logit_rows: 5,
+            max_sequences: 2,
+            ..spec.run
+        };
+        let request = |want| SimRequest { at_ns: 0, prompt_tokens: 4, want, cancel_ns: None };
+        let generate = || request(Want::Generate { max_new_tokens: 9, end_tokens: [].into() });
+        spec.requests = vec![generate(), generate(), request(Want::Logits)];
+        spec
+    }
+
+    fn item(sequence: u64, first_position: u32, rows: usize) -> Item {
+        let logits = match (sequence, first_position as usize + rows) {
+            (2, _) => LogitRows::All,
+            (_, 4..) => LogitRows::Last,
+            _ => LogitRows::None,
+        };
+        let (sequence, tokens, blocks) = (SequenceId(sequence), vec![0; rows], [].into());
+        Item { sequence, first_position, tokens, blocks, logits }
+    }
+
+    fn batch(id: u64, credit: u32, items: &[Item]) -> Arc<MicroBatch> {
+        Arc::new(MicroBatch { id: MicroBatchId(id), credit, items: items.to_vec() })
+    }
+
+    fn enter(promises: &mut Promises<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        promises.act(&RunAction::Enter { micro_batch: Arc::clone(batch) })
+    }
+
+    fn emit(promises: &mut Promises<'_>, sequence: u64) -> Result<(), String> {
+        promises.act(&RunAction::Emit { sequence: SequenceId(sequence), token: 0 })
+    }
+
+    /// A micro-batch goes all the way.
+    fn pass(promises: &mut Promises<'_>, batch: &Arc<MicroBatch>) -> Result<(), String> {
+        enter(promises, batch)?;
+        promises.copied(batch)?;
+        promises.act(&RunAction::Collect { micro_batch: Arc::clone(batch) })?;
+        promises.collected(batch.id);
+        let wanted = batch.items.iter().filter(|item| item.logits == LogitRows::Last);
+        wanted.map(|item| item.sequence.0).try_for_each(|sequence| emit(promises, sequence))
+    }
+
+    #[track_caller]
+    fn refused(result: Result<(), String>, words: &str) {
+        let what = result.unwrap_err();
+        assert!(what.contains(words), "{what}");
+    }
+
+    #[test]
+    fn micro_batches_beyond_a_bound_are_noticed() {
+        let spec = spec();
+        let first = |items: &[Item], credit| enter(&mut Promises::new(&spec), &batch(0, credit, items));
+        first(&[item(0, 0, 4)], 0).unwrap();
+        refused(first(&[item(0, 0, 4), item(1, 0, 3)], 0), "7 rows where 6 fit");
+        refused(first(&[item(0, 0, 4), item(1, 0, 1)], 0), "5 rows of a chunk where 4 fit");
+        refused(first(&[item(0, 0, 1), item(1, 0, 1), item(2, 0, 1)], 0), "3 sequences where 2 fit");
+        refused(first(&[item(0, 0, 2), item(0, 2, 2)], 0), "not one item for each");
+        refused(first(&[], 0), "not one item for each");
+        refused(first(&[item(0, 0, 4)], 3), "credit 3 is not free");
+        refused(first(&[item(0, 1, 3)], 0), "where position 0 is next");
+        refused(first(&[Item { logits: LogitRows::None, ..item(0, 0, 4) }], 0), "should have logits of Last");
+        let few = SimSpec { run: RunShape { max_logit_rows: 3, ..spec.run.clone() }, ..spec.clone() };
+        refused(enter(&mut Promises::new(&few), &batch(0, 0, &[item(2, 0, 4)])), "4 logit rows where 3 fit");
+
+        let mut promises = Promises::new(&spec);
+        enter(&mut promises, &batch(0, 1, &[item(0, 0, 2)])).unwrap();
+        refused(enter(&mut promises, &batch(1, 1, &[item(0, 2, 2)])), "credit 1 is not free");
+    }
+
+    #[test]
+    fn prompts_keep_behind_decode_rows() {
+        let spec = spec();
+        let mut promises = Promises::new(&spec);
+        refused(enter(&mut promises, &batch(0, 0, &[item(0, 4, 1)])), "position 0 is next");
+        pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        refused(enter(&mut promises, &batch(1, 1, &[item(1, 0, 3)])), "prompts overtake decode rows");
+        let long = [item(0, 4, 1), item(1, 0, 3)];
+        refused(enter(&mut promises, &batch(1, 1, &long)), "4 rows of a chunk where 3 fit");
+        enter(&mut promises, &batch(1, 1, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
+        refused(enter(&mut promises, &batch(2, 2, &[item(0, 5, 1)])), "decodes without a token");
+    }
+
+    #[test]
+    fn nobody_gets_two_tokens_while_another_waits_for_one() {
+        let spec = spec();
+        let mut promises = Promises::new(&spec);
+        pass(&mut promises, &batch(0, 0, &[item(0, 0, 4)])).unwrap();
+        pass(&mut promises, &batch(1, 0, &[item(0, 4, 1), item(1, 0, 2)])).unwrap();
+        pass(&mut promises, &batch(2, 0, &[item(0, 5, 1), item(1, 2, 2)])).unwrap();
+        pass(&mut promises, &batch(3, 0, &[item(0, 6, 1)])).unwrap();
+        pass(&mut promises, &batch(4, 0, &[item(0, 7, 1)])).unwrap();
+        let late = pass(&mut promises, &batch(5, 0, &[item(1, 4, 1)]));
+        refused(late, "sequence 0 got 2 tokens between two of sequence 1");
+    }
+
+    #[test]
+    fn logits_are_read_once_and_whole() {
+        let spec = spec();
+        let mut promises = Promises::new(&spec);
+        let (half, rest) = (batch(0, 0, &[item(2, 0, 2)]), batch(1, 1, &[item(2, 2, 2)]));
+        enter(&mut promises, &half).unwrap();
+        let collect = |batch: &Arc<MicroBatch>| RunAction::Collect { micro_batch: Arc::clone(batch) };
+        refused(promises.act(&collect(&half)), "None has written there");
+        promises.copied(&half).unwrap();
+        refused(promises.copied(&half), "overwrites the logits");
+        promises.act(&collect(&half)).unwrap();
+        enter(&mut promises, &rest).unwrap();
+        let times = SequenceTimes::default();
+        let finished = Finished { reason: FinishReason::LogitsDone, prompt_tokens: 4, new_tokens: 0, times };
+        refused(
+            promises.act(&RunAction::Finish { sequence: SequenceId(2), finished }),
+            "got 2 rows of logits",
+        );
+        promises.act(&RunAction::Stop).unwrap();
+        refused(enter(&mut promises, &batch(2, 2, &[item(0, 0, 4)])), "after the end");
+    }
+}
