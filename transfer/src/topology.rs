@@ -155,4 +155,25 @@ mod tests {
         assert!(near < far);
         assert_eq!(topology.route(ids[0], DeviceId(9)), None);
     }
+
+    #[test]
+    fn each_discrete_end_adds_the_latency_of_its_bus() {
+        let (cpu, gpu) = (adapter(AdapterKind::Cpu), adapter(AdapterKind::Discrete));
+        let topology = Topology::infer(&[(DeviceId(0), &cpu), (DeviceId(1), &gpu), (DeviceId(2), &gpu)]);
+        let latency_us = |from, to| topology.link(DeviceId(from), DeviceId(to)).unwrap().latency_us;
+        assert_eq!([latency_us(0, 1), latency_us(1, 0), latency_us(1, 2)], [15.0, 15.0, 25.0]);
+    }
+
+    #[test]
+    fn a_transfer_takes_its_latency_and_its_bytes_at_the_rate() {
+        let (from, to) = (DeviceId(0), DeviceId(1));
+        let link = Link { from, to, latency_us: 7.0, bandwidth_bytes_per_s: 2e6 };
+        assert_eq!(link.time_us(30), 7.0 + 15.0);
+    }
+
+    #[test]
+    fn a_ring_takes_a_mebibyte_of_host_memory() {
+        assert_eq!(Route::HOST_STAGED.staging_bytes(), 1 << 20);
+        assert_eq!(Route::SameDevice.staging_bytes(), 0);
+    }
 }

@@ -199,6 +199,22 @@ fn a_chunk_leaves_while_the_one_before_enters() {
 }
 
 #[test]
+fn a_sender_waits_without_slots_and_is_idle_when_all_are_back() {
+    let route = Route::HostStaged { chunk_bytes: 10, depth: 1 };
+    let mut sender = Sender::new(route, Points::new(timeline(0, QueueKind::Download))).unwrap();
+    let (after, mut actions) = (timeline(0, QueueKind::Compute).at(1), Vec::new());
+    let free = SenderEvent::Free(ChunkFree { slot: 0, after });
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
+    sender.step(SenderEvent::Send { transfer: TransferId(1), bytes: 20, after }, &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (true, false));
+    // The second chunk takes the slot at once.
+    sender.step(free, &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, false));
+    sender.step(free, &mut actions).unwrap();
+    assert_eq!((sender.is_waiting(), sender.is_idle()), (false, true));
+}
+
+#[test]
 fn nothing_moves_on_one_device() {
     let points = |queue| Points::new(timeline(0, queue));
     let mut sender = Sender::new(Route::SameDevice, points(QueueKind::Download)).unwrap();
