@@ -9,6 +9,9 @@ use crate::weights::Weights;
 use serde::Serialize;
 use std::f64::consts::TAU;
 
+#[cfg(test)]
+mod tests;
+
 /// Largest count that any hyperparameter may have; keeps every product below within 64 bits.
 const LARGEST: u32 = 1 << 24;
 

@@ -124,6 +124,7 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 mod tests {
     use super::*;
     use crate::{Granularity, Model, test_models};
+    use proptest::prelude::*;
     use ragtag_kernels::Activations;
 
     /// Runs through the program with the bytes' owners in hand: what a node reads must still be what was written for it.
@@ -200,6 +201,37 @@ mod tests {
                 }
                 assert_eq!(crossed.iter().filter(|crossed| **crossed).count(), crossed.len() - 1);
             }
+        }
+    }
+
+    /// The definition of first fit, by trial: the lowest start that leaves all live tensors alone.
+    fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
+        let fits =
+            |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);
+        let starts = live.iter().map(|l| l.offset + l.bytes);
+        starts.chain([0]).filter(fits).min().unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// The lowest gap is also what bounds the total: with equal sizes, it is the largest live set.
+        #[test]
+        fn first_fit_takes_the_lowest_gap_that_is_large_enough(
+            sizes_and_lives in proptest::collection::vec((1u64..9, 0usize..12), 1..64),
+            equal in any::<bool>(),
+        ) {
+            let (mut live, mut peak, mut total): (Vec<Live>, u64, u64) = (Vec::new(), 0, 0);
+            for (now, (blocks, lives)) in sizes_and_lives.into_iter().enumerate() {
+                live.retain(|l| l.until >= now);
+                let bytes = ALIGNMENT_BYTES * if equal { 1 } else { blocks };
+                let expected = lowest_gap(&live, bytes);
+                let offset = first_fit(&mut live, bytes, now + lives);
+                prop_assert_eq!(offset, expected);
+                total = total.max(offset + bytes);
+                peak = peak.max(live.iter().map(|l| l.bytes).sum());
+            }
+            prop_assert!(!equal || total == peak, "{} bytes for {} live ones", total, peak);
         }
     }
 }

@@ -58,6 +58,30 @@ fn merges_by_score_not_by_length() {
 }
 
 #[test]
+fn of_equal_scores_the_smaller_id_merges_first() {
+    for (texts, expected) in [
+        (["bc", "ab", "▁", "a", "b", "c"], [FIRST + 2, FIRST + 3, FIRST]),
+        (["ab", "bc", "▁", "a", "b", "c"], [FIRST + 2, FIRST, FIRST + 5]),
+    ] {
+        let mut tokens = with_bytes(&texts);
+        tokens.iter_mut().for_each(|token| token.1 = 0.0);
+        let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+        assert_eq!(t.encode("abc", false).unwrap(), expected, "{texts:?}");
+    }
+}
+
+#[test]
+fn of_duplicate_texts_the_first_id_and_its_score_count() {
+    // The later "ab" would come before "bc", and the earlier one comes after it.
+    let mut tokens = with_bytes(&["bc", "ab", "▁", "a", "b", "c"]);
+    tokens.push(("ab".into(), 1.0, NORMAL));
+    let t = Tokenizer::from_metadata(&metadata(&tokens, specials)).unwrap();
+    let [bc, ab, space, a] = [FIRST, FIRST + 1, FIRST + 2, FIRST + 3];
+    assert_eq!(t.encode("ab", false).unwrap(), [space, ab]);
+    assert_eq!(t.encode("abc", false).unwrap(), [space, a, bc]);
+}
+
+#[test]
 fn unknown_characters_become_bytes_and_come_back() {
     let t = tokenizer(&["▁", "a"]);
     let ids = t.encode("a€", false).unwrap();

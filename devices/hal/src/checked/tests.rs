@@ -482,6 +482,23 @@ fn dispatches_keep_to_their_abi() {
     }
 }
 
+#[test]
+fn bindings_hold_at_least_their_extent_and_at_most_the_limit() {
+    let mut b = Bench::new();
+    for (bytes, refusal) in [
+        (63, Some(["sum, binding 0: 63 bytes", "ask for 64"])),
+        (64, None),
+        (256, None),
+        (257, Some(["sum, binding 0: 257 bytes", "at most 256"])),
+    ] {
+        let result = b.run(QueueKind::Compute, changed(|d| d.bindings[0].range.bytes = bytes));
+        match refusal {
+            Some(words) => b.refused(result, &words),
+            None => b.passes(result, "submit"),
+        }
+    }
+}
+
 /// As `SUM`, but all bindings are read.
 static READS: EntryAbi =
     EntryAbi { name: "reads", bindings: &[Access::Read, Access::Read], constants: 0, extents: |_, _| {} };

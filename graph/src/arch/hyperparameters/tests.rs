@@ -1,0 +1,111 @@
+//! Numbers of small files made by hand, and the rotary frequencies that follow from them.
+
+use super::*;
+use crate::gguf::{ModelFile, ToValue, Writer};
+use crate::source::MemorySource;
+use crate::weights::TensorInfo;
+use ragtag_kernels::TensorType;
+use std::sync::Arc;
+
+/// Metadata of a Llama with two heads of 16 values, two layers and 8 tokens; `more` adds keys.
+fn read(more: impl FnOnce(&mut Writer)) -> Result<Hyperparameters, ModelError> {
+    let mut w = Writer::new();
+    w.put("general.architecture", "llama");
+    w.put("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+    for (key, value) in [
+        ("block_count", 2u32),
+        ("context_length", 128),
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 2),
+    ] {
+        w.put(&format!("llama.{key}"), value);
+    }
+    more(&mut w);
+    let source = Arc::new(MemorySource::new("m.gguf", w.header()));
+    let metadata = ModelFile::open(vec![source])?.metadata;
+    let (name, shape) = ("token_embd.weight".into(), vec![32, 8]);
+    let table = TensorInfo { name, tensor_type: TensorType::F32, shape, shard: 0, offset: 0, bytes: 1024 };
+    Hyperparameters::read(&metadata, &Weights::new(vec![], vec![table])?)
+}
+
+fn with(key: &str, value: impl ToValue) -> Result<Hyperparameters, ModelError> {
+    read(|w| w.put(&format!("llama.{key}"), value))
+}
+
+#[track_caller]
+fn assert_close(found: &[f32], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((f64::from(*found) / expected - 1.0).abs() < 1e-6, "{found} for {expected}");
+    }
+}
+
+#[test]
+fn rope_factors_divide_the_frequencies() {
+    let h = read(|_| ()).unwrap();
+    let plain =
+        [1.0, 10f64.powf(-0.5), 0.1, 10f64.powf(-1.5), 0.01, 10f64.powf(-2.5), 0.001, 10f64.powf(-3.5)];
+    assert_close(&h.inverse_frequencies(None), &plain);
+    let factors = [1.0, 1.0, 2.0, 4.0, 8.0, 8.0, 16.0, 0.5];
+    let divided: Vec<f64> = plain.iter().zip(factors).map(|(f, factor)| f / factor).collect();
+    assert_close(&h.inverse_frequencies(Some(&factors.map(|factor| factor as f32))), &divided);
+}
+
+#[test]
+fn linear_scaling_divides_positions() {
+    let scaled = |kind: Option<&str>| {
+        read(|w| {
+            w.put("llama.rope.scaling.factor", 4f32);
+            kind.iter().for_each(|kind| w.put("llama.rope.scaling.type", *kind));
+        })
+    };
+    let plain = read(|_| ()).unwrap().inverse_frequencies(None);
+    for (kind, divisor) in [(None, 4.0), (Some("linear"), 4.0), (Some("none"), 1.0)] {
+        let h = scaled(kind).unwrap();
+        assert_eq!(h.rope_scale, divisor, "{kind:?}");
+        let expected: Vec<f64> = plain.iter().map(|f| f64::from(*f) / f64::from(divisor)).collect();
+        assert_close(&h.inverse_frequencies(None), &expected);
+    }
+    let message = scaled(Some("yarn")).unwrap_err().to_string();
+    assert!(message.contains("rotary scaling of type \"yarn\" (llama.rope.scaling.type)"), "{message}");
+}
+
+/// The exponents run over the values that rotate, not over the whole head.
+#[test]
+fn partial_rotation_spreads_the_frequencies_over_the_rotating_values() {
+    let h = with("rope.dimension_count", 8u32).unwrap();
+    assert_eq!((h.rope_dimensions, h.head_dimensions), (8, 16));
+    assert_close(&h.inverse_frequencies(None), &[1.0, 0.1, 0.01, 0.001]);
+}
+
+#[test]
+fn numbers_that_are_left_out_follow_from_others() {
+    let h = read(|_| ()).unwrap();
+    assert_eq!((h.kv_heads, h.head_dimensions, h.rope_dimensions), (2, 16, 16));
+    assert_eq!((h.rope_base, h.rope_scale, h.vocabulary), (10_000.0, 1.0, 8));
+    assert_eq!((h.name, h.rope_llama3, h.has_rope_factors), (None, None, false));
+    assert_eq!(with("rope.freq_base", 500_000f32).unwrap().rope_base, 500_000.0);
+    assert_eq!(with("attention.head_count_kv", 1u32).unwrap().kv_heads, 1);
+}
+
+#[test]
+fn numbers_that_do_not_go_together_are_refused() {
+    let fails = |key: &str, value: u32| with(key, value).unwrap_err().to_string();
+    assert!(fails("attention.head_count_kv", 3).contains("2 heads cannot share 3 key-value heads"));
+    assert!(fails("rope.dimension_count", 7).contains("7 of 16 dimensions cannot rotate"));
+    assert!(fails("rope.dimension_count", 18).contains("18 of 16 dimensions cannot rotate"));
+    assert!(fails("attention.value_length", 8).contains("attention.value_length other than the key length"));
+    assert!(fails("expert_count", 1).contains("a mixture of experts (llama.expert_count)"));
+}
+
+#[test]
+fn numbers_at_their_limits_are_accepted() {
+    assert_eq!(with("rope.dimension_count", 16u32).unwrap().rope_dimensions, 16);
+    assert_eq!(with("attention.value_length", 16u32).unwrap().head_dimensions, 16);
+    assert!(with("expert_count", 0u32).is_ok());
+    // Two heads of this many values are just within the limit of 2^24.
+    assert_eq!(with("attention.key_length", LARGEST / 2).unwrap().head_dimensions, LARGEST / 2);
+    let message = with("attention.key_length", LARGEST / 2 + 2).unwrap_err().to_string();
+    assert!(message.contains("llama.attention.key_length: 2 heads of 8388610"), "{message}");
+}
