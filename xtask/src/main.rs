@@ -7,6 +7,7 @@
 
 mod checks;
 mod kernels;
+mod mutants;
 mod schemas;
 mod support;
 mod tidy;
@@ -31,6 +32,8 @@ enum Task {
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
     Ci,
+    /// Try a seeded sample of an area's mutants; those that no test notices must be accepted in docs/mutants.md.
+    Mutants(mutants::Args),
     /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
     Kernels(kernels::Args),
     /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Test => checks::test(&root()),
         Task::Tidy => tidy::run(&root()),
         Task::Ci => checks::ci(&root()),
+        Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
         Task::Schemas => schemas::run(&root()),

@@ -1,0 +1,212 @@
+//! Seeded samples of cargo-mutants' mutants: whether the tests nearest to an area notice when it is changed.
+//!
+//! A mutant that no test notices fails the task, unless docs/mutants.md lists it with a reason.
+
+use std::collections::BTreeMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// What to sample.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The code to change.
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(AREAS.map(|area| area.name)))]
+    area: String,
+    /// Chooses the sample.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Mutants to try.
+    #[arg(long, default_value_t = 50)]
+    sample: usize,
+}
+
+/// A part of the code, with the tests nearest to it.
+struct Area {
+    name: &'static str,
+    /// Globs of its files.
+    files: &'static [&'static str],
+    /// Globs of files that other tests cover.
+    without: &'static [&'static str],
+    /// The package whose tests run.
+    tests: &'static str,
+    /// Which of its tests, and how they are built.
+    options: &'static [&'static str],
+}
+
+const fn area(name: &'static str, files: &'static [&'static str], tests: &'static str) -> Area {
+    Area { name, files, without: &[], tests, options: &["--lib"] }
+}
+
+const AREAS: [Area; 8] = [
+    area("scheduler-core", &["scheduler/src/core/**"], "ragtag-scheduler"),
+    area("planner", &["scheduler/src/planner/**"], "ragtag-scheduler"),
+    area("transfer", &["transfer/src/**"], "ragtag-transfer"),
+    area("hal-checked", &["devices/hal/src/checked.rs", "devices/hal/src/checked/**"], "ragtag-hal"),
+    area("graph-arch", &["graph/src/arch/**"], "ragtag-graph"),
+    area("graph-compile", &["graph/src/compile/**"], "ragtag-graph"),
+    area("graph-tokenizer", &["graph/src/tokenizer/**"], "ragtag-graph"),
+    Area {
+        name: "cpu-kernels",
+        files: &["kernels/src/host/**"],
+        // Only CI's other machines run these instructions.
+        without: &["kernels/src/host/neon.rs", "kernels/src/host/avx512.rs"],
+        tests: "ragtag-kernels",
+        // Optimised kernels take a minute to build.
+        options: &["--test", "host", "--config", "profile.dev.package.ragtag-kernels.opt-level=1"],
+    },
+];
+
+/// Seconds that the tests may take before a mutant counts as hanging.
+const TIMEOUT_S: &str = "120";
+
+/// Where survivors are accepted.
+const ACCEPTED: &str = "docs/mutants.md";
+
+/// Runs the sample.
+///
+/// # Errors
+/// A mutant survives that [`ACCEPTED`] does not list, or cargo-mutants is missing or fails.
+pub fn run(root: &Path, args: &Args) -> Result<(), String> {
+    let area = AREAS.iter().find(|area| area.name == args.area).ok_or("no such area")?;
+    let listed = std::fs::read_to_string(root.join(ACCEPTED)).map_err(|e| format!("{ACCEPTED}: {e}"))?;
+    let accepted = accepted(&listed)?;
+    let all = list(root, area)?;
+    let chosen = sample(&all, args.seed, args.sample);
+    println!("{}: {} of {} mutants, seed {}", area.name, chosen.len(), all.len(), args.seed);
+    let results = root.join("target/mutants").join(area.name);
+    try_out(root, area, &chosen, &results)?;
+    let outcome = |name: &str| -> Result<Vec<String>, String> {
+        let path = results.join("mutants.out").join(name);
+        let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(text.lines().map(str::to_owned).collect())
+    };
+    let (caught, missed) = (outcome("caught.txt")?.len(), outcome("missed.txt")?);
+    let (unviable, timeouts) = (outcome("unviable.txt")?.len(), outcome("timeout.txt")?.len());
+    // A test that hangs fails.
+    let (noticed, viable) = (caught + timeouts, caught + timeouts + missed.len());
+    let share = 100.0 * noticed as f64 / viable.max(1) as f64;
+    println!("caught {caught}, missed {}, timeouts {timeouts}, unviable {unviable}", missed.len());
+    println!("{share:.0} % of the {viable} that compile were noticed");
+    let mut unlisted = 0;
+    for mutant in &missed {
+        let reason = accepted.get(&*without_position(mutant));
+        unlisted += usize::from(reason.is_none());
+        println!("survived: {mutant} ({})", reason.unwrap_or(&"not accepted"));
+    }
+    match unlisted {
+        0 => Ok(()),
+        _ => Err(format!(
+            "{unlisted} survivors: write tests for them, or list them in {ACCEPTED} with a reason"
+        )),
+    }
+}
+
+/// cargo-mutants with the area's files.
+fn mutants(root: &Path, area: &Area) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(root).args(["mutants", "--workspace", "--colors", "never"]);
+    command.args(area.files.iter().flat_map(|glob| ["--file", glob]));
+    command.args(area.without.iter().flat_map(|glob| ["--exclude", glob]));
+    command
+}
+
+/// The names of all mutants of an area.
+fn list(root: &Path, area: &Area) -> Result<Vec<String>, String> {
+    let output = mutants(root, area).arg("--list").stderr(Stdio::piped()).output();
+    let Output { status, stdout, stderr } = output.map_err(|e| format!("cannot start cargo: {e}"))?;
+    let complaint = String::from_utf8_lossy(&stderr);
+    if complaint.contains("no such command") {
+        return Err("cargo-mutants is not installed: cargo install cargo-mutants --locked".into());
+    }
+    if !status.success() {
+        return Err(format!("cargo mutants --list failed: {complaint}"));
+    }
+    Ok(String::from_utf8_lossy(&stdout).lines().map(str::to_owned).collect())
+}
+
+/// This many of the mutants, in the order of a hash with the seed.
+fn sample(all: &[String], seed: u64, count: usize) -> Vec<&str> {
+    let rank = |mutant: &&str| {
+        let mut hasher = DefaultHasher::new();
+        (seed, *mutant).hash(&mut hasher);
+        hasher.finish()
+    };
+    let mut chosen: Vec<&str> = all.iter().map(String::as_str).collect();
+    chosen.sort_by_cached_key(rank);
+    chosen.truncate(count);
+    chosen
+}
+
+/// Builds and tests each mutant. What was built stays for the next time.
+fn try_out(root: &Path, area: &Area, chosen: &[&str], results: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(results).map_err(|e| format!("{}: {e}", results.display()))?;
+    let names: Vec<String> = chosen.iter().map(|name| escaped(name)).collect();
+    let mut command = mutants(root, area);
+    command.env("CARGO_TARGET_DIR", root.join("target/mutants"));
+    command.arg("--re").arg(format!("^(?:{})$", names.join("|"))).arg("--output").arg(results);
+    command.args(["--test-package", area.tests, "--timeout", TIMEOUT_S, "--", "--locked"]).args(area.options);
+    let status = command.status().map_err(|e| format!("cannot start cargo: {e}"))?;
+    match status.code() {
+        // All caught, some missed, some timed out.
+        Some(0 | 2 | 3) => Ok(()),
+        _ => Err(format!("cargo mutants failed ({status}); {} has its logs", results.display())),
+    }
+}
+
+/// A regular expression for this text alone.
+fn escaped(text: &str) -> String {
+    // An escaped `<` would be the start of a word.
+    let escape = |c: char| if r"\.+*?()|[]{}^$".contains(c) { format!("\\{c}") } else { c.to_string() };
+    text.chars().map(escape).collect()
+}
+
+/// The mutant's name without line and column, so that code may move: of `file:line:column: change`.
+fn without_position(mutant: &str) -> String {
+    let mut parts = mutant.splitn(4, ':');
+    match [parts.next(), parts.next(), parts.next(), parts.next()] {
+        [Some(file), Some(_), Some(_), Some(change)] => format!("{file}:{change}"),
+        _ => mutant.to_owned(),
+    }
+}
+
+/// The accepted mutants of the page, each with its reason: lines of the form "- `mutant`: reason".
+fn accepted(page: &str) -> Result<BTreeMap<&str, &str>, String> {
+    let entry = |line| {
+        let (mutant, reason): (&str, &str) =
+            str::split_once(line, "`: ").ok_or_else(|| format!("{ACCEPTED}: no reason for {line}"))?;
+        Ok((mutant, reason))
+    };
+    page.lines().filter_map(|line| line.strip_prefix("- `")).map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_depends_on_its_seed_alone() {
+        let all: Vec<String> = (0..200).map(|n| format!("mutant {n}")).collect();
+        let chosen = sample(&all, 7, 50);
+        let reversed: Vec<String> = all.iter().rev().cloned().collect();
+        assert_eq!(chosen, sample(&reversed, 7, 50));
+        assert_ne!(chosen, sample(&all, 8, 50));
+        assert_eq!((chosen.len(), sample(&all, 7, 500).len()), (50, 200));
+    }
+
+    #[test]
+    fn only_what_means_something_in_an_expression_is_escaped() {
+        assert_eq!(escaped("f -> Vec<u8> with vec![]"), r"f -> Vec<u8> with vec!\[\]");
+    }
+
+    #[test]
+    fn accepted_mutants_are_found_wherever_their_line_is() {
+        let page = "# Title\n- `a/b.rs: replace || with && in f`: Both are the same.\n";
+        let found = accepted(page).unwrap();
+        let name = without_position("a/b.rs:12:34: replace || with && in f");
+        assert_eq!(found.get(&*name), Some(&"Both are the same."));
+        assert!(!found.contains_key(&*without_position("a/b.rs:12:34: replace || with && in g")));
+        assert!(accepted("- `a/b.rs: replace f with ()`\n").unwrap_err().contains("no reason"));
+    }
+}
