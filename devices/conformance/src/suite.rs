@@ -55,10 +55,11 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Of so many in turn, those that come to the variant at `place` of the part.
-    fn at(place: usize, one_in: usize) -> Self {
+    /// The share of the variant at `place` of the part: neighbours take different ones, and each takes another at the next
+    /// turn.
+    fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
-        Self { first: place % one_in, one_in }
+        Self { first: (place % one_in + turn % one_in) % one_in, one_in }
     }
 
     pub(crate) fn of<T>(self, shapes: Vec<T>) -> impl Iterator<Item = T> {
@@ -66,12 +67,12 @@ impl Listed {
     }
 }
 
-/// One of so many equal parts of the kernels' variants, every so manieth of the table: what one of several alike devices tries.
+/// One of several equal parts of the kernels' variants: every `of`th of the table. Alike devices try one part each.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// How many parts there are; none counts as one.
+    /// Number of parts; 0 counts as 1.
     pub of: usize,
-    /// Which of them, from 0.
+    /// Number of the part, from 0.
     pub index: usize,
 }
 
@@ -88,6 +89,7 @@ pub struct Suite<'a> {
     part: Part,
     shapes: Shapes,
     listed_one_in: usize,
+    listed_turn: usize,
     known: &'a [KnownFailure],
 }
 
@@ -102,20 +104,21 @@ impl<'a> Suite<'a> {
         Self { only: pattern, ..self }
     }
 
-    /// Of the kernels' variants only a part; all other tests as well.
-    pub fn part(self, part: Part) -> Self {
-        Self { part, ..self }
-    }
-
     /// Other random shapes than a few, the same ones everywhere.
     pub fn shapes(self, shapes: Shapes) -> Self {
         Self { shapes, ..self }
     }
 
-    /// Of the shapes that are listed for each variant one in so many, others for its neighbours in the part; none counts as
-    /// one.
-    pub fn listed_one_in(self, listed_one_in: usize) -> Self {
-        Self { listed_one_in, ..self }
+    /// Only a share of the kernels' variants, with one in so many of the listed shapes of each (0 counts as 1); all other
+    /// tests as well. The seed chooses the shares and the random shapes: the devices that divide the suite exchange parts
+    /// from seed to seed. Over `part.of` · `listed_one_in` seeds in a row each device tries every listed shape of every
+    /// variant once.
+    pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
+        let of = part.of.max(1);
+        let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);
+        let part = Part { of, index: (part.index + index as usize) % of };
+        let shapes = Shapes { seed, ..self.shapes };
+        Self { part, listed_one_in, listed_turn: turn as usize, shapes, ..self }
     }
 
     /// What the adapter is known not to do. Such a failure is reported as skipped, with its reason; a test that passes
@@ -219,7 +222,8 @@ impl Entry {
         match self {
             Entry::Device(test) => (test.run)(bench),
             Entry::Kernel((place, variant)) => {
-                kernels::run(bench, variant, Listed::at(place, suite.listed_one_in), suite.shapes)
+                let listed = Listed::at(place, suite.listed_turn, suite.listed_one_in);
+                kernels::run(bench, variant, listed, suite.shapes)
             }
         }
     }
@@ -258,8 +262,51 @@ mod tests {
 
     #[test]
     fn neighbours_try_all_listed_shapes_together() {
-        let of = |place, one_in| Listed::at(place, one_in).of((0..8).collect()).collect::<Vec<_>>();
-        assert_eq!([5, 6, 7].map(|place| of(place, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
-        assert_eq!([of(3, 0), of(3, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
+        let of =
+            |place, turn, one_in| Listed::at(place, turn, one_in).of((0..8).collect()).collect::<Vec<_>>();
+        assert_eq!([5, 6, 7].map(|place| of(place, 0, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
+        assert_eq!([5, 6, 7].map(|turn| of(0, turn, 3)), [vec![2, 5], vec![0, 3, 6], vec![1, 4, 7]]);
+        assert_eq!([of(3, 2, 0), of(3, 2, 1)], [(0..8).collect::<Vec<_>>(), (0..8).collect()]);
+    }
+
+    /// What a device tries with a seed: each variant with the first of its listed shapes.
+    fn tried(of: usize, index: usize, seed: u64) -> Vec<(String, usize)> {
+        let suite = Suite::new().only("kernel/").by_turns(Part { of, index }, 3, seed);
+        assert_eq!(suite.shapes.seeds().next(), Some(seed));
+        let first = |entry: Entry| match entry {
+            Entry::Kernel((place, _)) => {
+                (entry.name(), Listed::at(place, suite.listed_turn, suite.listed_one_in).first)
+            }
+            Entry::Device(_) => unreachable!("only kernels were asked for"),
+        };
+        suite.entries().map(first).collect()
+    }
+
+    #[test]
+    fn over_all_seeds_each_device_tries_each_shape_of_each_variant_once() {
+        let variants = ragtag_kernels::variants().len();
+        for of in [1, 2, 3, 4, 6] {
+            // Seeds are hashes: any run of them, up to the last.
+            for from in [0, u64::from(u32::MAX) - 7] {
+                for index in 0..of {
+                    let seeds = from..from + 3 * of as u64;
+                    let mut all: Vec<_> = seeds.flat_map(|seed| tried(of, index, seed)).collect();
+                    all.sort();
+                    all.dedup();
+                    assert_eq!(all.len(), 3 * variants, "device {index} of {of}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn with_any_seed_the_devices_together_try_each_variant_once() {
+        for seed in [0, 1, 5, u64::from(u32::MAX)] {
+            let mut names: Vec<_> =
+                (0..4).flat_map(|index| tried(4, index, seed)).map(|(name, _)| name).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), ragtag_kernels::variants().len(), "seed {seed}");
+        }
     }
 }

@@ -6,5 +6,5 @@ mod support;
 
 #[test]
 fn every_cuda_device() {
-    support::every_device_of("cuda");
+    support::every_device_of("cuda", "CUDA driver");
 }

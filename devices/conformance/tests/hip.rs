@@ -12,7 +12,7 @@ use test_drivers::{rocblas_kernels, with_hip_on_opencl};
 
 #[test]
 fn every_hip_device() {
-    support::every_device_of("hip");
+    support::every_device_of("hip", "HIP driver");
 }
 
 /// One device of the stand-in is enough: OpenCL's own are tried with the OpenCL backend. Where OpenCL devices are wanted,
@@ -20,7 +20,7 @@ fn every_hip_device() {
 #[test]
 fn the_stand_in_on_opencl() {
     with_hip_on_opencl("the_stand_in_on_opencl", &[("HIP_VISIBLE_DEVICES", "0")], || {
-        let devices = support::every_device_of("hip");
+        let devices = support::every_device_of("hip", "OpenCL driver");
         assert!(devices == 1 || std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "no device");
     });
 }
@@ -35,7 +35,7 @@ fn matrix_units(test: &str, architecture: &str, names: &str) {
         let adapters = match support::adapters(&backends, "hip") {
             Ok(adapters) => adapters,
             Err(why) if std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some() => panic!("{why}"),
-            Err(why) => return println!("skipped: HIP on OpenCL: {why}"),
+            Err(why) => return test_support::skip!("OpenCL driver", "HIP on OpenCL: {why}"),
         };
         for adapter in adapters {
             let report = support::run_on(&backends, &adapter, Suite::new().only(names));
@@ -57,9 +57,10 @@ fn products_by_a_library() {
     with_hip_on_opencl("products_by_a_library", &variables, || {
         for (gemm, preferred) in [(GemmChoice::Own, None), (GemmChoice::Library, Some(true))] {
             let backends = Backends::new(&Config { gemm, ..Config::default() });
-            let Ok(adapters) = support::adapters(&backends, "hip") else {
-                assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "no device");
-                return println!("skipped: HIP on OpenCL has no device");
+            let adapters = match support::adapters(&backends, "hip") {
+                Ok(adapters) => adapters,
+                Err(why) if std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_some() => panic!("{why}"),
+                Err(why) => return test_support::skip!("OpenCL driver", "HIP on OpenCL: {why}"),
             };
             let found = adapters[0].caps.gemm.as_ref();
             assert_eq!(found.map(|library| library.preferred), preferred, "{found:?}");

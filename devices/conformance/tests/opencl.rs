@@ -6,5 +6,5 @@ mod support;
 
 #[test]
 fn every_opencl_device() {
-    support::every_device_of("opencl");
+    support::every_device_of("opencl", "OpenCL driver");
 }

@@ -7,7 +7,7 @@ mod support;
 /// As many as `RAGTAG_TEST_VULKAN_ADAPTERS` says, where it does.
 #[test]
 fn every_wgpu_device() {
-    let devices = support::every_device_of("wgpu");
+    let devices = support::every_device_of("wgpu", "Vulkan driver");
     let wanted = std::env::var("RAGTAG_TEST_VULKAN_ADAPTERS").ok();
     if let Some(wanted) = wanted.and_then(|count| count.parse::<usize>().ok()) {
         assert_eq!(devices, wanted, "adapters");

@@ -18,31 +18,38 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
     }
 }
 
-/// Runs the suite on each device of a backend, and says how many there are. Devices that are parts of the processor are tried
-/// side by side: their drivers compile on one core each.
+/// Runs the suite on each device of a backend and returns their number; without any it skips for the missing thing. Devices that are parts of the processor are tried side
+/// by side: their drivers compile on one core each.
 ///
-/// Drivers that compile for the processor take long for all variants of all kernels. Alike devices deal these among each
-/// other: twins of one driver, and of APIs that run shaders all that the processor executes. Of these Vulkan's have one half of
-/// the variants and wgpu's the other, with `RAGTAG_TEST_SEED` by turns; shaders run slowly there, too, and are tried with some
-/// of the shapes. `RAGTAG_TEST_ALL` asks for all of it on each.
+/// Drivers that compile for the processor take long for all variants of all kernels. Alike devices divide these: twins of one
+/// driver, and of APIs that run shaders all that the processor executes. Vulkan's devices have one half of the variants and
+/// wgpu's the other; shaders run slowly there, too, and are tried with some of the shapes. `RAGTAG_TEST_SEED` rotates all of
+/// this. `RAGTAG_TEST_ALL` asks for the whole suite on each device.
 #[track_caller]
-pub fn every_device_of(name: &str) -> usize {
+pub fn every_device_of(name: &str, missing: &str) -> usize {
     let backends = Backends::new(&Config::default());
     let adapters = match adapters(&backends, name) {
         Ok(adapters) => adapters,
         Err(why) => {
-            println!("skipped: {name}: {why}");
+            test_support::skip!(missing, "{why}");
             return 0;
         }
     };
+    let (repeat, seed) = (repeat(), test_support::seed());
+    println!("{repeat}");
     let (parts, others): (Vec<_>, Vec<_>) =
         adapters.iter().partition(|adapter| adapter.kind == AdapterKind::Software);
     std::thread::scope(|scope| {
         let running: Vec<_> = parts
             .iter()
-            .map(|one| scope.spawn(|| try_device(&backends, one, of_part(one, &parts))))
+            .map(|one| (one, of_part(one, &parts)))
+            .map(|(one, suite)| {
+                let (backends, repeat) = (&backends, &repeat);
+                scope.spawn(move || try_device(backends, one, suite, repeat))
+            })
             .collect();
-        others.into_iter().for_each(|one| try_device(&backends, one, Suite::new()));
+        let whole = Suite::new().by_turns(Part::default(), 1, seed);
+        others.into_iter().for_each(|one| try_device(&backends, one, whole, &repeat));
         for device in running {
             device.join().unwrap_or_else(|failure| std::panic::resume_unwind(failure));
         }
@@ -50,24 +57,27 @@ pub fn every_device_of(name: &str) -> usize {
     adapters.len()
 }
 
-/// What is tried on one of a backend's devices that are parts of the processor.
+/// The command that repeats the current test with its seed.
+pub fn repeat() -> String {
+    let (thread, seed) = (std::thread::current(), test_support::seed());
+    let (file, test) = (env!("CARGO_CRATE_NAME"), thread.name().unwrap_or_default());
+    format!("RAGTAG_TEST_SEED={seed} cargo test -p ragtag-conformance --test {file} -- {test}")
+}
+
+/// The share of the suite for one of a backend's devices that are parts of the processor.
 fn of_part(one: &Adapter, all: &[&Adapter]) -> Suite<'static> {
+    let seed = test_support::seed();
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
-        return Suite::new();
+        return Suite::new().by_turns(Part::default(), 1, seed);
     }
     let shades = ["vulkan", "wgpu"].contains(&&*one.backend);
     let alike: Vec<_> = all.iter().filter(|other| shades || other.driver == one.driver).collect();
     let place = alike.iter().position(|other| other.index == one.index).unwrap_or_default();
     if !shades {
-        return Suite::new().part(Part { of: alike.len(), index: place });
+        return Suite::new().by_turns(Part { of: alike.len(), index: place }, 1, seed);
     }
-    let turn = (seed() + usize::from(one.backend == "wgpu")) % 2;
-    Suite::new().part(Part { of: 2 * alike.len(), index: 2 * place + turn }).listed_one_in(SOME)
-}
-
-/// What `RAGTAG_TEST_SEED` says, or 0.
-fn seed() -> usize {
-    std::env::var("RAGTAG_TEST_SEED").map_or(0, |seed| seed.parse().expect("RAGTAG_TEST_SEED is a number"))
+    let half = usize::from(one.backend == "wgpu");
+    Suite::new().by_turns(Part { of: 2 * alike.len(), index: 2 * place + half }, SOME, seed)
 }
 
 /// Runs a suite on an adapter.
@@ -79,7 +89,7 @@ pub fn run_on(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) -> Repor
     suite.run(adapter, open, |_| {})
 }
 
-fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) {
+fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>, repeat: &str) {
     let report = run_on(backends, adapter, suite);
     let name = format!("{} ({}, {})", adapter.label(), adapter.name, adapter.driver);
     let mut passed = 0;
@@ -94,6 +104,6 @@ fn try_device(backends: &Backends, adapter: &Adapter, suite: Suite<'_>) {
     }
     println!("{name}: {passed} of {} tests passed", report.tests.len());
     let failures: Vec<_> = report.failures().collect();
-    assert!(failures.is_empty(), "{name}: {failures:#?}");
+    assert!(failures.is_empty(), "{name}: {failures:#?}\nrepeat with: {repeat}");
     assert!(passed > 10, "{name}: only {passed} tests passed");
 }
