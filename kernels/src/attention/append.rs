@@ -18,7 +18,7 @@
 //! sequence, position or any of whose blocks do not exist.
 
 use super::partial::{expected, partials_bytes};
-use super::{random_scene, scene};
+use super::{LONG, random_scene, scene};
 use crate::abi::IMPOSSIBLE;
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, KvType};
@@ -80,6 +80,9 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         (Some(66), [2, 1, 20, 6], INTERLEAVED, 2),
         (Some(101), [20, 2, 256, 256], HALVES, 2),
         (None, [4, 2, 64, 64], HALVES, 2),
+        (Some(LONG[0] - 1), [2, 1, 64, 64], HALVES, 1),
+        (Some(LONG[1] - 1), [2, 1, 64, 64], INTERLEAVED, 3),
+        (Some(LONG[2] - 1), [2, 1, 64, 64], HALVES, 5),
     ] {
         let rope = (rope_dims, pairing);
         out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits));

@@ -29,7 +29,7 @@ use crate::kernel::{Kernel, KvType};
 use crate::params::BLOCK_TOKENS;
 use crate::rope_append::cache_bytes;
 use ragtag_hal::{Access, EntryAbi};
-use scene::{Scene, random_scene, scene};
+use scene::{LONG, Scene, random_scene, scene};
 
 /// Rows that one group computes.
 pub const TILE_ROWS: u32 = 8;
@@ -94,6 +94,8 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     ] {
         out.push(case(&mut random, kv_type, capacity, &starts, [heads, kv_heads, head_dim]));
     }
+    // A few rows at the end of many positions.
+    out.extend(LONG.map(|seen| case(&mut random, kv_type, 3, &[(seen - 3, 3)], [2, 1, 64])));
     out.extend([[2, 1, 64], [2, 1, 20]].map(|heads| not_finite(&mut random, kv_type, heads)));
     out
 }

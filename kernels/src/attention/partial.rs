@@ -18,7 +18,7 @@
 //! e^(score − largest). Of an empty run the sum is zero, and so it is of every run of a row whose sequence, position or blocks
 //! do not exist; the rest of such a run is not read. [`merge`](super::merge) brings the runs together.
 
-use super::{Scene, random_scene, scene};
+use super::{LONG, Scene, random_scene, scene};
 use crate::abi::{IMPOSSIBLE, words};
 use crate::cases::{Build, Case, Content, Random};
 use crate::kernel::{Kernel, KvType};
@@ -91,6 +91,10 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     ] {
         let scene = scene(&mut random, kv_type, (capacity, heads, kv_heads, head_dim), &starts);
         out.push(case(Kernel::AttentionPartial(kv_type), &scene, splits));
+    }
+    for seen in LONG {
+        let scene = scene(&mut random, kv_type, (3, 2, 1, 64), &[(seen - 3, 3)]);
+        out.push(case(Kernel::AttentionPartial(kv_type), &scene, 3));
     }
     out.extend([f32::NAN, f32::INFINITY].map(|value| not_finite(&mut random, kv_type, value)));
     out

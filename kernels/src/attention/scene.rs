@@ -31,6 +31,9 @@ impl Cache {
     }
 }
 
+/// Positions that the longest cases see. Past 256, 1,024 and 4,096 kernels take further steps, or other ways.
+pub(super) const LONG: [u32; 3] = [300, 1100, 5000];
+
 /// Keys and values of a kv head: `[positions][head dimension]`.
 type KeysValues = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
@@ -176,7 +179,9 @@ pub(super) fn scene(
     (capacity, heads, kv_heads, head_dim): (usize, usize, usize, usize),
     starts: &[(u32, u32)],
 ) -> Scene {
-    let (table_blocks, cache_blocks) = (13, 13 * starts.len() + 3);
+    let seen = starts.iter().map(|(first, count)| (first + count) as usize).max().unwrap_or_default();
+    let table_blocks = seen.div_ceil(BLOCK_TOKENS).max(13);
+    let cache_blocks = table_blocks * starts.len() + 3;
     let lying = starts.len() as u32; // a sequence whose table names a block that does not exist
     let shape = ParamsShape {
         rows: capacity as u32,
@@ -220,7 +225,7 @@ pub(super) fn scene(
         all_kv.push(kv);
     }
     params.tables.push(vec![cache_blocks as u32; table_blocks]);
-    for (sequence, position) in [(lying, 3), (lying + 1, 0), (0, 16 * table_blocks as u32)] {
+    for (sequence, position) in [(lying, 3), (lying + 1, 0), (0, (BLOCK_TOKENS * table_blocks) as u32)] {
         if params.positions.len() < capacity {
             params.positions.push(position);
             params.row_sequences.push(sequence);

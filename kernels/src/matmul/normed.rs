@@ -124,7 +124,8 @@ fn case(
     dequantise(tensor_type, &file, &mut weights).expect("n rows of k are whole blocks");
 
     let epsilon = 1e-5_f32;
-    let (x, norm) = (random.floats(shape.capacity * k, 2.0), random.floats(k, 1.5));
+    let (mut x, norm) = (random.floats(shape.capacity * k, 2.0), random.floats(k, 1.5));
+    crate::rms_norm::small_rows(&mut x, k);
     let is_gated = matches!(kernel, Kernel::GatedMatMul(_));
     let columns = if is_gated { n / 2 } else { n };
     // Every third shape is a part of longer rows.
