@@ -11,6 +11,7 @@ pub mod attention;
 pub mod attention_dense;
 pub mod binary;
 pub mod blocks;
+mod bounds;
 mod c_family;
 pub mod cases;
 mod composer;

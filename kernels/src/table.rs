@@ -97,18 +97,20 @@ impl Variant {
 
     /// Its conformance cases.
     pub fn cases(&self, seed: u64) -> Vec<Case> {
-        match self.code {
+        let cases = match self.code {
             Code::Library(_) => matmul::cases_of_whole_launches(seed),
             Code::Host(_) | Code::Text(_) => cases::cases(self.kernel, self.layout, seed),
-        }
+        };
+        cases.into_iter().map(|case| Case { tolerance: self.bound(), ..case }).collect()
     }
 
     /// A case of a random shape.
     pub fn random_case(&self, seed: u64) -> Case {
-        match self.code {
+        let case = match self.code {
             Code::Library(_) => matmul::random_case_of_a_whole_launch(seed),
             Code::Host(_) | Code::Text(_) => cases::random_case(self.kernel, self.layout, seed),
-        }
+        };
+        Case { tolerance: self.bound(), ..case }
     }
 
     /// Whether a device takes its code: its language or, of CUDA C++, the PTX that was built from it; or has the library.

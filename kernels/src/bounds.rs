@@ -1,0 +1,100 @@
+//! Bounds of kernels: how far from its reference each may be, given its inputs. A numerics class says what a model's results
+//! owe; a bound is what the arithmetic of one kernel allows, and mostly far below that.
+//!
+//! A bound is 4 to 10 times the largest error that any device has shown (`docs/reports`), since other devices sum in other
+//! orders. Only where the output itself is rounded, to 8 or 16 bits, it is nearer: that error depends on the values, and not
+//! on the device.
+
+use crate::blocks::TensorType;
+use crate::kernel::{Activations, Kernel, KvType};
+use crate::table::Variant;
+use ragtag_hal::Feature;
+
+/// Matrix units that take both factors as bf16.
+const UNITS_OF_BF16: [Feature; 4] = [Feature::Sm80, Feature::Sm90a, Feature::Mfma, Feature::Wmma];
+
+impl Kernel {
+    /// The largest relative error ‖out − ref‖ / ‖ref‖ of its variants; see [`Variant::bound`] for exceptions.
+    pub fn bound(self) -> f64 {
+        use Activations::{F16, F32, Int8};
+        match self {
+            Kernel::Gather | Kernel::Copy | Kernel::GatherRows | Kernel::ArgMax | Kernel::TopK => 1e-6,
+            Kernel::Embed(_) | Kernel::DecodeBlocks | Kernel::Add | Kernel::Binary => 1e-6,
+            Kernel::Reduce | Kernel::RmsNorm(F32) | Kernel::SiluMul(F32) => 1e-6,
+            Kernel::Rope | Kernel::RopeAppend(KvType::F32) => 1e-6,
+            Kernel::Gemm(_) | Kernel::Conv2d(_) | Kernel::MatMul(_, Int8) => 2e-6,
+            Kernel::Softmax | Kernel::SoftmaxAxis | Kernel::AttentionMerge(F32) => 2e-6,
+            Kernel::AttentionPartial(_) | Kernel::AppendAttention(KvType::F32) => 3e-6,
+            Kernel::MatMul(_, F16) => 5e-6,
+            Kernel::MatMul(_, F32) | Kernel::NormMatMul(_) | Kernel::GatedMatMul(_) => 1e-5,
+            Kernel::Unary | Kernel::AttentionDense(_) => 2e-5,
+            Kernel::LayerNorm | Kernel::Attention(_) => 3e-5,
+            // Ties are rounded either way.
+            Kernel::Widen(_) | Kernel::EncodeBlocks => 1e-4,
+            // Rounded to f16: 2.8e-4 where all values are of one size, and at most 4.9e-4.
+            Kernel::RopeAppend(KvType::F16) | Kernel::AppendAttention(KvType::F16) => 6e-4,
+            Kernel::Quantize(F16) | Kernel::RmsNorm(F16) | Kernel::AttentionMerge(F16) => 6e-4,
+            // Many values are subnormal as f16.
+            Kernel::SiluMul(F16) => 1e-3,
+            // Rounded to 8 bits. The values of a block differ in size, most of all behind SiLU.
+            Kernel::RmsNorm(Int8) | Kernel::AttentionMerge(Int8) | Kernel::Quantize(Int8 | F32) => 1e-2,
+            Kernel::SiluMul(Int8) => 2e-2,
+        }
+    }
+}
+
+impl Variant {
+    /// The largest relative error ‖out − ref‖ / ‖ref‖ that it may have: its kernel's. Matrix units that know no f16 beside bf16
+    /// weights round f16 activations to bf16.
+    pub fn bound(&self) -> f64 {
+        let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));
+        match self.kernel {
+            Kernel::MatMul(TensorType::BF16, Activations::F16) if rounds => 1e-2,
+            kernel => kernel.bound(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::variants;
+
+    #[test]
+    fn no_bound_is_looser_than_its_class() {
+        for variant in variants() {
+            let (bound, class) = (variant.bound(), variant.class.tolerance());
+            assert!(bound > 0.0 && bound <= class, "{} {}: {bound}", variant.kernel, variant.name);
+        }
+    }
+
+    #[test]
+    fn products_of_given_quanta_or_halves_are_held_to_f32_sums() {
+        let rounds = |variant: &&Variant| variant.bound() > 1e-5;
+        let products = || variants().iter().filter(|v| matches!(v.kernel, Kernel::MatMul(..)));
+        assert!(
+            products().filter(rounds).all(|v| v.kernel == Kernel::MatMul(TensorType::BF16, Activations::F16))
+        );
+        let names: Vec<_> = products().filter(rounds).map(|v| v.name).collect();
+        assert!(
+            names.iter().all(|name| ["mma", "mfma"].iter().any(|units| name.contains(units))),
+            "{names:?}"
+        );
+    }
+
+    #[test]
+    fn cases_of_a_variant_have_its_bound() {
+        for variant in variants() {
+            assert_eq!(
+                variant.random_case(1).tolerance,
+                variant.bound(),
+                "{} {}",
+                variant.kernel,
+                variant.name
+            );
+        }
+        let rounds =
+            variants().iter().find(|v| v.bound() > v.kernel.bound()).expect("products with bf16 units");
+        assert!(rounds.cases(1).iter().all(|case| case.tolerance == rounds.bound()));
+    }
+}
