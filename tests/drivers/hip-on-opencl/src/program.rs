@@ -13,12 +13,15 @@ use std::sync::{Arc, Mutex};
 
 /// What takes the place of everything in front of [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
+/// C++'s name for a logarithm of floats. Texts give `log` another meaning later, and in some drivers it is a macro itself: so
+/// this is a function, and no other name for `log`.
+const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
 /// What takes the place of AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
 /// The last line of the prelude of a text.
 const END: &str = "// == end of the prelude ==";
-/// What texts are compiled with: C++ has its own name for a logarithm of floats.
-const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info -Dlogf=log";
+/// What texts are compiled with.
+const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
 
 /// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
 /// halves from private memory wrongly.
@@ -42,7 +45,7 @@ fn generation(options: &[String]) -> &'static str {
 fn translated(text: &str) -> std::result::Result<String, String> {
     let at = text.find(END).ok_or_else(|| format!("the text has no line {END:?}"))?;
     // An OpenCL prelude may end with the same line, or not.
-    Ok(format!("{PRELUDE}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
+    Ok(format!("{PRELUDE}\n{LOGARITHM}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
 /// Compiles with options of HIP's for each of these devices: the code object is loaded on any of them.
