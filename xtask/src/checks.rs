@@ -1,11 +1,16 @@
-//! The checks of `cargo xtask test` and `cargo xtask ci`: what each runs, in order, stopping at the first failure.
+//! The checks of `cargo xtask test` and `cargo xtask ci`: what each runs, in order, stopping at the first failure. The tests
+//! come last and run on after a failure.
 //!
 //! This module must not know rules about source text; those are `tidy`'s.
 
+use crate::run_tests::{self, TestArgs};
 use crate::{support, tidy};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// The steps so far and their times, of which the end of a log tells.
+pub(crate) type Times = Vec<(Duration, String)>;
 
 /// One run of cargo.
 struct Step {
@@ -21,8 +26,6 @@ const FORMAT: Step = step(&["fmt", "--all", "--check"]);
 // Denies the compiler's warnings along with clippy's, in every target; so the tests below need no RUSTFLAGS, which would
 // have everything compiled once more.
 const LINTS: Step = step(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
-// All crates run, so that one run names every failure.
-const TESTS: Step = step(&["test", "--workspace", "--locked", "--no-fail-fast"]);
 const DOCUMENTATION: Step = Step {
     arguments: &["doc", "--workspace", "--no-deps", "--locked"],
     environment: &[("RUSTDOCFLAGS", "-D warnings")],
@@ -35,20 +38,22 @@ const FEATURES: &[Step] = &[
 ];
 
 /// What the README calls the tests. The workspace's tests come last: a log ends with what they say.
-pub fn test(root: &Path) -> Result<(), String> {
-    run(root, &FORMAT)?;
-    println!("== tidy");
-    tidy::run(root)?;
-    println!("== support table");
-    support::run(root, true)?;
-    run(root, &LINTS)?;
-    run(root, &DOCUMENTATION)?;
-    run(root, &TESTS)
+pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
+    test_after(root, args, Times::new())
+}
+
+fn test_after(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), String> {
+    times.push(run(root, &FORMAT)?);
+    times.push(timed("tidy", || tidy::run(root))?);
+    times.push(timed("support table", || support::run(root, true))?);
+    times.push(run(root, &LINTS)?);
+    times.push(run(root, &DOCUMENTATION)?);
+    run_tests::run(root, args, times)
 }
 
 /// The tests, the feature combinations and the dependencies' licences and advisories.
-pub fn ci(root: &Path) -> Result<(), String> {
-    FEATURES.iter().try_for_each(|step| run(root, step))?;
+pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
+    let mut times = FEATURES.iter().map(|step| run(root, step)).collect::<Result<Times, _>>()?;
     let deny = Command::new(cargo())
         .args(["deny", "--version"])
         .stdout(Stdio::null())
@@ -56,11 +61,11 @@ pub fn ci(root: &Path) -> Result<(), String> {
         .status()
         .is_ok_and(|status| status.success());
     if deny {
-        run(root, &step(&["deny", "--locked", "check"]))?;
+        times.push(run(root, &step(&["deny", "--locked", "check"]))?);
     } else {
         println!("== SKIPPED cargo deny: cargo-deny is not installed");
     }
-    test(root)
+    test_after(root, args, times)
 }
 
 /// The cargo that runs this program.
@@ -68,19 +73,24 @@ pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
 }
 
-fn run(root: &Path, step: &Step) -> Result<(), String> {
+fn run(root: &Path, step: &Step) -> Result<(Duration, String), String> {
     let line = format!("cargo {}", step.arguments.join(" "));
-    println!("== {line}");
+    timed(&line, || {
+        let mut command = Command::new(cargo());
+        command.args(step.arguments).envs(step.environment.iter().copied()).current_dir(root);
+        let status = command.status().map_err(|e| format!("{line}: {e}"))?;
+        if status.success() { Ok(()) } else { Err(format!("{line} failed ({status})")) }
+    })
+}
+
+/// Runs a step under its name, and returns how long it took.
+pub(crate) fn timed(
+    name: &str,
+    step: impl FnOnce() -> Result<(), String>,
+) -> Result<(Duration, String), String> {
+    println!("== {name}");
     let start = Instant::now();
-    let status = Command::new(cargo())
-        .args(step.arguments)
-        .envs(step.environment.iter().copied())
-        .current_dir(root)
-        .status()
-        .map_err(|e| format!("{line}: {e}"))?;
-    if !status.success() {
-        return Err(format!("{line} failed ({status})"));
-    }
+    step()?;
     println!("== done in {:.0} s", start.elapsed().as_secs_f64());
-    Ok(())
+    Ok((start.elapsed(), name.into()))
 }

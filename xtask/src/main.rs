@@ -8,9 +8,12 @@
 mod checks;
 mod kernels;
 mod mutants;
+mod run_tests;
 mod schemas;
+mod skips;
 mod support;
 mod tidy;
+mod timing;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -27,11 +30,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Task {
     /// All tests: formatting, lints, tidy, the workspace's tests, documentation.
-    Test,
+    Test(run_tests::TestArgs),
     /// Hold the tree to the project's rules: who imports whom, where `unsafe` may stand, how long a file may be, …
     Tidy,
     /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
-    Ci,
+    Ci(run_tests::TestArgs),
     /// Try a seeded sample of an area's mutants; those that no test notices must be accepted in docs/mutants.md.
     Mutants(mutants::Args),
     /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
@@ -56,10 +59,10 @@ fn root() -> PathBuf {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
-        Task::Test => checks::test(&root()),
+        Task::Test(args) => checks::test(&root(), &args),
         Task::Tidy => tidy::run(&root()),
-        Task::Ci => checks::ci(&root()),
         Task::Mutants(args) => mutants::run(&root(), &args),
+        Task::Ci(args) => checks::ci(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { check } => support::run(&root(), check),
         Task::Schemas => schemas::run(&root()),

@@ -74,7 +74,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // It counts the skips that tests record, too.
     (
         "xtask",
-        &["ragtag-hal", "ragtag-kernels", "ragtag-vulkan", "ragtag-scheduler", "ragtag-synth", "test-support"],
+        &[
+            "ragtag-hal",
+            "ragtag-kernels",
+            "ragtag-vulkan",
+            "ragtag-scheduler",
+            "ragtag-synth",
+            "test-support",
+        ],
     ),
 ];
 

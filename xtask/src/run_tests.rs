@@ -1,0 +1,135 @@
+//! The workspace's tests as one run of cargo, and the report after them: times, skips, failures.
+
+use crate::checks::{Times, cargo, timed};
+use crate::skips;
+use crate::timing::Run;
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Where tests record their skips, from the root.
+const SKIPS: &str = "target/skips.txt";
+/// How many of the slowest tests are named.
+const SLOWEST: usize = 10;
+/// Parts that take less are told in one line together.
+const SHORT: Duration = Duration::from_secs(1);
+
+/// What may be skipped.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TestArgs {
+    /// Fail if a test is skipped that is not in this list: lines of MISSING<TAB>PACKAGE<TAB>TEST, sorted; # begins a comment.
+    #[arg(long, value_name = "FILE")]
+    skips: Option<PathBuf>,
+    /// Write this run's skips as such a list.
+    #[arg(long, value_name = "FILE")]
+    write_skips: Option<PathBuf>,
+}
+
+/// Builds and runs all tests, prints the report, and fails if a test failed or was skipped without leave.
+pub(crate) fn run(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), String> {
+    let mut names = BTreeMap::new();
+    times.push(timed("building tests", || build(root, &mut names))?);
+    let file = root.join(SKIPS);
+    match std::fs::remove_file(&file) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(format!("{}: {e}", file.display())),
+        _ => {}
+    }
+    let start = Instant::now();
+    let mut run = Run::default();
+    let status = stream(root, &file, |line| run.line(line, start.elapsed(), &names))?;
+    times.extend(run.binaries.iter().map(|binary| (binary.end - binary.start, binary.name.clone())));
+
+    let skips = test_support::recorded(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    println!("== slowest tests\n{}", table(&run.tests(threads())[..], SLOWEST));
+    times.sort_by(|a, b| b.cmp(a));
+    let long = times.iter().take_while(|(time, _)| *time >= SHORT).count();
+    println!("== parts\n{}", table(&times, long));
+    println!("== skips\n{}", skips::sum(&skips));
+    if let Some(to) = &args.write_skips {
+        std::fs::write(to, skips::list(&skips)).map_err(|e| format!("{}: {e}", to.display()))?;
+    }
+    let allowed = args.skips.as_ref().map_or(Ok(String::new()), |list| skips::check(&skips, list));
+    verdict(&run, status, allowed)
+}
+
+/// Notes on allowed skips, or every failure in one message.
+fn verdict(run: &Run, status: ExitStatus, allowed: Result<String, String>) -> Result<(), String> {
+    let mut errors = Vec::new();
+    if !status.success() {
+        let lines = |names: &[String]| names.iter().map(|name| format!("\n  {name}")).collect::<String>();
+        let binaries = lines(&run.failed_binaries);
+        errors.push(format!("tests failed ({status}):{binaries}\nthese tests:{}", lines(&run.failed)));
+    }
+    match allowed {
+        Ok(notes) => print!("{notes}"),
+        Err(error) => errors.push(error),
+    }
+    if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
+}
+
+/// The first `count` of these times, and the sum of the others.
+fn table(times: &[(Duration, String)], count: usize) -> String {
+    let (first, others) = times.split_at(count.min(times.len()));
+    let line = |time: Duration, name: &str| format!("{:8.1} s  {name}\n", time.as_secs_f64());
+    let mut text: String = first.iter().map(|(time, name)| line(*time, name)).collect();
+    if !others.is_empty() {
+        let sum = others.iter().map(|(time, _)| *time).sum();
+        text.push_str(&line(sum, &format!("all {} others", others.len())));
+    }
+    text
+}
+
+/// As many as libtest starts.
+fn threads() -> usize {
+    let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
+    set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
+}
+
+/// Cargo's `test` for all crates.
+fn cargo_test(root: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(cargo());
+    command.args(["test", "--workspace", "--locked"]).args(arguments).current_dir(root);
+    command
+}
+
+/// Compiles the tests and notes by the file of each binary to which package and target it belongs.
+fn build(root: &Path, names: &mut BTreeMap<String, String>) -> Result<(), String> {
+    let arguments = ["--no-run", "--message-format=json-render-diagnostics"];
+    let output = cargo_test(root, &arguments).stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
+    if !output.status.success() {
+        return Err(format!("the tests do not compile ({})", output.status));
+    }
+    for line in output.stdout.lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let message: serde_json::Value = serde_json::from_str(&line).map_err(|e| format!("{e}: {line}"))?;
+        let (Some(file), target) = (message["executable"].as_str(), &message["target"]) else { continue };
+        let file = Path::new(file).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let manifest = Path::new(message["manifest_path"].as_str().unwrap_or_default());
+        let package = manifest.parent().and_then(|folder| folder.strip_prefix(root).ok());
+        let package = package.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("ragtag"));
+        let [kind, name] = [&target["kind"][0], &target["name"]].map(|v| v.as_str().unwrap_or_default());
+        names.insert(file, format!("{} {kind} {name}", package.display()));
+    }
+    Ok(())
+}
+
+/// Runs the tests of all crates, also after a failure, and prints and passes on each line as it comes.
+fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitStatus, String> {
+    let mut command = cargo_test(root, &["--no-fail-fast", "--color=never"]);
+    println!("== cargo test --workspace --locked --no-fail-fast");
+    // One pipe for both, so that cargo's lines stay between libtest's.
+    let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
+    command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
+    let mut child = command.env("RAGTAG_TEST_SKIPS", skips).spawn().map_err(|e| e.to_string())?;
+    // It holds the ends for writing, and the pipe would not end.
+    drop(command);
+    for text in BufReader::new(reader).split(b'\n') {
+        let text = text.map_err(|e| e.to_string())?;
+        let text = String::from_utf8_lossy(&text);
+        println!("{text}");
+        line(&text);
+    }
+    child.wait().map_err(|e| e.to_string())
+}

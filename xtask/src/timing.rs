@@ -1,0 +1,143 @@
+//! What a run of `cargo test` says: which tests failed, how long each binary and each test took.
+//!
+//! libtest does not tell times on a stable toolchain, but it starts tests in the order of their names, as many at a time as there
+//! are threads. So the moments at which tests end say when each began. This module must not start anything.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// A test binary, or the doc tests of a crate.
+#[derive(Debug)]
+pub(crate) struct Binary {
+    /// Package and target.
+    pub name: String,
+    pub start: Duration,
+    pub end: Duration,
+    /// Its tests and when each ended, in that order.
+    ended: Vec<(String, Duration)>,
+}
+
+/// The run so far.
+#[derive(Debug, Default)]
+pub(crate) struct Run {
+    pub binaries: Vec<Binary>,
+    /// Binary and name of each failed test.
+    pub failed: Vec<String>,
+    /// Cargo's options that repeat a failed binary, such as `-p ragtag --lib`. A binary that crashed names no test.
+    pub failed_binaries: Vec<String>,
+}
+
+impl Run {
+    /// Takes in a line that was printed `now` after the run's start. `names` gives a binary's name by its file's.
+    pub(crate) fn line(&mut self, line: &str, now: Duration, names: &BTreeMap<String, String>) {
+        if let Some(binary) = self.binaries.last_mut() {
+            binary.end = now;
+        }
+        if let Some(name) = started(line) {
+            let name = names.get(name).map_or(name, String::as_str).to_owned();
+            self.binaries.push(Binary { name, start: now, end: now, ended: Vec::new() });
+        } else if let Some(options) = line.strip_prefix("    `").and_then(|rest| rest.strip_suffix('`')) {
+            self.failed_binaries.push(options.into());
+        } else if let (Some(binary), Some((test, result))) = (self.binaries.last_mut(), ended(line)) {
+            if result.starts_with("FAILED") {
+                self.failed.push(format!("{}: {test}", binary.name));
+            }
+            binary.ended.push((test.into(), now));
+        }
+    }
+
+    /// Tests with their times, slowest first. `threads` run tests of one binary.
+    pub(crate) fn tests(&self, threads: usize) -> Vec<(Duration, String)> {
+        let times = self.binaries.iter().flat_map(|binary| {
+            let times = binary.times(threads).into_iter();
+            times.map(|(test, time)| (time, format!("{}: {test}", binary.name)))
+        });
+        let mut tests: Vec<_> = times.collect();
+        tests.sort_by(|a, b| b.cmp(a));
+        tests
+    }
+}
+
+impl Binary {
+    /// How long each test took.
+    fn times(&self, threads: usize) -> Vec<(&str, Duration)> {
+        // Tests that end in the order in which they start ran one by one, as `RUST_TEST_THREADS=1` has it.
+        let one_by_one = self.ended.is_sorted_by_key(|(test, _)| test);
+        let threads = if one_by_one { 1 } else { threads };
+        let mut waiting: Vec<_> = self.ended.iter().map(|(test, _)| test.as_str()).collect();
+        waiting.sort_unstable();
+        let mut waiting = VecDeque::from(waiting);
+        let mut running: BTreeMap<&str, Duration> =
+            waiting.drain(..threads.min(waiting.len())).map(|test| (test, self.start)).collect();
+        let mut times = Vec::new();
+        for (test, end) in &self.ended {
+            // A thread more than there were would otherwise leave a test without a start.
+            let start = running.remove(test.as_str()).unwrap_or(*end);
+            times.push((test.as_str(), *end - start));
+            running.extend(waiting.pop_front().map(|next| (next, *end)));
+        }
+        times
+    }
+}
+
+/// The file of a test binary that starts, `integration-0123456789abcdef`, or the doc tests that do.
+fn started(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    if line.starts_with("Doc-tests ") {
+        return Some(line);
+    }
+    let path = line.strip_prefix("Running ")?.strip_suffix(')')?.rsplit_once('(')?.1;
+    path.rsplit(['/', '\\']).next()
+}
+
+/// A test that ended, and how.
+fn ended(line: &str) -> Option<(&str, &str)> {
+    let (test, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
+    Some((test.trim_end_matches(" - should panic"), result))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(lines: &[(u64, &str)]) -> Run {
+        let names = BTreeMap::from([("a-1".into(), "crate-a --lib".into())]);
+        let mut run = Run::default();
+        lines.iter().for_each(|(s, line)| run.line(line, Duration::from_secs(*s), &names));
+        run
+    }
+
+    #[test]
+    fn tests_begin_in_the_order_of_their_names_as_threads_come_free() {
+        let run = run(&[
+            (10, "     Running unittests src/lib.rs (target/debug/deps/a-1)"),
+            (10, "running 4 tests"),
+            (12, "test b - should panic ... ok"),
+            (13, "test c ... ignored"),
+            (19, "test d ... FAILED"),
+            (20, "test a ... ok"),
+            (21, "test result: FAILED. 2 passed; 1 failed; 1 ignored"),
+            (22, "   Doc-tests ragtag_hal"),
+            (25, "test src/lib.rs - open (line 3) ... ok"),
+            (25, "error: 2 targets failed:"),
+            (25, "    `-p crate-a --lib`"),
+        ]);
+        let seconds: Vec<_> =
+            run.tests(2).iter().map(|(time, name)| format!("{} {name}", time.as_secs())).collect();
+        let doc = "3 Doc-tests ragtag_hal: src/lib.rs - open (line 3)";
+        let expected =
+            ["10 crate-a --lib: a", "6 crate-a --lib: d", doc, "2 crate-a --lib: b", "1 crate-a --lib: c"];
+        assert_eq!(seconds, expected);
+        assert_eq!(run.failed, ["crate-a --lib: d"]);
+        assert_eq!(run.failed_binaries, ["-p crate-a --lib"]);
+        assert_eq!((run.binaries[0].end - run.binaries[0].start).as_secs(), 12);
+    }
+
+    #[test]
+    fn tests_that_end_in_order_ran_one_by_one() {
+        let run =
+            run(&[(0, "Running a (a-1)"), (5, "test a ... ok"), (7, "test b ... ok"), (8, "test c ... ok")]);
+        let times: Vec<_> = run.tests(2).iter().map(|(time, _)| time.as_secs()).collect();
+        assert_eq!(times, [5, 2, 1]);
+    }
+}
