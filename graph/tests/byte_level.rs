@@ -1,5 +1,5 @@
 //! Byte-level vocabularies against recorded results. `data/byte-level.json` holds a small vocabulary, trained on
-//! `tests/golden/held.txt` and a few lines in other scripts, and what the Python packages `tokenizers` 0.23 (with
+//! `tests/support/golden/held.txt` and a few lines in other scripts, and what the Python packages `tokenizers` 0.23 (with
 //! another engine for expressions than here) and `tiktoken` 0.14 make of texts. `data/byte-level.tokenizer.json` is the
 //! same vocabulary in the form of Llama 3, written by `tokenizers`.
 
@@ -226,8 +226,7 @@ fn unknown_pre_tokenizers_and_bad_vocabularies_are_named() {
 fn long_texts() {
     let data = data();
     let tokenizer = data.tokenizer("llama-bpe");
-    let tale =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/held.txt")).unwrap();
+    let tale = std::fs::read_to_string(test_support::golden("held.txt")).unwrap();
     for text in [&tale, &" ".repeat(40_000), &"a".repeat(40_000), &"\n".repeat(40_000), &"é😀".repeat(10_000)]
     {
         let time = |text: &str| {

@@ -1,9 +1,9 @@
 //! The tokenizers of a model's directory against recorded results: `data/tiny-hf.json` holds what the Python packages
-//! `sentencepiece` 0.2 and `tokenizers` 0.23 make of texts with the files in `tests/golden/tiny-hf`.
+//! `sentencepiece` 0.2 and `tokenizers` 0.23 make of texts with the files in `tests/support/golden/tiny-hf`.
 
 use ragtag_graph::{Directory, MemorySource, Model, Tokenizer, checkpoint};
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 #[derive(Deserialize)]
@@ -27,7 +27,7 @@ fn data() -> Data {
 }
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny-hf")
+    test_support::golden("tiny-hf")
 }
 
 /// The directory without the files of these names.

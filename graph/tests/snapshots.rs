@@ -11,17 +11,18 @@ use ragtag_kernels::{Activations, KvType, Layout, TensorType};
 use std::fmt::Write;
 use std::sync::Arc;
 
-fn open(name: &'static str, bytes: &'static [u8]) -> Model {
+fn open(name: &str, file: &str) -> Model {
+    let bytes = std::fs::read(test_support::model(file)).unwrap();
     let source: Arc<dyn Source> = Arc::new(MemorySource::new(name, bytes));
     Model::new(ModelFile::open(vec![source]).unwrap()).unwrap()
 }
 
 fn bitnet() -> Model {
-    open("bitnet", include_bytes!("../../examples/models/tales-bitnet-tq2_0.gguf"))
+    open("bitnet", "tales-bitnet-tq2_0")
 }
 
 fn llama() -> Model {
-    open("llama", include_bytes!("../../examples/models/tales-q8_0.gguf"))
+    open("llama", "tales-q8_0")
 }
 
 /// A device with nothing special, so that the same variants are chosen on every machine.

@@ -1,31 +1,16 @@
-//! The tokenizer against recorded results on the `tales` models. The files lie in `../shared/models` beside the
-//! checkout, those that are bundled also in `examples/models`; where a file is missing, the test says so and passes.
+//! The tokenizer against recorded results on the `tales` models.
 
 use ragtag_graph::{MemorySource, ModelFile, Tokenizer};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MODELS: [&str; 4] = ["tales-q8_0", "tales-q4_0", "tales-q4_k_m", "tales-bitnet-tq2_0"];
 
-fn file(name: &str) -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let found = ["examples/models", "../shared/models/tales"].map(|d| root.join(d).join(name)).into_iter();
-    let found = found.into_iter().find(|path| path.exists());
-    if found.is_none() {
-        #[allow(clippy::print_stderr)] // a visible skip
-        {
-            eprintln!("SKIPPED: {name} is neither in examples/models nor in ../shared/models/tales");
-        }
-    }
-    found
-}
-
-fn open(name: &str) -> Option<(ModelFile, Tokenizer)> {
-    let path = file(&format!("{name}.gguf"))?;
+fn open(name: &str) -> (ModelFile, Tokenizer) {
+    let path = test_support::model(name);
     let source = MemorySource::new(path.display().to_string(), std::fs::read(path).unwrap());
     let model = ModelFile::open(vec![Arc::new(source)]).unwrap();
     let tokenizer = Tokenizer::from_metadata(&model.metadata).unwrap();
-    Some((model, tokenizer))
+    (model, tokenizer)
 }
 
 fn ids(value: &serde_json::Value) -> Vec<u32> {
@@ -35,9 +20,8 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
 #[test]
 fn golden_prompts_and_tales() {
     for name in MODELS {
-        let (Some((_, tokenizer)), Some(golden)) = (open(name), file(&format!("{name}.golden.json"))) else {
-            continue;
-        };
+        let (_, tokenizer) = open(name);
+        let golden = test_support::golden(&format!("{name}.golden.json"));
         let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
         let cases = golden["cases"].as_array().unwrap();
         assert!(!cases.is_empty());
@@ -60,8 +44,8 @@ fn golden_prompts_and_tales() {
 /// text comes back, and the time does not grow with the square of the length.
 #[test]
 fn a_long_text() {
-    let (Some((_, tokenizer)), Some(held)) = (open("tales-q8_0"), file("held.txt")) else { return };
-    let text = std::fs::read_to_string(held).unwrap();
+    let (_, tokenizer) = open("tales-q8_0");
+    let text = std::fs::read_to_string(test_support::golden("held.txt")).unwrap();
     let ids = tokenizer.encode(&text, false).unwrap();
     assert_eq!(ids.len(), 10378);
     let digest = ids.iter().flat_map(|id| id.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -86,7 +70,7 @@ fn a_long_text() {
 #[test]
 fn weights_of_all_models() {
     for (name, count) in MODELS.into_iter().zip([110, 110, 110, 134]) {
-        let Some((model, _)) = open(name) else { continue };
+        let (model, _) = open(name);
         assert_eq!(model.weights.tensors().len(), count);
         for tensor in model.weights.tensors() {
             let bytes = model.weights.bytes(tensor).unwrap().len() as u64;

@@ -12,8 +12,7 @@ use std::sync::Arc;
 const SLOTS: u32 = 3;
 
 fn model(name: &str) -> Model {
-    let path = format!("{}/../examples/models/{name}", env!("CARGO_MANIFEST_DIR"));
-    let bytes = std::fs::read(&path).expect("the bundled model");
+    let bytes = std::fs::read(test_support::model(name)).expect("the bundled model");
     let file = ModelFile::open(vec![Arc::new(MemorySource::new(name, bytes))]).expect("a model file");
     Model::new(file).expect("a model")
 }
@@ -105,7 +104,7 @@ fn cuda_caps() -> Caps {
 
 #[test]
 fn scratch_is_proved_whatever_kernels_a_device_has() {
-    for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         for (chunk, logit_rows) in [(1, 1), (5, 1), (8, 1), (31, 31), (32, 1), (100, 1), (100, 100)] {
             let (kv, activations) = (KvType::F16, Activations::Int8);
@@ -132,7 +131,7 @@ fn scratch_is_proved_whatever_kernels_a_device_has() {
 
 #[test]
 fn the_proof_is_what_compiled_stages_take() {
-    for name in ["tales-q8_0.gguf", "tales-bitnet-tq2_0.gguf"] {
+    for name in ["tales-q8_0", "tales-bitnet-tq2_0"] {
         let model = model(name);
         let forms = [
             (KvType::F16, Activations::Int8, Boundary::F32),

@@ -37,6 +37,23 @@ impl Child {
         self
     }
 
+    /// Sets variables in the child.
+    #[must_use]
+    pub fn envs<K: AsRef<OsStr>, V: AsRef<OsStr>>(
+        mut self,
+        variables: impl IntoIterator<Item = (K, V)>,
+    ) -> Self {
+        self.command.envs(variables);
+        self
+    }
+
+    /// Removes a variable in the child.
+    #[must_use]
+    pub fn env_remove(mut self, key: impl AsRef<OsStr>) -> Self {
+        self.command.env_remove(key);
+        self
+    }
+
     /// Runs the test, prints what it printed, and returns it.
     ///
     /// # Panics
