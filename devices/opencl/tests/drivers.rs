@@ -8,11 +8,11 @@ mod support;
 use ragtag_hal::Backend;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use support::*;
+use test_support::{Child, child as child_process};
 
-/// Set in the processes that these tests start.
-const CHILD: &str = "RAGTAG_TEST_PROBE";
+/// The test that the processes of the other tests run.
+const CHILD: &str = "child";
 
 /// What a probe says, in one line for each adapter.
 fn probed() -> Vec<String> {
@@ -27,20 +27,14 @@ fn probed() -> Vec<String> {
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if std::env::var_os(CHILD).is_some() {
+    if Child::inside(CHILD) {
         probed().iter().for_each(|line| println!("probed: {line}"));
     }
 }
 
 /// What a process says that finds its drivers in a folder.
 fn probed_with(vendors: &Path) -> Vec<String> {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
-        .env(CHILD, "1")
-        .env("OCL_ICD_VENDORS", vendors)
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{child:?}");
+    let child = child_process(CHILD).env("OCL_ICD_VENDORS", vendors).passes();
     let text = String::from_utf8_lossy(&child.stdout).into_owned();
     // The first line follows what the test runner says.
     text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
@@ -57,7 +51,7 @@ fn a_driver_that_is_installed_twice_shows_its_devices_once() {
         .map(|entries| entries.filter_map(|entry| entry.ok()).map(|entry| entry.path()).collect())
         .unwrap_or_default();
     if !cfg!(target_os = "linux") || files.is_empty() {
-        println!("skipped: no folder of drivers on this machine");
+        test_support::skip!("OpenCL driver", "no folder names one");
         return;
     }
     let (once, twice) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -81,7 +75,7 @@ fn a_driver_that_is_installed_twice_shows_its_devices_once() {
 #[test]
 fn no_driver_is_said_to_be_missing() {
     if !cfg!(target_os = "linux") {
-        println!("skipped: only the library of Linux is told where to look");
+        test_support::skip!("Linux", "OCL_ICD_VENDORS is its own");
         return;
     }
     let empty = tempfile::tempdir().unwrap();

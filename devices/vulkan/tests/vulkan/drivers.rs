@@ -4,10 +4,10 @@
 use crate::support::*;
 use ragtag_hal::{Adapter, AdapterKind, Backend};
 use std::fs;
-use std::process::Command;
+use test_support::{Child, child as child_process};
 
-/// Set in the processes that these tests start.
-const CHILD: &str = "RAGTAG_TEST_PROBE";
+/// The test that the processes of the other tests run.
+const CHILD: &str = "drivers::child";
 
 /// What a probe says, in one line for each adapter.
 fn probed() -> Vec<String> {
@@ -22,21 +22,15 @@ fn probed() -> Vec<String> {
 /// Says what a probe says, if it was started for that.
 #[test]
 fn child() {
-    if std::env::var_os(CHILD).is_some() {
+    if Child::inside(CHILD) {
         probed().iter().for_each(|line| println!("probed: {line}"));
     }
 }
 
 /// What a process says that has these variables.
 fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "drivers::child", "--nocapture"])
-        .envs(variables.iter().copied())
-        .env(CHILD, "1")
-        .env_remove("RAGTAG_TEST_VULKAN_ADAPTERS")
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{child:?}");
+    let child = child_process(CHILD).envs(variables.iter().copied());
+    let child = child.env_remove("RAGTAG_TEST_VULKAN_ADAPTERS").passes();
     let text = String::from_utf8_lossy(&child.stdout).into_owned();
     // The first line follows what the test runner says.
     text.lines().filter_map(|line| Some(line.split_once("probed: ")?.1.to_string())).collect()
@@ -45,7 +39,7 @@ fn probed_with(variables: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn no_driver_is_said_to_be_missing() {
     if !cfg!(target_os = "linux") {
-        println!("skipped: only the loader of Linux is told where to look");
+        test_support::skip!("Linux", "VK_DRIVER_FILES is tested there");
         return;
     }
     let nowhere = tempfile::tempdir().unwrap().path().join("no_driver.json");
@@ -58,7 +52,7 @@ fn no_driver_is_said_to_be_missing() {
 fn a_driver_that_is_named_twice_shows_its_devices_twice() {
     let software = |one: &&Adapter| one.kind == AdapterKind::Software;
     let Some(files) = std::env::var("VK_DRIVER_FILES").ok().filter(|files| !files.is_empty()) else {
-        println!("skipped: VK_DRIVER_FILES names no drivers");
+        test_support::skip!("Vulkan driver", "VK_DRIVER_FILES names none");
         return;
     };
     let Some(file) = files.split(':').next() else { return };

@@ -16,16 +16,14 @@ pub use vulkan::{LostAt, VulkanFaults, with_vulkan_faults};
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
+use test_support::Child;
 
 /// The stand-in on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
 /// The names that the backend looks for first: whatever else is installed comes after it. Of rocBLAS it is the one for the
 /// version that the stand-in pretends to be.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
-/// Set to the test's name in the process that a test starts for itself.
-const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
 /// Runs the body of a test in a process of its own that finds HIP on OpenCL, with these variables set besides. `test` is the
 /// test's full name in its binary.
@@ -50,26 +48,17 @@ fn in_own_process(
     prepare: impl FnOnce() -> Vec<(String, String)>,
     body: impl FnOnce(),
 ) {
-    if env::var(INSIDE).is_ok_and(|inside| inside == test) {
+    if Child::inside(test) {
         return body();
     }
     if !cfg!(target_os = "linux") {
-        println!("skipped: the loader is told where to look on Linux alone");
+        test_support::skip!("Linux", "the loader is told where to look there alone");
         return;
     }
     let prepared = prepare();
     let cache = tempfile::tempdir().expect("a folder for compiled programs");
-    let output = Command::new(env::current_exe().expect("a program knows its file"))
-        .args(["--exact", test, "--nocapture"])
-        .env(INSIDE, test)
-        .env("RAGTAG_CACHE_DIR", cache.path())
-        .envs(prepared)
-        .envs(variables.iter().copied())
-        .output()
-        .expect("a test starts its own binary");
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    print!("{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{test} in its process: {}", output.status);
+    let child = test_support::child(test).env("RAGTAG_CACHE_DIR", cache.path());
+    child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
 /// The folder with the stand-in on OpenCL under the driver's names.
