@@ -28,7 +28,7 @@ fn refused(arguments: &[&str], code: i32, words: &[&str]) -> String {
 }
 
 fn llama() -> PathBuf {
-    model_path(LLAMA).expect("bundled")
+    model_path(LLAMA)
 }
 
 /// A folder with spoilt models.

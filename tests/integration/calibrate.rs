@@ -13,7 +13,7 @@ use std::time::Duration;
 const MODEL: &str = "tales-bitnet-tq2_0";
 
 fn model() -> Model {
-    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+    Model::open(model_path(MODEL)).unwrap()
 }
 
 fn two() -> Devices {

@@ -102,7 +102,7 @@ fn every_command_takes_a_directory() {
     assert_eq!((logits.len(), columns), (13 * 4096, 4096));
     assert!(support::relative_error(&logits, &reference) <= 1e-4);
 
-    let held = support::root().join("tests/golden/held.txt");
+    let held = test_support::golden("held.txt");
     let arguments = ["perplexity", model, "-f", text(&held), "--ctx", "64", "--chunks", "2", "--json"];
     assert!(json(&succeeds(&arguments))["perplexity"].as_f64().unwrap() > 1.0);
     let arguments = ["bench", model, "-p", "16", "-n", "4", "-r", "1", "--json"];

@@ -14,7 +14,7 @@ use test_drivers::with_vulkan_faults;
 const MODEL: &str = "tales-bitnet-tq2_0";
 
 fn model() -> Model {
-    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+    Model::open(model_path(MODEL)).unwrap()
 }
 
 /// What a driver says that has no memory for a context.
@@ -156,7 +156,7 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
             let Some(label) = last_vulkan() else { return };
             let folder = tempfile::tempdir().unwrap();
             let run = |arguments: &[&str]| {
-                let model = model_path(MODEL).unwrap();
+                let model = model_path(MODEL);
                 run_with_vulkan(drivers.as_deref(), |command| {
                     command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", folder.path());
                     command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);

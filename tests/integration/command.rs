@@ -49,7 +49,7 @@ fn done_by(command: &mut assert_cmd::Command) -> Done {
 }
 
 fn file(name: &str) -> String {
-    text(&model_path(name).expect("bundled")).to_string()
+    text(&model_path(name)).to_string()
 }
 
 fn keys(value: &Value) -> BTreeSet<&str> {
@@ -237,7 +237,7 @@ fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
         done.out
     };
     if std::process::Command::new("script").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: no `script`, which makes a terminal");
+        test_support::skip!("script", "it makes a terminal");
         return;
     }
     let bars = shown(&[]);
@@ -466,7 +466,7 @@ fn bench_measures_prompts_and_generation() {
 
 #[test]
 fn perplexity_counts_the_second_half_of_each_piece() {
-    let held = support::root().join("tests/golden/held.txt");
+    let held = test_support::golden("held.txt");
     let arguments = ["perplexity", "-f", text(&held), "--ctx", "32", "--chunks", "3"];
     let json = done(&[&arguments[..], &["--json"], &TWO].concat()).json();
     assert_eq!((&json["tokens"], &json["chunks"], &json["ctx"]), (&45.into(), &3.into(), &32.into()));
@@ -729,7 +729,7 @@ fn completions_know_the_commands() {
         std::fs::write(&path, &script).unwrap();
         match std::process::Command::new(shell).arg("-n").arg(&path).status() {
             Ok(status) => assert!(status.success(), "{shell}"),
-            Err(error) => eprintln!("SKIPPED reading the script with {shell}: {error}"),
+            Err(error) => test_support::skip!("shells", "{shell}: {error}"),
         }
     }
 }

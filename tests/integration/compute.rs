@@ -1,6 +1,6 @@
 //! Single operators on every adapter that there is, each against its definition in float64 or its exact values.
 
-use crate::support::block_on;
+use crate::support::{self, block_on};
 use half::f16;
 use ragtag::compute::{
     Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
@@ -17,7 +17,7 @@ fn everywhere(test: impl Fn(&Compute)) {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     for backend in devices.report().backends.iter() {
         if !devices.report().adapters().any(|adapter| adapter.backend == backend.name) {
-            eprintln!("SKIPPED: no adapter of {}: {:?}", backend.name, backend.status);
+            test_support::skip!(support::driver(&backend.name), "{:?}", backend.status);
         }
     }
     let mut adapters: Vec<_> = devices.report().adapters().collect();

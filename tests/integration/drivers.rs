@@ -44,7 +44,7 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     match Command::new("cc").args(arguments).status() {
         Ok(status) => assert!(status.success(), "the driver does not compile"),
         Err(error) => {
-            eprintln!("SKIPPED: no C compiler to build a driver with: {error}");
+            test_support::skip!("C compiler", "{error}");
             return None;
         }
     }
@@ -55,7 +55,7 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
 fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
     let compiled = Backends::new(&Config::default()).compiled(driver.backend);
     if !compiled {
-        eprintln!("SKIPPED: {} is not in this build", driver.backend);
+        test_support::skip!("all features", "{} is not in this build", driver.backend);
         return None;
     }
     let folder = tempfile::tempdir().unwrap();

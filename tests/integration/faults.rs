@@ -17,7 +17,7 @@ const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
 const LONGEST_TURN: Duration = Duration::from_millis(300);
 
 fn model() -> Model {
-    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+    Model::open(model_path(MODEL)).unwrap()
 }
 
 fn setup<'a>() -> Setup<'a> {

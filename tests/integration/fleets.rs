@@ -106,7 +106,7 @@ fn a_plan_that_is_read_is_as_it_was_written() {
 
 #[test]
 fn a_plan_without_reasons_is_the_same_plan() {
-    let model = Model::open(model_path("tales-bitnet-tq2_0").expect("bundled")).unwrap();
+    let model = Model::open(model_path("tales-bitnet-tq2_0")).unwrap();
     let fleet = Fleet::from_line("2x-arc-a770+rx7900xtx").unwrap();
     let planner = Planner::new(&model).fleet(&fleet).unwrap().sequences(4);
     let (plan, bare) = (planner.plan().unwrap(), planner.unexplained().plan().unwrap());
@@ -207,7 +207,7 @@ fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
 fn a_header_is_planned_for_like_its_file_and_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let header = header_of_the_bundled_model(folder.path());
-    let (path, whole) = (text(&header), model_path("tales-bitnet-tq2_0").unwrap());
+    let (path, whole) = (text(&header), model_path("tales-bitnet-tq2_0"));
     let arguments = ["--fleet", "2x-rtx3060", "--json"];
     let of_header = json(&[&["plan", path], &arguments[..]].concat());
     let mut of_whole = json(&[&["plan", text(&whole)], &arguments[..]].concat());

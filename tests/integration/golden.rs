@@ -6,7 +6,7 @@ use ragtag_kernels::{Activations, NumericsClass};
 
 fn check_logits(activations: Activations, class: NumericsClass) {
     for name in MODELS {
-        let Some(path) = support::model_path(name) else { continue };
+        let path = support::model_path(name);
         let (model, golden) = (Model::open(path).unwrap(), golden(name));
         let engine = support::engine(&model, &Setup { activations, ..Default::default() });
         let ids = &golden.cases[0].prompt_ids;
@@ -39,7 +39,7 @@ fn logits_with_f16_activations_are_within_2e_2() {
 fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
     let each: Vec<_> = (0..14).map(|segment| format!("{segment}=cpu:{segment}")).collect();
     for name in MODELS {
-        let Some(path) = support::model_path(name) else { continue };
+        let path = support::model_path(name);
         let (model, golden) = (Model::open(path).unwrap(), golden(name));
         let ids = &golden.cases[0].prompt_ids;
         let logits = |split: Option<&str>, cpu_devices, boundary| {
@@ -67,7 +67,7 @@ fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
 #[test]
 fn exact_greedy_tokens_are_the_golden_ones() {
     for name in MODELS {
-        let Some(path) = support::model_path(name) else { continue };
+        let path = support::model_path(name);
         let (model, golden) = (Model::open(path).unwrap(), golden(name));
         let vocabulary = model.hyperparameters().vocabulary as usize;
         let engine = support::engine(&model, &Setup::default());
@@ -97,7 +97,7 @@ fn exact_greedy_tokens_are_the_golden_ones() {
 #[test]
 fn tokenizers_agree_with_the_golden_ids_and_texts() {
     for name in MODELS {
-        let Some(path) = support::model_path(name) else { continue };
+        let path = support::model_path(name);
         let model = Model::open(path).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         for case in golden(name).cases {
@@ -110,8 +110,8 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
 
 /// Holds what the command says of a model and the held-out text to a published figure.
 fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
-    let Some(path) = support::model_path(name) else { return };
-    let text = support::root().join("tests/golden/held.txt");
+    let path = support::model_path(name);
+    let text = test_support::golden("held.txt");
     let output = support::ragtag()
         .args(["perplexity", path.to_str().unwrap(), "-f", text.to_str().unwrap()])
         .args(["--ctx", "256", "--chunks", "16", "--json", "--threads", "1"])
@@ -171,7 +171,7 @@ fn logits_of_a_checkpoint_are_within_1e_4() {
 /// Split models are found by the name of any part, and give the very same logits.
 #[test]
 fn a_split_model_is_the_same_model() {
-    let path = support::model_path("tales-q8_0").unwrap();
+    let path = support::model_path("tales-q8_0");
     let whole = Model::open(path).unwrap();
     let ids = &golden("tales-q8_0").cases[0].prompt_ids;
     let logits = |model: &Model| {

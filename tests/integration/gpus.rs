@@ -9,8 +9,8 @@ use crate::support::{
 use ragtag::{Boundary, DeviceOptions, Devices, Generation, Model, Prompt};
 use ragtag_hal::{Adapter, AdapterKind, HeapKind, MemorySource};
 use ragtag_kernels::{Activations, NumericsClass};
-use std::process::Command;
 use std::time::Instant;
+use test_support::Child;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 /// A model of each architecture.
@@ -34,7 +34,7 @@ fn adapters() -> Vec<Adapter> {
     assert!(opencl >= wanted, "{wanted} OpenCL adapters are wanted; there are {opencl}");
     for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
         if !found.iter().any(|adapter| adapter.backend == backend.name) {
-            eprintln!("SKIPPED: no adapter of {}: {:?}", backend.name, backend.status);
+            test_support::skip!(support::driver(&backend.name), "{:?}", backend.status);
         }
     }
     found
@@ -112,7 +112,7 @@ fn check_logits<'a>(
     for adapter in adapters {
         let (label, driver) = (adapter.label(), &adapter.driver);
         for name in models(adapter) {
-            let Some(path) = model_path(name) else { continue };
+            let path = model_path(name);
             let (model, golden) = (Model::open(path).unwrap(), golden(name));
             let setup = Setup { devices: &label, activations, chunk, ..Setup::default() };
             let engine = support::engine(&model, &setup);
@@ -214,7 +214,7 @@ fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
 #[test]
 fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     within(1200, || {
-        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let model = Model::open(model_path(BITNET)).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
         let slow = slow(&adapters());
         // Where a driver shows several devices, the second stage is on another than the first.
@@ -245,7 +245,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
 #[test]
 fn f16_boundaries_between_apis_are_within_2e_2() {
     within(900, || {
-        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let model = Model::open(model_path(BITNET)).unwrap();
         let golden = golden(BITNET);
         let mut all = vec!["cpu:0".to_string()];
         for adapter in hardware_first() {
@@ -300,12 +300,15 @@ fn five_stages_on_four_apis_give_the_golden_tokens() {
             vec!["cpu:0".into(), opencl, vulkan, wgpu, "cpu:1".into()]
         }
         (_, vulkan, opencl, wgpu) => {
-            eprintln!("SKIPPED: five stages need Vulkan, OpenCL and wgpu: {vulkan:?}, {opencl:?}, {wgpu:?}");
+            test_support::skip!(
+                "Vulkan and OpenCL drivers",
+                "five stages need Vulkan, OpenCL and wgpu: {vulkan:?}, {opencl:?}, {wgpu:?}"
+            );
             return;
         }
     };
     within(600, move || {
-        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let model = Model::open(model_path(BITNET)).unwrap();
         let devices = stages.join(",");
         let [a, b, c, d, e] = &stages[..] else { unreachable!("five stages") };
         let split = format!("0-2={a},3-5={b},6-8={c},9-11={d},12-13={e}");
@@ -327,7 +330,7 @@ fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
     let Some(first) = others().find(|one| !slow.contains(&one.label())).or(others().next()) else { return };
     let (first, second) = (first.label(), second.label());
     within(900, move || {
-        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let model = Model::open(model_path(BITNET)).unwrap();
         let devices = format!("cpu:0,cpu:1,{first},{second}");
         let split = format!("0-3=cpu:0,4-6={first},7-9=cpu:1,10-13={second}");
         let setup = Setup {
@@ -386,15 +389,13 @@ fn free_bytes(label: &str) -> Option<u64> {
 #[test]
 fn a_hundred_loads_leave_nothing_behind() {
     // Other tests take memory as well: a process for this one alone.
-    const ALONE: &str = "RAGTAG_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let mut alone = Command::new(std::env::current_exe().unwrap());
-        alone.args(["--exact", "gpus::a_hundred_loads_leave_nothing_behind", "--nocapture"]).env(ALONE, "1");
-        assert!(alone.status().unwrap().success());
+    const NAME: &str = "gpus::a_hundred_loads_leave_nothing_behind";
+    if !Child::inside(NAME) {
+        test_support::child(NAME).passes();
         return;
     }
     within(900, || {
-        let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+        let model = Model::open(model_path(BITNET)).unwrap();
         // Intel's processor runtime keeps some MB of each set of programs that is loaded into it and released again.
         let leaky: Vec<String> = adapters()
             .iter()

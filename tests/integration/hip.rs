@@ -21,7 +21,7 @@ fn present() -> bool {
     if !found {
         let status = devices.report().backends.iter().find(|row| row.name == "hip").map(|row| &row.status);
         assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{status:?}");
-        eprintln!("SKIPPED: HIP on OpenCL: {status:?}");
+        test_support::skip!("OpenCL driver", "HIP on OpenCL: {status:?}");
     }
     found
 }
@@ -36,7 +36,7 @@ fn logits_are_golden_in_both_classes() {
         within(1800, move || {
             for (activations, class) in classes {
                 for name in MODELS {
-                    let Some(path) = model_path(name) else { continue };
+                    let path = model_path(name);
                     let (model, golden) = (Model::open(path).unwrap(), golden(name));
                     let setup = Setup { devices: "hip:0", activations, ..Setup::default() };
                     let engine = support::engine(&model, &setup);
@@ -57,7 +57,7 @@ fn a_pipeline_with_the_cpu_tells_what_one_device_tells() {
             return;
         }
         within(600, || {
-            let model = Model::open(model_path(BITNET).expect("bundled")).unwrap();
+            let model = Model::open(model_path(BITNET)).unwrap();
             let ids = golden(BITNET).cases[0].prompt_ids.clone();
             let tokens = |devices: &str, split: Option<&str>| {
                 let setup = Setup { devices, split, activations: Activations::F32, ..Setup::default() };
@@ -86,7 +86,7 @@ fn a_long_prompt_goes_through_the_library_of_products() {
             return;
         }
         within(1800, || {
-            let model = Model::open(model_path("tales-q8_0").expect("bundled")).unwrap();
+            let model = Model::open(model_path("tales-q8_0")).unwrap();
             let ids: Vec<u32> =
                 golden("tales-q8_0").cases[0].prompt_ids.iter().copied().cycle().take(512).collect();
             let logits = |setup: Setup<'_>| {
@@ -124,14 +124,14 @@ fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
 #[test]
 fn the_command_compiles_in_a_process_of_its_own() {
     if !cfg!(target_os = "linux") {
-        return eprintln!("SKIPPED: the loader is told where to look on Linux alone");
+        return test_support::skip!("Linux", "the loader is told where to look there alone");
     }
     let cache = tempfile::tempdir().unwrap();
     let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
     if !listed.contains("HIP 6.0.0") {
         assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{listed}");
-        return eprintln!("SKIPPED: HIP on OpenCL has no device");
+        return test_support::skip!("OpenCL driver", "HIP on OpenCL has no device");
     }
     let run = ["run", "-p", "Once upon a time", "-n", "8", "--device", "hip:0"];
     with_stand_in(cache.path()).args(run).assert().success();
@@ -164,7 +164,7 @@ fn the_command_names_the_cause_and_goes_on() {
     let row =
         report["report"]["backends"].as_array().unwrap().iter().find(|row| row["name"] == "hip").unwrap();
     if row["status"] == "found" {
-        return eprintln!("SKIPPED: this machine has AMD devices: {row}");
+        return test_support::skip!("machine without AMD devices", "{row}");
     }
     let cause = row["cause"].as_str().unwrap();
     println!("{cause}");

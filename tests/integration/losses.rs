@@ -17,7 +17,7 @@ const TOKENS: u32 = 8;
 const BEFORE: usize = 5;
 
 fn model() -> Model {
-    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+    Model::open(model_path(MODEL)).unwrap()
 }
 
 /// The labels of an API's devices, with a line if there are none.
@@ -27,7 +27,7 @@ fn labels(backend: &str) -> Vec<String> {
     let labels: Vec<_> = adapters.map(|adapter| adapter.label()).collect();
     if labels.is_empty() {
         assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of {backend}");
-        eprintln!("SKIPPED: no device of {backend}");
+        test_support::skip!(support::driver(backend), "no device of {backend}");
     }
     labels
 }
@@ -97,7 +97,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
 fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
     match &labels(backend)[..] {
         [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),
-        _ => eprintln!("SKIPPED: two devices of {backend}"),
+        _ => test_support::skip!("two Vulkan devices", "for {backend}"),
     }
 }
 

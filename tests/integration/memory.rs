@@ -16,7 +16,7 @@ use test_drivers::with_vulkan_faults;
 const MODEL: &str = "tales-bitnet-tq2_0";
 
 fn model() -> Model {
-    Model::open(model_path(MODEL).expect("bundled")).unwrap()
+    Model::open(model_path(MODEL)).unwrap()
 }
 
 fn setup<'a>() -> Setup<'a> {
@@ -240,7 +240,7 @@ fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
             let Some(label) = last_vulkan() else { return };
             let run = |arguments: &[&str]| {
                 run_with_vulkan(drivers.as_deref(), |command| {
-                    command.args(arguments).args(["--device", &label]).arg(model_path(MODEL).unwrap());
+                    command.args(arguments).args(["--device", &label]).arg(model_path(MODEL));
                 })
             };
             let (code, _, said) = run(&["run", "-n", "2", "-p", "Once"]);

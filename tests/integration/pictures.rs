@@ -522,7 +522,7 @@ fn program(what: &str, variable: &str, names: &[&str]) -> Option<PathBuf> {
     };
     let program = named.or_else(found);
     if program.is_none() {
-        eprintln!("SKIPPED {what}: none of {} is in PATH, and {variable} names none", names.join(", "));
+        test_support::skip!(what, "none of {} is in PATH, and {variable} names none", names.join(", "));
     }
     program
 }
@@ -617,7 +617,7 @@ fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
 #[test]
 fn a_browser_shows_all_of_it_on_a_phone_and_on_a_laptop() {
     let names = ["chromium", "chromium-browser", "google-chrome", "chrome"];
-    let Some(browser) = program("a browser", "RAGTAG_TEST_BROWSER", &names) else { return };
+    let Some(browser) = program("browser", "RAGTAG_TEST_BROWSER", &names) else { return };
     let mut pages = Vec::new();
     for (name, report) in reports() {
         let page = pictures::html(&report);

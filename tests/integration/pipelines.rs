@@ -24,7 +24,7 @@ const SEGMENTS: u32 = 14;
 const HALVES: u32 = 26;
 
 fn open(name: &str) -> Model {
-    Model::open(model_path(name).expect("bundled")).unwrap()
+    Model::open(model_path(name)).unwrap()
 }
 
 /// The first golden prompt with this many of its golden tokens.
@@ -601,7 +601,7 @@ struct Copy {
 fn copy() -> Copy {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.gguf");
-    std::fs::copy(model_path(LLAMA).unwrap(), &path).unwrap();
+    std::fs::copy(model_path(LLAMA), &path).unwrap();
     let model = Model::open(&path).unwrap();
     let options = DeviceOptions { requested: Some("cpu".into()), cpu_threads: Some(1), ..Default::default() };
     let devices = Devices::probe(&options).unwrap();

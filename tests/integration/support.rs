@@ -8,24 +8,14 @@ use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+pub use test_support::model as model_path;
 
-/// The four golden models; the last two are not part of the repository.
+/// The four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
 /// The repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
-
-/// The file of a golden model, or a visible skip.
-pub fn model_path(name: &str) -> Option<PathBuf> {
-    let file = format!("{name}.gguf");
-    let folders = [root().join("examples/models"), root().join("../shared/models/tales")];
-    let found = folders.iter().map(|folder| folder.join(&file)).find(|path| path.exists());
-    if found.is_none() {
-        eprintln!("SKIPPED {name}: {file} is neither in examples/models nor in ../shared/models/tales");
-    }
-    found
 }
 
 /// What an independent implementation says of a model.
@@ -46,10 +36,8 @@ pub struct GoldenCase {
 }
 
 pub fn golden(name: &str) -> Golden {
-    let folder = root().join("tests/golden");
-    let npy = std::fs::read(folder.join(format!("{name}.logits.npy"))).unwrap();
-    let json = std::fs::read_to_string(folder.join(format!("{name}.golden.json"))).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let npy = std::fs::read(test_support::golden(&format!("{name}.logits.npy"))).unwrap();
+    let json = read_json(&test_support::golden(&format!("{name}.golden.json")));
     let ids =
         |v: &serde_json::Value| v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
     let case = |case: &serde_json::Value| GoldenCase {
@@ -129,14 +117,25 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
-/// The last device of Vulkan, with a line if there is none.
+/// What is missing where an API has no device, in the words of skips. On Linux, wgpu goes through Vulkan's drivers.
+pub fn driver(backend: &str) -> &'static str {
+    match backend {
+        "cuda" => "CUDA driver",
+        "hip" => "AMD device",
+        "opencl" => "OpenCL driver",
+        "vulkan" | "wgpu" => "Vulkan driver",
+        other => panic!("the vocabulary of skips does not know {other}"),
+    }
+}
+
+/// The last device of Vulkan, with a skip if there is none.
 pub fn last_vulkan() -> Option<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let ours = found.report().adapters().filter(|adapter| adapter.backend == "vulkan");
     let label = ours.last().map(ragtag_hal::Adapter::label);
     if label.is_none() {
         assert!(std::env::var_os("RAGTAG_TEST_VULKAN_ADAPTERS").is_none(), "no device of Vulkan");
-        eprintln!("SKIPPED: no device of Vulkan");
+        test_support::skip!("Vulkan driver", "no device");
     }
     label
 }
@@ -213,8 +212,8 @@ pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
     // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
-    command.env("OCL_ICD_VENDORS", root().join("tests/golden"));
-    command.env("VK_DRIVER_FILES", root().join("tests/golden/no-driver.json"));
+    command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));
+    command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
     // Devices are timed where a test is about that.
     command.env("RAGTAG_NO_CALIBRATION", "1");
@@ -243,9 +242,12 @@ pub fn read_json(path: &Path) -> serde_json::Value {
 /// Runs a test body on a thread of its own and fails the test if it does not end: nothing here may hang.
 pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
-    let thread = std::thread::spawn(move || {
+    // Skips are counted by the test's thread's name.
+    let name = std::thread::current().name().unwrap_or_default().to_owned();
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
         let _ = sender.send(body());
     });
+    let thread = thread.unwrap();
     match receiver.recv_timeout(std::time::Duration::from_secs(seconds)) {
         Ok(value) => value,
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {seconds} s"),
@@ -263,7 +265,7 @@ pub fn text(path: &Path) -> &str {
 
 /// A model file in bytes, to be spoilt.
 pub fn model_bytes(name: &str) -> Vec<u8> {
-    std::fs::read(model_path(name).unwrap()).unwrap()
+    std::fs::read(model_path(name)).unwrap()
 }
 
 /// Where a metadata value stands in a model file: just after its type.
@@ -297,7 +299,7 @@ pub fn tensor_data(bytes: &[u8], tensor: &str) -> std::ops::Range<usize> {
 
 /// A model as a directory: configuration, two shards of safetensors, and the tokenizer in both forms.
 pub fn checkpoint() -> PathBuf {
-    root().join("tests/golden/tiny-hf")
+    test_support::golden("tiny-hf")
 }
 
 /// The ids whose logits lie in the directory.

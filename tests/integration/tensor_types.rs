@@ -71,7 +71,7 @@ fn logits(model: &Model, activations: Activations) -> Vec<f32> {
 
 #[test]
 fn quanta_give_the_logits_of_their_values() {
-    let path = support::root().join("examples/models/tales-bitnet-tq2_0.gguf");
+    let path = support::model_path("tales-bitnet-tq2_0");
     let like = Model::open(path).unwrap();
     for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
         let [quantised, plain] = pair(&like, tensor_type);

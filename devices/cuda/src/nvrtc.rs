@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_program_is_compiled_once() {
         let Some(nvrtc) = Nvrtc::find(99_000).map(Arc::new) else {
-            println!("skipped: no NVRTC");
+            test_support::skip!("NVRTC", "not installed");
             return;
         };
         let folder = tempfile::tempdir().unwrap();

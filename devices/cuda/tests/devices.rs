@@ -61,7 +61,7 @@ fn cuda_c_computes_where_its_compiler_is_found_and_is_kept() {
         || CudaBackend::new(CudaConfig { cache_folder: Some(folder.path().into()), ..CudaConfig::default() });
     for adapter in adapters(&backend()) {
         if !adapter.caps.languages.contains(&KernelLanguage::CudaC) {
-            println!("skipped: {} has no NVRTC", adapter.label());
+            test_support::skip!("NVRTC", "{} has none", adapter.label());
             continue;
         }
         for _ in 0..2 {
@@ -108,7 +108,7 @@ fn launches_run_in_order_whether_they_overlap_or_not() {
     each(|mut bench| {
         chain(&mut bench, 0, 400);
         if !bench.device.adapter().caps.features.contains(&Feature::Sm90) {
-            println!("skipped: overlapping launches need compute capability 9.0");
+            test_support::skip!("compute capability 9.0", "for overlapping launches");
             return;
         }
         bench.device.create_module(ModuleId(1), &module(overlapping())).unwrap();

@@ -177,7 +177,7 @@ mod tests {
     fn the_genuine_compiler_compiles_or_ends_its_own_process_alone() {
         let library = "libamdhip64.so.5";
         if let Err(tried) = Compiler::first_of(&[library.into()]) {
-            println!("skipped: {} is not installed", tried.join(", "));
+            test_support::skip!("AMD's HIP library", "{} is not installed", tried.join(", "));
             return;
         }
         let own = std::env::current_exe().unwrap().into_os_string();

@@ -33,13 +33,13 @@ fn backend(folder: Option<&Path>) -> HipBackend {
     HipBackend::new(HipConfig { cache_folder: folder.map(Path::to_path_buf), compiler: compiler.collect() })
 }
 
-/// The adapters of the stand-in; none, with a line that says so, where OpenCL has no device for it.
+/// The adapters of the stand-in; none, with a skip, where OpenCL has no device for it.
 fn adapters(backend: &HipBackend) -> Vec<Adapter> {
     match backend.probe() {
         Ok(adapters) => adapters,
         Err(unavailable) => {
             assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{unavailable}");
-            println!("skipped: HIP on OpenCL: {unavailable}");
+            test_support::skip!("OpenCL driver", "{unavailable}");
             Vec::new()
         }
     }
@@ -94,7 +94,7 @@ fn old_architectures_are_named() {
     with_hip_on_opencl("old_architectures_are_named", &[("RAGTAG_FAKE_ARCH", "gfx803")], || {
         let said = backend(None).probe().unwrap_err().cause;
         if said.contains("no AMD device") {
-            return println!("skipped: OpenCL has no device: {said}");
+            return test_support::skip!("OpenCL driver", "{said}");
         }
         assert!(said.contains("gfx803 is older than gfx900"), "{said}");
     });

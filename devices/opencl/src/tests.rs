@@ -20,7 +20,7 @@ fn backend() -> OpenClBackend {
 
 fn adapters(backend: &OpenClBackend) -> Vec<Adapter> {
     backend.probe().unwrap_or_else(|unavailable| {
-        println!("skipped: OpenCL: {unavailable}");
+        test_support::skip!("OpenCL driver", "{unavailable}");
         Vec::new()
     })
 }
@@ -34,7 +34,7 @@ fn devices_of_one_platform_share_a_context() {
         .enumerate()
         .find_map(|(at, a)| Some((a, found[at + 1..].iter().find(|b| b.platform == a.platform)?)));
     let Some((a, b)) = pair else {
-        println!("skipped: two devices of one platform");
+        test_support::skip!("two devices of one driver", "OpenCL");
         return;
     };
     let open = |wanted: &[(&Adapter, u16)]| {

@@ -87,7 +87,7 @@ fn twins_have_programs_of_their_own() {
         ))
     });
     let Some((a, b)) = twins else {
-        println!("skipped: two equal devices");
+        test_support::skip!("two devices of one driver", "OpenCL");
         return;
     };
     let folder = tempfile::tempdir().unwrap();

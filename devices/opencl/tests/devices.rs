@@ -141,7 +141,11 @@ fn all_ways_to_transfer_give_the_same() {
                     Ok(mut devices) => {
                         let mut device = ragtag_hal::Checked::new(devices.swap_remove(0));
                         if let Err(error) = device.create_buffer(BufferId(9), 64) {
-                            println!("skipped: {} has no {transfer:?} memory: {error}", adapter.label());
+                            test_support::skip!(
+                                "shared memory of OpenCL",
+                                "{}: {transfer:?}: {error}",
+                                adapter.label()
+                            );
                             continue;
                         }
                         Bench::new(device)
@@ -256,7 +260,7 @@ fn memory_that_a_driver_gives_and_does_not_have_is_found_out() {
     for adapter in adapters(&backend) {
         // Where the free memory is known, the backend itself refuses.
         if adapter.memory[0].free_bytes.is_some() {
-            println!("skipped: {} tells its free memory", adapter.label());
+            test_support::skip!("driver that hides its free memory", "{} tells it", adapter.label());
             continue;
         }
         let mut device = open(&backend, &adapter, 0, &Limits::default());

@@ -71,13 +71,14 @@ fn points_cross_between_opencl_devices() {
         .flat_map(|(at, a)| adapters[at + 1..].iter().map(move |b| (a, b)))
         .collect();
     if !pairs.iter().any(|(a, b)| platform(a) != platform(b)) {
-        println!(
-            "skipped: two platforms, for there are only {:?}",
+        test_support::skip!(
+            "two OpenCL drivers",
+            "only {:?}",
             adapters.iter().map(platform).collect::<Vec<_>>()
         );
     }
     if !pairs.iter().any(|(a, b)| platform(a) == platform(b)) {
-        println!("skipped: two devices of one platform");
+        test_support::skip!("two devices of one driver", "OpenCL");
     }
     for (a, b) in pairs {
         println!("{} and {}", a.label(), b.label());

@@ -96,7 +96,7 @@ fn a_binary_computes_where_it_is_taken() {
         let mut bench = Bench::new(open(&backend, &adapter, 0, &Limits::default()));
         let created = bench.device.create_module(ModuleId(1), &spir_v(scale_binary()));
         if !adapter.caps.languages.contains(&KernelLanguage::SpirV) {
-            println!("skipped: {} ({}) takes no SPIR-V", adapter.label(), adapter.driver);
+            test_support::skip!("SPIR-V in OpenCL", "{} ({}) takes none", adapter.label(), adapter.driver);
             assert!(matches!(created, Err(Error::Unsupported { .. })), "{created:?}");
             continue;
         }

@@ -24,13 +24,17 @@ fn a_kernel_that_goes_astray_loses_the_device() {
     let mut adapters = adapters(&backend);
     adapters.retain(|adapter| adapter.kind == AdapterKind::Discrete);
     if adapters.is_empty() {
-        println!("skipped: a device with memory of its own");
+        test_support::skip!("device memory of its own", "Vulkan");
     }
     for adapter in adapters {
         let anew = support::backend();
         let lost = goes_astray([&backend, &anew], &adapter, (KernelLanguage::Wgsl, TEXT), 0x3000_0000);
         if lost.is_none() {
-            println!("skipped: {} keeps kernels inside of their bindings", adapter.label());
+            test_support::skip!(
+                "driver without robust access",
+                "{} keeps kernels inside of their bindings",
+                adapter.label()
+            );
         }
     }
 }

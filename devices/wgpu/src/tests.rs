@@ -30,7 +30,7 @@ fn fill(queue: QueueKind, value: u64, waits: Vec<ragtag_hal::Point>) -> Submissi
 #[test]
 fn a_lost_device_says_so_and_closes() {
     let found = probe("wgpu", &instance()).unwrap_or_else(|unavailable| {
-        println!("skipped: wgpu: {unavailable}");
+        test_support::skip!("Vulkan driver", "wgpu: {unavailable}");
         Vec::new()
     });
     for found in found {
@@ -71,7 +71,7 @@ fn a_lost_device_says_so_and_closes() {
 #[test]
 fn what_wgpu_refuses_is_an_error() {
     let Some(found) = probe("wgpu", &instance()).ok().and_then(|found| found.into_iter().next()) else {
-        return println!("skipped: wgpu shows no device");
+        return test_support::skip!("Vulkan driver", "wgpu shows no device");
     };
     let device = open_one(ID, found, &Limits::default()).unwrap();
     let gpu = device.gpu();

@@ -59,7 +59,7 @@ fn what_was_compiled_once_is_not_compiled_again() {
         if gives {
             assert_eq!(second.counters(), counters(0, 2, 2), "{}", adapter.label());
         } else {
-            println!("skipped: {} ({}) gives no compiled programs away", adapter.label(), adapter.driver);
+            test_support::skip!("pipeline cache", "{} ({}) has none", adapter.label(), adapter.driver);
             assert_eq!(second.counters(), counters(2, 0, 2), "{}", adapter.label());
         }
         bench.works();
@@ -73,7 +73,7 @@ fn damaged_and_foreign_files_are_replaced() {
         drop(Bench::new(open(&backend_with(folder.path()), &adapter, 0, &Limits::default())));
         let files = files(folder.path());
         let [file] = &files[..] else {
-            println!("skipped: {} ({}) gives no compiled programs away", adapter.label(), adapter.driver);
+            test_support::skip!("pipeline cache", "{} ({}) has none", adapter.label(), adapter.driver);
             assert!(files.is_empty(), "one program is {files:?}");
             continue;
         };
@@ -101,7 +101,7 @@ fn twins_are_two_devices() {
         let twin = adapters[at + 1..].iter().find(|b| (&b.name, &b.driver) == (&a.name, &a.driver))?;
         Some((a.clone(), twin.clone()))
     });
-    let Some((a, b)) = pair else { return println!("skipped: two devices of one kind") };
+    let Some((a, b)) = pair else { return test_support::skip!("two devices of one driver", "wgpu") };
     let wanted = [(a, DeviceId(0)), (b, DeviceId(1))];
     let devices = ragtag_hal::Backend::open(&backend, &wanted, &Limits::default()).unwrap();
     let mut benches: Vec<Bench> =

@@ -143,7 +143,7 @@ fn a_plan_comes_from_standard_input_and_names_its_device_options() {
 fn a_context_that_the_model_was_not_trained_for_is_warned_of_once() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out.npy");
-    let held = support::root().join("tests/golden/held.txt");
+    let held = test_support::golden("held.txt");
     let commands: [&[&str]; 6] = [
         &["plan"],
         &["run", "-n", "1"],

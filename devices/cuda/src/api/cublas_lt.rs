@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn a_library_that_is_installed_takes_the_descriptions() {
         let Some(library) = CublasLt::find(13_000) else {
-            return println!("skipped: cuBLASLt is not installed");
+            return test_support::skip!("cuBLASLt", "not installed");
         };
         let version = library.version();
         println!("cuBLASLt {version}");

@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn a_driver_that_is_too_old_is_named() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
-            println!("skipped: no C compiler");
+            test_support::skip!("C compiler", "cc does not start");
             return;
         }
         let folder = tempfile::tempdir().unwrap();

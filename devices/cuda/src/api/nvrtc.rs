@@ -181,7 +181,7 @@ mod tests {
     fn a_text_is_compiled_or_the_log_says_why_not() {
         // Any driver's version will do: nothing is run.
         let Some(nvrtc) = Nvrtc::find(99_000) else {
-            println!("skipped: no NVRTC");
+            test_support::skip!("NVRTC", "not installed");
             return;
         };
         assert!(nvrtc.knows((9, 0)) && !nvrtc.knows((1, 0)) && nvrtc.version().0 >= OLDEST_MAJOR);

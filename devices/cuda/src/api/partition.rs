@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn a_part_has_as_many_multiprocessors_as_were_asked_for_or_there_is_none() {
         if !cfg!(unix) || std::process::Command::new("cc").arg("--version").output().is_err() {
-            println!("skipped: no C compiler");
+            test_support::skip!("C compiler", "cc does not start");
             return;
         }
         let (new, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

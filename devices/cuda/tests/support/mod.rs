@@ -15,16 +15,12 @@ pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
 }
 
-/// All adapters, or none with a line that says why a test has nothing to do.
+/// All adapters, or none with a skip.
 pub fn adapters(backend: &CudaBackend) -> Vec<Adapter> {
-    let probed = backend.probe().unwrap_or_else(|unavailable| {
-        println!("skipped: CUDA: {unavailable}");
+    backend.probe().unwrap_or_else(|unavailable| {
+        test_support::skip!("CUDA driver", "{unavailable}");
         Vec::new()
-    });
-    if probed.is_empty() {
-        println!("skipped: no CUDA device");
-    }
-    probed
+    })
 }
 
 /// `SCALE` in PTX for any device: launches wait for each other.

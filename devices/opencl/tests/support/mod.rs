@@ -19,17 +19,17 @@ pub fn backend() -> OpenClBackend {
     OpenClBackend::new(config())
 }
 
-/// All adapters, or none with a line that says why a test has nothing to do.
+/// All adapters, or none with a skip.
 pub fn adapters(backend: &OpenClBackend) -> Vec<Adapter> {
     match backend.probe() {
         Ok(adapters) => {
             if adapters.is_empty() {
-                println!("skipped: the OpenCL library shows no device");
+                test_support::skip!("OpenCL driver", "the OpenCL library shows no device");
             }
             adapters
         }
         Err(unavailable) => {
-            println!("skipped: OpenCL: {unavailable}");
+            test_support::skip!("OpenCL driver", "{unavailable}");
             Vec::new()
         }
     }

@@ -90,7 +90,7 @@ fn twins_take_programs_from_each_other() {
         ))
     });
     let Some((a, b)) = twins else {
-        println!("skipped: two equal devices");
+        test_support::skip!("two devices of one driver", "Vulkan");
         return;
     };
     let folder = tempfile::tempdir().unwrap();

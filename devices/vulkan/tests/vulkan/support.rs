@@ -31,7 +31,7 @@ pub fn no_objections(backend: &VulkanBackend) {
     assert!(said.is_empty(), "{said:#?}");
 }
 
-/// All adapters, or none with a line that says why a test has nothing to do.
+/// All adapters, or none with a skip.
 pub fn adapters(backend: &VulkanBackend) -> Vec<Adapter> {
     match backend.probe() {
         Ok(adapters) => {
@@ -40,7 +40,7 @@ pub fn adapters(backend: &VulkanBackend) -> Vec<Adapter> {
         }
         Err(unavailable) => {
             assert_eq!(wanted(), 0, "{unavailable}");
-            println!("skipped: Vulkan: {unavailable}");
+            test_support::skip!("Vulkan driver", "{unavailable}");
             Vec::new()
         }
     }

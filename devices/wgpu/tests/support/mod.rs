@@ -19,10 +19,10 @@ pub fn backend() -> WgpuBackend {
     WgpuBackend::new(config())
 }
 
-/// All adapters, or none with a line that says why a test has nothing to do.
+/// All adapters, or none with a skip.
 pub fn adapters(backend: &WgpuBackend) -> Vec<Adapter> {
     backend.probe().unwrap_or_else(|unavailable| {
-        println!("skipped: wgpu: {unavailable}");
+        test_support::skip!("Vulkan driver", "wgpu: {unavailable}");
         Vec::new()
     })
 }
