@@ -39,8 +39,11 @@ enum Task {
     Mutants(mutants::Args),
     /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
     Kernels(kernels::Args),
-    /// Write docs/support.md from the reports of `ragtag selftest` in docs/reports.
+    /// Write docs/support.md from the summaries in docs/reports.
     SupportTable {
+        /// Put the summary of a report of `ragtag selftest` into docs/reports first.
+        #[arg(long, value_name = "REPORT")]
+        add: Option<PathBuf>,
         /// Only say whether the page is up to date.
         #[arg(long)]
         check: bool,
@@ -64,7 +67,9 @@ fn main() -> ExitCode {
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
-        Task::SupportTable { check } => support::run(&root(), check),
+        Task::SupportTable { add, check } => add
+            .map_or(Ok(()), |file| support::add(&root(), &file))
+            .and_then(|()| support::run(&root(), check)),
         Task::Schemas => schemas::run(&root()),
         Task::SynthModel(args) => ragtag_synth::run(&args),
     };

@@ -3,7 +3,8 @@
 //!
 //! This module must not know what the tests are; it counts them.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -20,8 +21,9 @@ const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "w
 const HEAD: &str = "\
 # Support
 
-What Ragtag was executed on. `cargo xtask support-table` writes this page from the reports in [reports/](reports), which
-`ragtag selftest --report FILE` wrote on the machines in question; `cargo xtask test` checks that it is up to date.
+What Ragtag was executed on. `cargo xtask support-table` writes this page from the summaries in [reports/](reports);
+`cargo xtask test` checks that it is up to date. `ragtag selftest --report FILE` wrote the reports on the machines in question, and
+`cargo xtask support-table --add FILE` made the summaries.
 
 - **executed**: the conformance suite ran on this device, with these numbers of tests. Skipped is what a device or a driver
   cannot do, with the reason in the report.
@@ -40,23 +42,38 @@ are 1e-4 and 2e-2.
 ";
 
 /// A report, as far as the table shows it; the whole form is in `docs/formats.md`.
-#[derive(Debug, Deserialize)]
-struct Report {
+#[derive(Debug, Deserialize, Serialize)]
+struct Report<D = Summary> {
     ragtag_selftest: u32,
     ragtag: String,
     os: String,
     arch: String,
+    started_unix_s: u64,
     only: String,
-    reports: Vec<Device>,
+    reports: Vec<D>,
 }
 
+/// A device as `ragtag selftest` reports it.
 #[derive(Debug, Deserialize)]
 struct Device {
     adapter: Adapter,
     tests: Vec<Test>,
 }
 
-#[derive(Debug, Deserialize)]
+/// A device as docs/reports has it.
+#[derive(Debug, Deserialize, Serialize)]
+struct Summary {
+    adapter: Adapter,
+    passed: usize,
+    /// Reasons by test.
+    failed: BTreeMap<String, String>,
+    /// Numbers of tests by reason.
+    skipped: BTreeMap<String, usize>,
+    /// The worst relative error of each numerics class.
+    relative_errors: BTreeMap<String, f64>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
 struct Adapter {
     backend: String,
     name: String,
@@ -65,7 +82,10 @@ struct Adapter {
 
 #[derive(Debug, Deserialize)]
 struct Test {
+    name: String,
     verdict: Verdict,
+    #[serde(alias = "why")]
+    reason: Option<String>,
     class: Option<String>,
     relative_error: Option<f64>,
 }
@@ -76,6 +96,51 @@ enum Verdict {
     Passed,
     Failed,
     Skipped,
+}
+
+impl From<Device> for Summary {
+    fn from(device: Device) -> Self {
+        let mut summary = Summary {
+            adapter: device.adapter,
+            passed: 0,
+            failed: BTreeMap::new(),
+            skipped: BTreeMap::new(),
+            relative_errors: BTreeMap::new(),
+        };
+        for test in device.tests {
+            let reason = test.reason.unwrap_or_default();
+            match test.verdict {
+                Verdict::Passed => summary.passed += 1,
+                Verdict::Failed => drop(summary.failed.insert(test.name, reason)),
+                Verdict::Skipped => *summary.skipped.entry(reason).or_default() += 1,
+            }
+            if let (Verdict::Passed, Some(class), Some(error)) =
+                (test.verdict, test.class, test.relative_error)
+            {
+                let worst = summary.relative_errors.entry(class).or_insert(error);
+                *worst = worst.max(error);
+            }
+        }
+        summary
+    }
+}
+
+/// Writes the summary of a report of `ragtag selftest` to the folder of reports, under the file's name.
+pub(crate) fn add(root: &Path, file: &Path) -> Result<(), String> {
+    let about = |e: &dyn std::fmt::Display| format!("{}: {e}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|e| about(&e))?;
+    let name = file.file_name().ok_or_else(|| about(&"not a file"))?;
+    let to = root.join(REPORTS).join(name);
+    let text =
+        serde_json::to_string_pretty(&summarised(&text).map_err(|e| about(&e))?).map_err(|e| about(&e))?;
+    std::fs::write(&to, text + "\n").map_err(|e| format!("{}: {e}", to.display()))
+}
+
+fn summarised(text: &str) -> serde_json::Result<Report> {
+    let Report { ragtag_selftest, ragtag, os, arch, started_unix_s, only, reports } =
+        serde_json::from_str::<Report<Device>>(text)?;
+    let reports = reports.into_iter().map(Summary::from).collect();
+    Ok(Report { ragtag_selftest, ragtag, os, arch, started_unix_s, only, reports })
 }
 
 /// Writes the page; with `check` only says whether it is as it would be written.
@@ -150,16 +215,10 @@ fn check_report(report: &Report) -> Result<(), String> {
     Ok(())
 }
 
-fn row(name: &str, report: &Report, device: &Device) -> String {
-    let count = |verdict| device.tests.iter().filter(|test| test.verdict == verdict).count();
-    let passed = |test: &&Test| test.verdict == Verdict::Passed;
-    let error = |class: &str| {
-        let of_class = device.tests.iter().filter(passed).filter(|test| test.class.as_deref() == Some(class));
-        let worst = of_class.filter_map(|test| test.relative_error).reduce(f64::max);
-        worst.map_or(String::new(), |e| format!("{e:.1e}"))
-    };
+fn row(name: &str, report: &Report, device: &Summary) -> String {
+    let error = |class: &str| device.relative_errors.get(class).map_or(String::new(), |e| format!("{e:.1e}"));
     let Adapter { backend, name: device_name, driver } = &device.adapter;
-    let state = if count(Verdict::Passed) > 0 { "executed" } else { "failed" };
+    let state = if device.passed > 0 { "executed" } else { "failed" };
     // What a driver calls itself must not end a cell.
     let cell = |text: &str| text.replace('|', "\\|");
     format!(
@@ -169,9 +228,9 @@ fn row(name: &str, report: &Report, device: &Device) -> String {
         report.os,
         report.arch,
         report.ragtag,
-        count(Verdict::Passed),
-        count(Verdict::Failed),
-        count(Verdict::Skipped),
+        device.passed,
+        device.failed.len(),
+        device.skipped.values().sum::<usize>(),
         error("exact"),
         error("fast"),
     )
@@ -195,7 +254,7 @@ mod tests {
                 ]
             }}]}}"#
         );
-        ("box".into(), serde_json::from_str(&text).unwrap())
+        ("box".into(), summarised(&text).unwrap())
     }
 
     #[test]
@@ -209,6 +268,9 @@ mod tests {
             assert!(page.lines().any(|l| l == line), "{line} in {page}");
         }
         assert_eq!(page.lines().filter(|line| line.contains("opencl |")).count(), 1);
+        let (_, Report { reports, .. }) = report("opencl", "", 1);
+        assert_eq!(reports[0].failed, BTreeMap::from([("e".into(), "y".into())]));
+        assert_eq!(reports[0].skipped, BTreeMap::from([("x".into(), 1)]));
     }
 
     #[test]
