@@ -698,3 +698,23 @@ fn a_refused_submission_leaves_no_trace() {
     b.passes(result, "destroy_buffer");
     assert_eq!(b.device.own[QueueKind::Compute.index()].signalled, 0);
 }
+
+#[test]
+fn pools_are_those_of_the_device() {
+    let mut b = Bench::new();
+    assert_eq!((b.device.pool_stats().hits, b.device.trim_pool()), (7, 4096));
+    assert_eq!(b.calls(), ["trim_pool"]);
+}
+
+#[test]
+fn devices_have_the_faults_that_are_asked_for() {
+    let second_buffer = |faults: Faults| {
+        let (inner, _) = fake([KernelLanguage::Host]);
+        let mut device = Checked::with_faults(Box::new(inner), faults).unwrap();
+        device.create_buffer(BufferId(0), 16).unwrap();
+        device.create_buffer(BufferId(1), 16)
+    };
+    assert_eq!(second_buffer(Faults::default()), Ok(()));
+    let failing = Faults { failing_allocation: Some(2), ..Faults::default() };
+    assert!(second_buffer(failing).unwrap_err().is_out_of_memory());
+}
