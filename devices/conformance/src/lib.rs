@@ -8,7 +8,7 @@
 //! | `memory/…` | buffers, fills, copies, uploads, downloads, running out of memory |
 //! | `queues/…` | order, points across queues, points of other devices, poisoned timelines |
 //! | `programs/…` | record, replay, record anew |
-//! | `kernel/…` | every kernel variant against its reference, at its numerics class |
+//! | `kernel/…` | every kernel variant against its reference, within its bound |
 //!
 //! This crate must not know any backend by name.
 

@@ -44,7 +44,7 @@ fn suite_report(
 fn assert_passes(report: &Report) {
     let failures: Vec<_> = report.failures().collect();
     assert!(failures.is_empty(), "{}: {failures:#?}", report.adapter.driver);
-    assert!(report.passed() > 10, "only {} tests passed", report.passed());
+    assert!(tried(report, "/portable"), "kernels in portable code were skipped");
     for class in [NumericsClass::Exact, NumericsClass::Fast] {
         let worst = report.worst_relative_error(class).expect("kernels of either class");
         assert!(worst <= class.tolerance(), "{class:?}: {worst}");
