@@ -8,12 +8,13 @@ use ragtag::{
     Boundary, DeviceOptions, Devices, Engine, EngineOptions, Error, Event, Generation, Granularity, Model,
     Planner, Prompt, Reason, Session, overlap,
 };
+use ragtag_hal::{Checked, Device, LeakWatch, Leaks, QueueKind};
 use ragtag_kernels::{Activations, NumericsClass};
 use ragtag_scheduler::SpanKind;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 use tokio_stream::StreamExt;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
@@ -322,12 +323,11 @@ fn dropped_streams_give_back_their_cache_and_credits() {
                 assert_eq!(said.ids[..64], case.greedy_ids);
             }
         };
+        // Rows that the first stage has computed.
+        let rows = || engine.stage_reports()[0].counts.rows;
         // Two such sequences need all of the cache.
-        let begun = Instant::now();
         pair();
-        let one_pair = begun.elapsed();
-
-        let begun = Instant::now();
+        let one_pair = rows();
         for _ in 0..ROUNDS {
             // Six sequences, two of which have room; each is dropped somewhere between its submission and its end.
             let mut streams: Vec<_> = (0..6).map(start).collect();
@@ -340,8 +340,9 @@ fn dropped_streams_give_back_their_cache_and_credits() {
             }
         }
         pair();
-        // Had the dropped ones gone on to their ends, that would have taken as long as ninety pairs.
-        assert!(begun.elapsed() < one_pair * ROUNDS, "{:?} against {one_pair:?} for a pair", begun.elapsed());
+        // Had the dropped ones gone on to their ends, they would have been ninety pairs.
+        let computed = rows() - one_pair;
+        assert!(computed < one_pair * u64::from(ROUNDS), "{computed} rows, {one_pair} of a pair");
     });
 }
 
@@ -373,26 +374,40 @@ fn dropping_an_engine_with_running_sequences_ends_at_once() {
     within(120, || {
         let model = open(BITNET);
         let setup = Setup { context: 512, cpu_devices: 2, sequences: 8, ..generating() };
-        let engine = support::engine(&model, &setup);
+        // Submissions that the first device has computed, and what is left of the devices.
+        let computed = Arc::new(AtomicU64::new(0));
+        let leaks = Arc::new(Mutex::new(Vec::new()));
+        let (count, watch) = (Arc::clone(&computed), Arc::clone(&leaks));
+        let devices = support::devices(&setup).checked_by(move |adapter, device| {
+            let device = Checked::new(device);
+            watch.lock().unwrap().push(device.leak_watch());
+            if adapter.label() == "cpu:0" {
+                let count = Arc::clone(&count);
+                let timeline = device.timeline(QueueKind::Compute);
+                timeline.subscribe(move |progress| {
+                    count.fetch_max(progress.value, Ordering::Relaxed);
+                });
+            }
+            Ok(device)
+        });
+        let engine = support::engine_on(&model, &setup, &devices).unwrap();
         let prompts = eight_prompts(&model);
         let session = engine.session();
         let start = |prompt: &Vec<u32>| session.generate(Prompt::Tokens(prompt), &greedy(450)).unwrap();
         let mut streams: Vec<_> = prompts.iter().map(start).collect();
-        // What 30 tokens of each take tells what 450 would.
-        for stream in &mut streams {
-            block_on(stream.next_event()).unwrap();
-        }
-        let started = Instant::now();
         for stream in &mut streams {
             for _ in 0..30 {
                 block_on(stream.next_event()).unwrap();
             }
         }
-        let expected = started.elapsed() * (450 - 31) / 30;
-        let dropped = Instant::now();
+        let before = computed.load(Ordering::Relaxed);
         drop((engine, session, streams));
-        let took = dropped.elapsed();
-        assert!(took < expected / 4, "the end took {took:?}, all tokens would have taken {expected:?}");
+        // Nothing computes any more: the devices have gone.
+        let left: Vec<_> = leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
+        assert_eq!(left, vec![Some(Leaks::default()); 2]);
+        // All tokens would have taken a submission each, of one sequence at least.
+        let after = computed.load(Ordering::Relaxed) - before;
+        assert!(after < (450 - 30) / 4, "{after} submissions after the engine was dropped");
     });
 }
 

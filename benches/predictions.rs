@@ -1,0 +1,123 @@
+//! Predicted against measured: unlike CPU devices, one of which works for half of the time, are calibrated, planned for and
+//! run. Prints a table in Markdown and fails if what is predicted from the parts is more than a fifth off in every round.
+//!
+//! ```sh
+//! cargo bench --bench predictions
+//! ```
+//!
+//! It needs a machine that does nothing else: three threads work, and they are timed.
+
+#![allow(clippy::print_stdout)] // a table is what it is for
+
+use ragtag::compare::Burst;
+use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
+use ragtag::{
+    Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions, Model, Plan, Planner,
+    TensorType, Workload,
+};
+use ragtag_synth::{Preset, Shape};
+
+/// Sequences, tokens of each prompt and new tokens of each.
+const LOAD: (u32, u32, u32) = (4, 96, 64);
+const ROUNDS: usize = 4;
+/// Most that a prediction may be off, as a share of what is measured.
+const MOST_OFF: f64 = 0.2;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Tokens a second: all generate, and all prompts.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    decode: f64,
+    prefill: f64,
+}
+
+impl Rates {
+    /// The larger of how far two of them are apart, as a share of the other's.
+    fn apart(&self, other: &Self) -> f64 {
+        let apart = |a: f64, b: f64| (a / b - 1.0).abs();
+        apart(self.decode, other.decode).max(apart(self.prefill, other.prefill))
+    }
+}
+
+fn main() -> Result<()> {
+    let shape = Shape { tensor_type: TensorType::Q8_0, layers: 4, vocabulary: 2048, ..Preset::M300.shape() };
+    let model = Model::from_bytes("synthetic", ragtag_synth::in_memory(&shape, 1)?)?;
+    let devices = Devices::probe(&DeviceOptions {
+        requested: Some("cpu".into()),
+        cpu_devices: 2,
+        cpu_threads: Some(1),
+        handicaps: vec!["cpu:0=threads:2".parse()?, "cpu:1=duty:50%".parse()?],
+        ..DeviceOptions::default()
+    })?;
+    println!(
+        "| decode tokens/s: predicted | measured | prefill tokens/s: predicted | measured | off |\n\
+         | ---: | ---: | ---: | ---: | ---: |"
+    );
+    let mut least_off = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let (expected, got) = round(&model, &devices)?;
+        let off = expected.apart(&got);
+        println!(
+            "| {:.0} | {:.0} | {:.0} | {:.0} | {:.0} % |",
+            expected.decode,
+            got.decode,
+            expected.prefill,
+            got.prefill,
+            off * 100.0
+        );
+        least_off = least_off.min(off);
+    }
+    if least_off > MOST_OFF {
+        return Err(format!("no prediction is within {:.0} % of its run", MOST_OFF * 100.0).into());
+    }
+    Ok(())
+}
+
+/// Calibrates, plans and runs once; what was predicted and what was measured.
+fn round(model: &Model, devices: &Devices) -> Result<(Rates, Rates)> {
+    let (sequences, prompt, tokens) = LOAD;
+    let folder = tempfile::tempdir()?;
+    let options = CalibrationOptions {
+        chunk: 64,
+        sequences,
+        seconds: 0.5,
+        limit: None,
+        force: true,
+        folder: Some(folder.path().into()),
+        ..CalibrationOptions::default()
+    };
+    let calibration = Calibration::run(model, devices, &options, &|_, _| ())?;
+    let workload = Workload { prompt_tokens: prompt, generated_tokens: tokens };
+    let planner = Planner::new(model).devices(devices).calibrated(&calibration).workload(workload);
+    let planner = planner.context(prompt + tokens).sequences(sequences).chunk(64);
+    let planner = planner.split("0-3=cpu:0,4-5=cpu:1".parse()?);
+    let plan = planner.plan()?;
+    let engine = Engine::start(model, devices, &plan, EngineOptions::default())?;
+    measured(&engine)?;
+    Ok((predicted(model, &planner, &plan)?, measured(&engine)?))
+}
+
+fn predicted(model: &Model, planner: &Planner, plan: &Plan) -> Result<Rates> {
+    let (sequences, prompt, _) = LOAD;
+    let load = DrawnLoad {
+        requests: sequences,
+        arrivals: Arrivals::Together,
+        prompt_tokens: Lengths::Fixed(prompt),
+        new_tokens: Lengths::Fixed(1),
+        seed: 1,
+    };
+    let (devices, links) = planner.facts();
+    let prompts = ragtag::simulate(model, plan, devices, links, &load.draw()?)?;
+    Ok(Rates { decode: plan.predicted.decode_tokens_per_s, prefill: prompts.prefill_tokens_per_s })
+}
+
+fn measured(engine: &Engine) -> Result<Rates> {
+    let (sequences, prompt, tokens) = LOAD;
+    let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+    let run = |burst| runtime.block_on(engine.session().burst(&burst));
+    let prompts = run(Burst::Prompts { tokens: prompt, sequences })?;
+    let together = run(Burst::Generations { prompt, tokens, sequences })?;
+    let decode = together.together_tokens_per_s().ok_or("no moment at which all of them generate")?;
+    Ok(Rates { decode, prefill: f64::from(sequences * prompt) / prompts.seconds })
+}
