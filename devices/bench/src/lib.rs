@@ -32,6 +32,14 @@ pub const WORDS: usize = 4096;
 /// Work items in a group of the tests' kernels.
 pub(crate) const GROUP: u32 = 64;
 
+/// The adapters of a probe.
+///
+/// # Errors
+/// If there are none: the reason for a skip.
+pub fn some(adapters: Vec<Adapter>) -> Result<Vec<Adapter>, String> {
+    if adapters.is_empty() { Err("the driver shows no device".into()) } else { Ok(adapters) }
+}
+
 /// Opens a device.
 #[track_caller]
 pub fn open(backend: &dyn Backend, adapter: &Adapter, id: u16, limits: &Limits) -> Checked {

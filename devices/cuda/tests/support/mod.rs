@@ -17,8 +17,9 @@ pub fn backend() -> CudaBackend {
 
 /// All adapters, or none with a skip.
 pub fn adapters(backend: &CudaBackend) -> Vec<Adapter> {
-    backend.probe().unwrap_or_else(|unavailable| {
-        test_support::skip!("CUDA driver", "{unavailable}");
+    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
+    found.and_then(some).unwrap_or_else(|why| {
+        test_support::skip!("CUDA driver", "{why}");
         Vec::new()
     })
 }

@@ -21,8 +21,9 @@ pub fn backend() -> WgpuBackend {
 
 /// All adapters, or none with a skip.
 pub fn adapters(backend: &WgpuBackend) -> Vec<Adapter> {
-    backend.probe().unwrap_or_else(|unavailable| {
-        test_support::skip!("Vulkan driver", "wgpu: {unavailable}");
+    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
+    found.and_then(some).unwrap_or_else(|why| {
+        test_support::skip!("Vulkan driver", "wgpu: {why}");
         Vec::new()
     })
 }
