@@ -128,8 +128,9 @@ fn the_command_compiles_in_a_process_of_its_own() {
     }
     let cache = tempfile::tempdir().unwrap();
     let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();
-    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    if !listed.contains("HIP 6.0.0") {
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    // An OpenCL library without a driver shows HIP without a device.
+    if !listed["detected"].to_string().contains("hip:0") {
         assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{listed}");
         return test_support::skip!("OpenCL driver", "HIP on OpenCL has no device");
     }
