@@ -46,8 +46,6 @@ fn random_pipelines_keep_their_promises() {
         }
     }
     // The draw covers what it is meant to cover.
-    println!("lost {lost}, cancelled {cancelled}, refused {refused}, {tokens} tokens");
-    println!("no memory {no_memory}, no submission {no_submission}, late {late}, stopped {stopped}");
     if seeds.len() >= 1000 {
         assert!(lost > 100 && cancelled > 100 && refused > 100 && tokens > 10_000);
         assert!(no_memory > 10 && no_submission > 10 && late > 300 && stopped > 10);
