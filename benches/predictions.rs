@@ -1,13 +1,14 @@
-//! Predicted against measured: unlike CPU devices, one of which works for half of the time, are calibrated, planned for and
-//! run. Prints a table in Markdown and fails if what is predicted from the parts is more than a fifth off in every round.
+//! Compares predicted with measured rates. Each round calibrates two unlike CPU devices, one throttled to half of the time,
+//! plans for them and runs the plan. Prints a table in Markdown. Fails if the prediction is more than a fifth off in every
+//! round.
 //!
 //! ```sh
 //! cargo bench --bench predictions
 //! ```
 //!
-//! It needs a machine that does nothing else: three threads work, and they are timed.
+//! It needs an idle machine with three cores or more.
 
-#![allow(clippy::print_stdout)] // a table is what it is for
+#![allow(clippy::print_stdout)] // Its output is a table.
 
 use ragtag::compare::Burst;
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};

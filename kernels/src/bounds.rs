@@ -1,9 +1,9 @@
-//! Bounds of kernels: how far from its reference each may be, given its inputs. A numerics class says what a model's results
-//! owe; a bound is what the arithmetic of one kernel allows, and mostly far below that.
+//! Bounds of kernels: the largest relative error of each kernel against its reference, given its inputs. A numerics class is a
+//! promise about a model's results. A bound follows from the arithmetic of one kernel and is usually far tighter.
 //!
 //! A bound is 4 to 10 times the largest error that any device has shown (`docs/reports`), since other devices sum in other
-//! orders. Only where the output itself is rounded, to 8 or 16 bits, it is nearer: that error depends on the values, and not
-//! on the device.
+//! orders. Where the output is rounded to 8 or 16 bits the margin is smaller: that error depends on the values, not on the
+//! device.
 
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, KvType};
@@ -44,8 +44,8 @@ impl Kernel {
 }
 
 impl Variant {
-    /// The largest relative error ‖out − ref‖ / ‖ref‖ that it may have: its kernel's. Matrix units that know no f16 beside bf16
-    /// weights round f16 activations to bf16.
+    /// The largest relative error ‖out − ref‖ / ‖ref‖ of this variant: that of its kernel, except on matrix units that round
+    /// f16 activations to bf16 beside bf16 weights.
     pub fn bound(&self) -> f64 {
         let rounds = self.requires.iter().any(|feature| UNITS_OF_BF16.contains(feature));
         match self.kernel {

@@ -115,7 +115,7 @@ fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
             |stage| trace.spans().iter().filter(move |s| s.kind == SpanKind::Compute && s.stage == stage);
         let first = computed(1).map(|span| span.start_ns).min().unwrap();
         let ahead = computed(0).filter(|span| span.end_ns < first).count();
-        assert!(ahead >= 2, "{ahead} micro-batches were computed before the first one arrived");
+        assert!(ahead >= 3, "{ahead} micro-batches were computed before the first one arrived");
         // The trace shows the turns: they are shorter than a copy.
         for stage in 0..3 {
             let turns: Vec<_> = trace.turns().iter().filter(|turn| turn.stage == stage).collect();

@@ -124,7 +124,7 @@ fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
 #[test]
 fn the_command_compiles_in_a_process_of_its_own() {
     if !cfg!(target_os = "linux") {
-        return test_support::skip!("Linux", "the loader is told where to look there alone");
+        return test_support::skip!("Linux", "only its loader can be redirected");
     }
     let cache = tempfile::tempdir().unwrap();
     let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();

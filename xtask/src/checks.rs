@@ -1,5 +1,5 @@
-//! The checks of `cargo xtask test` and `cargo xtask ci`: what each runs, in order, stopping at the first failure. The tests
-//! come last and run on after a failure.
+//! The checks of `cargo xtask test` and `cargo xtask ci`, in order. The first failure stops them, except that all tests run
+//! after a failed one. The tests come last.
 //!
 //! This module must not know rules about source text; those are `tidy`'s.
 
@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The steps so far and their times, of which the end of a log tells.
+/// Times of the steps so far, for the report at the end.
 pub(crate) type Times = Vec<(Duration, String)>;
 
 /// One run of cargo.

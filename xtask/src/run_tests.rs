@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 /// Where tests record their skips, from the root.
 const SKIPS: &str = "target/skips.txt";
-/// How many of the slowest tests are named.
+/// Slowest tests in the report.
 const SLOWEST: usize = 10;
-/// Parts that take less are told in one line together.
+/// Shorter parts share one line of the report.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// What may be skipped.
+/// Which skips are allowed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
     /// Fail if a test is skipped that is not in this list: lines of MISSING<TAB>PACKAGE<TAB>TEST, sorted; # begins a comment.
@@ -27,7 +27,10 @@ pub(crate) struct TestArgs {
     write_skips: Option<PathBuf>,
 }
 
-/// Builds and runs all tests, prints the report, and fails if a test failed or was skipped without leave.
+/// Builds and runs all tests and prints the report.
+///
+/// # Errors
+/// If a test failed, or was skipped and is not in the list.
 pub(crate) fn run(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), String> {
     let mut names = BTreeMap::new();
     times.push(timed("building tests", || build(root, &mut names))?);
@@ -81,7 +84,7 @@ fn table(times: &[(Duration, String)], count: usize) -> String {
     text
 }
 
-/// As many as libtest starts.
+/// Threads that libtest starts.
 fn threads() -> usize {
     let set = std::env::var("RUST_TEST_THREADS").ok().and_then(|threads| threads.parse().ok());
     set.or_else(|| std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
@@ -123,7 +126,7 @@ fn stream(root: &Path, skips: &Path, mut line: impl FnMut(&str)) -> Result<ExitS
     let (reader, writer) = std::io::pipe().map_err(|e| e.to_string())?;
     command.stdout(writer.try_clone().map_err(|e| e.to_string())?).stderr(writer);
     let mut child = command.env("RAGTAG_TEST_SKIPS", skips).spawn().map_err(|e| e.to_string())?;
-    // It holds the ends for writing, and the pipe would not end.
+    // It holds the write ends; the pipe would stay open.
     drop(command);
     for text in BufReader::new(reader).split(b'\n') {
         let text = text.map_err(|e| e.to_string())?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use test_support::Skip;
 
-/// How to get what tests miss most, on Debian.
+/// Commands that install the most common missing things, on Debian.
 const REMEDIES: &[(&str, &str)] = &[
     ("AMD's HIP library", "apt install libamdhip64-5 libhiprtc-builtins5 rocm-device-libs"),
     ("C compiler", "apt install gcc"),
@@ -29,16 +29,16 @@ fn by_missing(skips: &[Skip]) -> Skips {
     sum
 }
 
-/// How many tests miss what, for people.
+/// Formats the number of skipped tests by missing thing.
 pub(crate) fn sum(skips: &[Skip]) -> String {
     if skips.is_empty() {
         return "no test was skipped\n".into();
     }
-    let mut text = "skipped, in whole or in part, for want of:\n".to_owned();
+    let mut text = "skipped in whole or in part, by missing thing:\n".to_owned();
     for (missing, tests) in by_missing(skips) {
         let plural = if tests.len() == 1 { "" } else { "s" };
         text.push_str(&format!("  {missing}: {} test{plural}", tests.len()));
-        // Reasons differ from test to test where devices do; one is told as an example.
+        // One reason stands for all; they differ where devices differ.
         if let Some(why) = tests.values().next() {
             text.push_str(&format!(" ({why})"));
         }
@@ -110,7 +110,7 @@ mod tests {
             skip("OpenCL driver", "b", "no library"),
             skip("luck", "c", "none left"),
         ];
-        let expected = "skipped, in whole or in part, for want of:\n  OpenCL driver: 2 tests (no library)\n    \
+        let expected = "skipped in whole or in part, by missing thing:\n  OpenCL driver: 2 tests (no library)\n    \
                         apt install pocl-opencl-icd ocl-icd-libopencl1\n  luck: 1 test (none left)\n";
         assert_eq!(sum(&skips), expected);
         assert_eq!(compare(&lines(&skips), &list(&skips)), Ok(String::new()));

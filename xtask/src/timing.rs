@@ -1,7 +1,7 @@
-//! What a run of `cargo test` says: which tests failed, how long each binary and each test took.
+//! Reads the output of `cargo test`: failed tests, and times of binaries and tests.
 //!
-//! libtest does not tell times on a stable toolchain, but it starts tests in the order of their names, as many at a time as there
-//! are threads. So the moments at which tests end say when each began. This module must not start anything.
+//! libtest reports no times on a stable toolchain. It starts tests in the order of their names, one per thread, so the moments
+//! at which tests end tell when each began. This module must not start anything.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -55,8 +55,8 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// The share of the variant at `place` of the part: neighbours take different ones, and each takes another at the next
-    /// turn.
+    /// The listed shapes for the variant at `place` of the part. Neighbours take different shapes, and each variant takes others
+    /// at the next turn.
     fn at(place: usize, turn: usize, one_in: usize) -> Self {
         let one_in = one_in.max(1);
         Self { first: (place % one_in + turn % one_in) % one_in, one_in }
@@ -109,10 +109,10 @@ impl<'a> Suite<'a> {
         Self { shapes, ..self }
     }
 
-    /// Only a share of the kernels' variants, with one in so many of the listed shapes of each (0 counts as 1); all other
-    /// tests as well. The seed chooses the shares and the random shapes: the devices that divide the suite exchange parts
-    /// from seed to seed. Over `part.of` · `listed_one_in` seeds in a row each device tries every listed shape of every
-    /// variant once.
+    /// Limits the suite to a share of the kernel variants, and to one in `listed_one_in` of the listed shapes of each (0 counts
+    /// as 1). Other tests all run. The seed chooses the shares and the random shapes, so devices that divide the suite
+    /// exchange parts from seed to seed. Over `part.of` · `listed_one_in` consecutive seeds each device tries every listed
+    /// shape of every variant once.
     pub fn by_turns(self, part: Part, listed_one_in: usize, seed: u64) -> Self {
         let of = part.of.max(1);
         let (index, turn) = (seed % of as u64, seed / of as u64 % listed_one_in.max(1) as u64);

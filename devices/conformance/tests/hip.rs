@@ -12,7 +12,7 @@ use test_drivers::{rocblas_kernels, with_hip_on_opencl};
 
 #[test]
 fn every_hip_device() {
-    support::every_device_of("hip", "HIP driver");
+    support::every_device_of("hip", "AMD device");
 }
 
 /// One device of the stand-in is enough: OpenCL's own are tried with the OpenCL backend. Where OpenCL devices are wanted,

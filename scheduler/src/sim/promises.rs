@@ -158,7 +158,7 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// Whoever has a token to feed back goes before prompts, in as many micro-batches as there are decode groups.
+    /// Decode rows enter before prompts, in at most as many micro-batches as there are decode groups.
     fn check_order(&self, batch: &MicroBatch) -> Result<(), String> {
         let has_decode_rows = |batch: &MicroBatch| batch.items.iter().any(|item| self.decodes(item));
         let groups = self.in_flight.iter().filter(|other| has_decode_rows(other)).count() as u32;
@@ -196,8 +196,8 @@ impl<'a> Promises<'a> {
         Ok(())
     }
 
-    /// A new token. Since the sequence's last one, no other sequence may have got two: whoever got one went to the end of the
-    /// queue.
+    /// Records a new token. A sequence that got a token goes to the end of the queue, so no other sequence may have got two
+    /// tokens since this one's last.
     fn emit(&mut self, sequence: SequenceId) -> Result<(), String> {
         let progress =
             self.sequences.get_mut(&sequence).ok_or("a token for a sequence that never entered")?;

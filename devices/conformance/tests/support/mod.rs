@@ -7,8 +7,8 @@ use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 /// Where shaders are compiled for the processor, one in so many of the listed shapes is tried.
 pub const SOME: usize = 3;
 
-/// Most kernels in its language that a driver skips, by backend and the beginning of the driver's name. The counts are those of
-/// the whole suite. A driver that skips more has lost a feature.
+/// Largest number of kernels in its own language that a driver may skip, by backend and prefix of the driver's name. Counts are
+/// for the whole suite. A driver that skips more has lost a feature.
 const SKIPS: [(&str, &str, usize); 8] = [
     ("opencl", "Portable Computing Language", 0),
     ("opencl", "Intel(R) OpenCL", 0),
@@ -22,7 +22,8 @@ const SKIPS: [(&str, &str, usize); 8] = [
     ("wgpu", "vulkan, SwiftShader", 15),
 ];
 
-/// How many of the tests that are for a backend did not pass, and how many may: of a driver that is not in the table half.
+/// Number of a backend's tests that did not pass, and the largest number allowed: half of them for a driver that is not in the
+/// table.
 pub fn not_passed(backend: &str, driver: &str, tests: &[Outcome]) -> (usize, usize) {
     let language = if ["vulkan", "wgpu"].contains(&backend) { "wgsl" } else { backend };
     let is_owed = |test: &&Outcome| {
@@ -46,8 +47,8 @@ pub fn adapters(backends: &Backends, name: &str) -> Result<Vec<Adapter>, String>
     }
 }
 
-/// Runs the suite on each device of a backend and returns their number; without any it skips for the missing thing. Devices that are parts of the processor are tried side
-/// by side: their drivers compile on one core each.
+/// Runs the suite on each device of a backend and returns the number of devices. Without any it records a skip for the missing
+/// thing. Software devices run side by side, since their drivers compile on one core each.
 ///
 /// Drivers that compile for the processor take long for all variants of all kernels. Alike devices divide these: twins of one
 /// driver, and of APIs that run shaders all that the processor executes. Vulkan's devices have one half of the variants and

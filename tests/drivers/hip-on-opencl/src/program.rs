@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex};
 
 /// What takes the place of everything in front of [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
-/// C++'s name for a logarithm of floats. Texts give `log` another meaning later, and in some drivers it is a macro itself: so
-/// this is a function, and no other name for `log`.
+/// Defines `logf`, which OpenCL C lacks, by a function. A macro that expands to `log` fails: kernels redefine `log`, and some
+/// drivers define it as a macro.
 const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
 /// What takes the place of AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
 /// The last line of the prelude of a text.
 const END: &str = "// == end of the prelude ==";
-/// What texts are compiled with.
+/// Compiler options for every text.
 const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
 
 /// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads

@@ -52,7 +52,7 @@ fn in_own_process(
         return body();
     }
     if !cfg!(target_os = "linux") {
-        test_support::skip!("Linux", "the loader is told where to look there alone");
+        test_support::skip!("Linux", "only its loader can be redirected");
         return;
     }
     let prepared = prepare();
