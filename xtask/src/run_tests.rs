@@ -19,7 +19,7 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Which skips are allowed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TestArgs {
-    /// Fail if a test is skipped that is not in this list: lines of MISSING<TAB>PACKAGE<TAB>TEST, sorted; # begins a comment.
+    /// Fail if a test is skipped that is not in this list: lines of missing thing, package and test with tabs between them, sorted. `#` begins a comment.
     #[arg(long, value_name = "FILE")]
     skips: Option<PathBuf>,
     /// Write this run's skips as such a list.
