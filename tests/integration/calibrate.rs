@@ -386,10 +386,12 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
     assert!(!calibrates(&said), "{said}");
     // One device is timed as well: its chunk follows from it. All commands use the same profile, whatever chunk they want.
-    let (table, said) = command(&["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"]);
+    let one = ["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"];
+    let (_, said) = command(&one);
     assert!(calibrates(&said), "{said}");
+    assert!(kept(&one));
+    let (table, _) = command(&one);
     assert!(table.contains(" measured"), "{table}");
-    assert!(kept(&["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"]));
     for arguments in [&["run", "-n", "2"][..], &["bench", "-p", "8", "-n", "2", "-r", "1"]] {
         let (_, said) = command(&[arguments, &["--cpu-devices", "1"]].concat());
         assert!(!calibrates(&said), "{said}");
