@@ -11,8 +11,9 @@ use crate::objective::Workload;
 
 /// The shortest prompt that is priced, in tokens; longer ones double up to the context.
 const SHORTEST: u32 = 64;
-/// A longer chunk is taken only if it gains more than this share.
-const SAME: f64 = 5e-3;
+/// A shorter chunk must gain more than this share: short calibrations are off by as much, and long chunks read the weights
+/// less often.
+const SAME: f64 = 0.04;
 /// Longest that the prefill chunks in flight may delay the next token of other sequences, in microseconds.
 const MOST_DELAY_US: f64 = 100e3;
 
@@ -52,18 +53,19 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// Rows of the fastest chunk for a prompt of `tokens` tokens; the shortest of equals.
+/// Rows of the chunk for a prompt of `tokens` tokens: the longest of those that are about as fast as the fastest, and none
+/// longer than the prompt needs.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
-    let mut best: Option<(f64, u32)> = None;
-    for point in points {
+    let needed = points.partition_point(|point| point.chunk < tokens) + 1;
+    let time = |point: &Point| {
         let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).first_token_us;
-        if best.is_none_or(|(least, _)| us < least * (1.0 - SAME)) {
-            best = Some((us, point.chunk));
-        }
-    }
-    best.map(|(_, rows)| rows)
+        (us, point.chunk)
+    };
+    let times: Vec<(f64, u32)> = points.iter().take(needed).map(time).collect();
+    let least_us = times.iter().map(|(us, _)| *us).fold(f64::INFINITY, f64::min);
+    times.iter().rfind(|(us, _)| us * (1.0 - SAME) <= least_us).map(|(_, rows)| *rows)
 }
 
 /// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.

@@ -124,7 +124,7 @@ fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
     let list = |plan: &Plan| -> Vec<_> {
         plan.chunks().by_prompt.iter().map(|chunk| (chunk.from_tokens, chunk.rows)).collect()
     };
-    // One launch for all of a prompt is best on one device; the chunks are the shortest that allow it.
+    // One launch for all of a prompt is best on one device.
     let short = Workload { prompt_tokens: 100, generated_tokens: 100 };
     let whole = plan(short, 1 << 40);
     assert_eq!(list(&whole), [(0, 64), (65, 128), (129, 512)]);
@@ -133,6 +133,18 @@ fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
     let total = whole.stages[0].memory_bytes.total;
     assert!(whole.stages[0].memory_bytes.scratch > plan(short, total - 1).stages[0].memory_bytes.scratch);
     assert_eq!(list(&plan(short, total - 1)), [(0, 64), (65, 128)]);
+}
+
+#[test]
+fn a_long_chunk_is_kept_unless_a_shorter_one_is_clearly_faster() {
+    let longest_with = |percent: u64| {
+        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 10.0)]);
+        let slower = |s: &Segment| Segment { flops_per_row: s.flops_per_row * percent / 100, ..s.clone() };
+        let slower: Vec<Segment> = world.segments.iter().map(slower).collect();
+        let plan = plan(&PlannerInput { other_chunks: &[(512, slower.as_slice())], ..world.input() });
+        plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
+    };
+    assert_eq!([100, 103, 110].map(longest_with), [512, 512, 128]);
 }
 
 #[test]
