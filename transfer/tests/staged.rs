@@ -275,9 +275,20 @@ fn broken_protocols_are_noticed() {
         receiver.step(ReceiverEvent::Open, &mut Vec::new()).unwrap();
         protocol(receiver.step(wrong, &mut Vec::new()));
     }
+    // The last chunk may not go beyond the transfer.
+    let mut receiver = new_receiver();
+    for event in [expect, ReceiverEvent::Open, chunk(0, 10, 0)] {
+        receiver.step(event, &mut Vec::new()).unwrap();
+    }
+    protocol(receiver.step(chunk(10, 6, 1), &mut Vec::new()));
     let mut receiver = new_receiver();
     for _ in 0..2 {
         receiver.step(chunk(0, 10, 0), &mut Vec::new()).unwrap();
     }
     protocol(receiver.step(chunk(0, 10, 0), &mut Vec::new()));
+}
+
+#[test]
+fn errors_name_the_transfer() {
+    assert_eq!(Error::Empty(TransferId(3)).to_string(), "transfer 3 has no bytes");
 }
