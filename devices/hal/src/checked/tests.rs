@@ -4,7 +4,7 @@ use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
 use crate::caps::{Caps, Features, KernelLanguage, QueueLayout};
 use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, LinkedEntry, ModuleSource};
-use crate::gemm::GemmEntry;
+use crate::gemm::{Gemm, GemmEntry, GemmLibrary};
 use crate::host::{HostCall, HostFn};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -145,9 +145,13 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
 }
 
 fn fake(languages: impl IntoIterator<Item = KernelLanguage>) -> (Checked, Log) {
+    fake_with(adapter(languages))
+}
+
+fn fake_with(adapter: Adapter) -> (Checked, Log) {
     let log = Log::default();
     let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: DEVICE, queue }));
-    (Checked::new(Box::new(Fake { adapter: adapter(languages), timelines, log: Arc::clone(&log) })), log)
+    (Checked::new(Box::new(Fake { adapter, timelines, log: Arc::clone(&log) })), log)
 }
 
 /// A device with buffers 0, 1, 2, module 0 and region 0.
@@ -158,7 +162,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (mut device, log) = fake([KernelLanguage::Host]);
+        let (device, log) = fake([KernelLanguage::Host]);
+        Self::over(device, log)
+    }
+
+    fn over(mut device: Checked, log: Log) -> Self {
         for id in 0..3 {
             device.create_buffer(BufferId(id), BUFFER_BYTES).unwrap();
         }
@@ -408,16 +416,19 @@ fn copies_match_in_length_and_do_not_overlap() {
     b.refused(result, &["8 bytes into 12"]);
     let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(0, 7, 8)));
     b.refused(result, &["overlap"]);
-    let result = b.run(QueueKind::Compute, copy(range(0, 0, 8), range(0, 8, 8)));
-    b.passes(result, "submit");
+    let result = b.run(QueueKind::Compute, copy(range(0, 7, 8), range(0, 0, 8)));
+    b.refused(result, &["overlap"]);
+    for (from, to) in [(0, 8), (8, 0)] {
+        let result = b.run(QueueKind::Compute, copy(range(0, from, 8), range(0, to, 8)));
+        b.passes(result, "submit");
+    }
 }
 
 #[test]
 fn copies_keep_to_the_alignment_of_the_device() {
     let mut adapter = adapter([KernelLanguage::Host]);
     adapter.caps.copy_alignment_bytes = 4;
-    let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: DEVICE, queue }));
-    let mut device = Checked::new(Box::new(Fake { adapter, timelines, log: Log::default() }));
+    let (mut device, _) = fake_with(adapter);
     device.create_buffer(BufferId(0), 30).unwrap();
     device.create_buffer(BufferId(1), 64).unwrap();
     device.register_region(RegionId(0), Arc::new(HostRegion::new(REGION_BYTES).unwrap())).unwrap();
@@ -527,6 +538,61 @@ fn bindings_that_are_only_read_may_overlap() {
         }),
     );
     b.passes(result, "submit");
+}
+
+/// A product of `constants[0]` rows. The ABI alone asks for no bytes.
+static PRODUCT: EntryAbi = EntryAbi {
+    name: "product",
+    bindings: &[Access::Read, Access::Read, Access::ReadWrite],
+    constants: 1,
+    extents: |_, _| {},
+};
+
+fn product(bindings: [usize; 3]) -> Module {
+    let product = |constants: &[u32]| {
+        let (columns, depth) = (4, 8);
+        let (x_pitch, weights_pitch, y_pitch) = (depth, depth, columns);
+        Gemm { rows: constants[0], columns, depth, x_pitch, weights_pitch, y_pitch, accumulate: false }
+    };
+    let entries = vec![LinkedEntry::Gemm(GemmEntry { bindings, product })];
+    let source = ModuleSource::Linked { language: None, entries };
+    Module { name: "products".into(), entries: vec![&PRODUCT], source }
+}
+
+#[test]
+fn products_touch_nothing_beyond_their_bindings() {
+    let mut adapter = adapter([KernelLanguage::Host]);
+    adapter.caps.gemm =
+        Some(GemmLibrary { name: "fake".into(), version: "1".into(), workspace_bytes: 0, preferred: false });
+    let (device, log) = fake_with(adapter);
+    let mut b = Bench::over(device, log);
+    let result = b.device.create_module(ModuleId(1), &product([2, 1, 0]));
+    b.refused(result, &["product: a product whose bindings are"]);
+    let result = b.device.create_module(ModuleId(1), &product([0, 1, 2]));
+    b.passes(result, "create_module");
+    // Two rows: 32 bytes of x, 64 of W and 32 of y.
+    let launch = |rows, groups, bytes: [u64; 3]| {
+        changed(|d| {
+            (d.module, d.constants, d.grid) = (ModuleId(1), vec![rows], [groups, 1, 1]);
+            d.bindings[1].access = Access::Read;
+            d.bindings.iter_mut().zip(bytes).for_each(|(binding, bytes)| binding.range.bytes = bytes);
+        })
+    };
+    for (rows, groups, bytes, refusal) in [
+        (2, 1, [32, 64, 32], None),
+        (2, 1, [31, 64, 32], Some("product, binding 0")),
+        (2, 1, [32, 63, 32], Some("product, binding 1")),
+        (2, 1, [32, 64, 31], Some("product, binding 2")),
+        (0, 1, [32, 64, 32], Some("product: no library computes")),
+        // Without groups, nothing is touched.
+        (0, 0, [32, 64, 32], None),
+    ] {
+        let result = b.run(QueueKind::Compute, launch(rows, groups, bytes));
+        match refusal {
+            Some(words) => b.refused(result, &[words]),
+            None => b.passes(result, "submit"),
+        }
+    }
 }
 
 #[test]
