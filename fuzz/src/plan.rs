@@ -1,0 +1,40 @@
+//! Any text as a plan: read, held against a model and devices, written and read again.
+
+use super::short;
+use ragtag_scheduler::plan::{Plan, PlanModel};
+use ragtag_scheduler::split::Split;
+
+/// Returns whether the plan is valid for two devices.
+pub fn run(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let plan = match Plan::from_json(text) {
+        Ok(plan) => plan,
+        Err(error) => return short(&error),
+    };
+    let split = plan.split();
+    let again = Plan::from_json(&plan.to_json()).expect("what was written can be read");
+    assert_eq!(again, plan);
+    let (digest, granularity) = (plan.model.digest.clone(), plan.model.granularity);
+    let model = PlanModel { name: "m".into(), digest, segments: 14, granularity };
+    let mut valid = false;
+    for devices in [&["cpu:0", "cpu:1"][..], &["cpu:0"], &[]] {
+        match plan.validate(&model, devices) {
+            Ok(()) => {
+                // A valid plan covers the segments in order, each device once.
+                let mut next = 0;
+                for stage in &plan.stages {
+                    let range = stage.segments.range();
+                    assert!(
+                        range.start == next && range.end > next && devices.contains(&stage.device.as_str())
+                    );
+                    next = range.end;
+                }
+                assert_eq!(next, 14);
+                assert_eq!(split.to_string().parse::<Split>().as_ref(), Ok(&split));
+                valid = true;
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    valid
+}

@@ -1,0 +1,65 @@
+//! The examples as they stand: what the top of each promises is printed.
+
+use crate::support::sheltered;
+
+/// Runs an example and returns what it prints.
+fn printed(name: &str, arguments: &[&str]) -> String {
+    // `cargo test` builds examples beside the folder of tests. With `--test integration` it builds no example.
+    let test = std::env::current_exe().unwrap();
+    let example = test.parent().unwrap().with_file_name("examples").join(name);
+    assert!(
+        example.with_extension(std::env::consts::EXE_EXTENSION).exists(),
+        "run `cargo build --examples` first"
+    );
+    let done = sheltered(assert_cmd::Command::new(example)).args(arguments).assert().success();
+    String::from_utf8(done.get_output().stdout.clone()).unwrap()
+}
+
+#[track_caller]
+fn prints(name: &str, arguments: &[&str], lines: &[&str]) {
+    let out = printed(name, arguments);
+    let missing: Vec<_> = lines.iter().filter(|line| !out.contains(**line)).collect();
+    assert!(missing.is_empty(), "{missing:?} in {out}");
+}
+
+#[test]
+fn text_is_generated() {
+    let model = test_support::model("tales-q8_0");
+    let arguments = [model.to_str().unwrap(), "The old woman"];
+    prints("01-generate", &arguments, &["selected=[cpu:0]", "\nThe old woman", "200 tokens at "]);
+}
+
+#[test]
+fn a_pipeline_tells_the_same_tale_wherever_it_is_cut() {
+    prints("02-pipeline", &[], &["stage 1: segments ", "- bottleneck: ", "4-13=cpu:1: the same tale\n"]);
+}
+
+#[test]
+fn plans_need_no_device() {
+    let lines = ["fast:0   segments 0-13 ", "slow:0   segments ", "no plan (exit code 6)", "fast:0 lacks "];
+    prints("03-plan-without-running", &[], &lines);
+}
+
+#[test]
+fn sixteen_sequences_are_served() {
+    let lines = [" 1 in flight: 1600 tokens", " 4 in flight: 1600 tokens", "16 in flight: 1600 tokens"];
+    prints("04-many-sequences", &[], &lines);
+}
+
+#[test]
+fn overlap_is_drawn_and_traced() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace.json");
+    let lines = ["sixteen sequences decode: ", "  stage 1  ", "  both     ", " spans\n"];
+    prints("05-overlap", &[trace.to_str().unwrap()], &lines);
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| !events.is_empty()));
+}
+
+#[test]
+fn attention_is_as_exact_as_promised() {
+    let out = printed("06-attention-everywhere", &["2", "32", "16"]);
+    let line = out.lines().find(|line| line.starts_with("cpu:0 ")).expect("the processor");
+    let [.., error, _, _] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
+    assert!(error.parse::<f64>().unwrap() <= 1e-4, "{line}");
+}

@@ -1,0 +1,39 @@
+//! The fuzz targets on their committed seeds, without libFuzzer.
+
+#[path = "../../fuzz/src/lib.rs"]
+mod fuzz;
+
+use fuzz::{gguf, plan, safetensors, tokenizer};
+use std::path::Path;
+
+/// Runs a target on all of its seeds. Each is valid, so that it reaches the code behind the first checks.
+fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let mut seeds = 0;
+    for seed in std::fs::read_dir(folder).unwrap() {
+        let path = seed.unwrap().path();
+        assert!(run(&std::fs::read(&path).unwrap()), "{} is invalid", path.display());
+        seeds += 1;
+    }
+    assert!(seeds > 0, "{target} has no seed");
+}
+
+#[test]
+fn gguf_files() {
+    replay("gguf", gguf::run);
+}
+
+#[test]
+fn plans() {
+    replay("plan", plan::run);
+}
+
+#[test]
+fn checkpoints() {
+    replay("safetensors", safetensors::run);
+}
+
+#[test]
+fn tokenizers() {
+    replay("tokenizer", tokenizer::run);
+}
