@@ -4,93 +4,145 @@
 //! This module must not know rules about source text; those are `tidy`'s.
 
 use crate::run_tests::{self, TestArgs};
-use crate::{support, tidy};
+use crate::{aarch64, support, tidy};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
+use test_support::Skip;
 
-/// Times of the steps so far, for the report at the end.
-pub(crate) type Times = Vec<(Duration, String)>;
-
-/// One run of cargo.
-struct Step {
-    arguments: &'static [&'static str],
-    environment: &'static [(&'static str, &'static str)],
+/// Steps so far, for the report at the end.
+#[derive(Default)]
+pub(crate) struct Done {
+    pub times: Vec<(Duration, String)>,
+    pub skips: Vec<Skip>,
 }
 
-const fn step(arguments: &'static [&'static str]) -> Step {
-    Step { arguments, environment: &[] }
+impl Done {
+    /// Runs cargo with these arguments and variables.
+    pub(crate) fn cargo(
+        &mut self,
+        root: &Path,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Result<(), String> {
+        let line = format!("cargo {}", arguments.join(" "));
+        self.timed(&line, || {
+            let mut command = Command::new(cargo());
+            let status = command.args(arguments).envs(variables.iter().copied()).current_dir(root).status();
+            let status = status.map_err(|e| format!("{line}: {e}"))?;
+            if status.success() { Ok(()) } else { Err(format!("{line} failed ({status})")) }
+        })
+    }
+
+    /// Runs a step under its name, and notes how long it took.
+    pub(crate) fn timed(
+        &mut self,
+        name: &str,
+        step: impl FnOnce() -> Result<(), String>,
+    ) -> Result<(), String> {
+        println!("== {name}");
+        let start = Instant::now();
+        step()?;
+        println!("== done in {:.0} s", start.elapsed().as_secs_f64());
+        self.times.push((start.elapsed(), name.into()));
+        Ok(())
+    }
+
+    /// Notes a step that cannot run here.
+    pub(crate) fn skip(&mut self, step: &str, missing: &str, why: &str) {
+        println!("== SKIPPED {step}: {missing}: {why}");
+        let [missing, package, test, why] = [missing, "xtask", step, why].map(str::to_owned);
+        self.skips.push(Skip { missing, package, test, why });
+    }
 }
 
-const FORMAT: Step = step(&["fmt", "--all", "--check"]);
-// Denies the compiler's warnings along with clippy's, in every target; so the tests below need no RUSTFLAGS, which would
-// have everything compiled once more.
-const LINTS: Step = step(&["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
-const DOCUMENTATION: Step = Step {
-    arguments: &["doc", "--workspace", "--no-deps", "--locked"],
-    environment: &[("RUSTDOCFLAGS", "-D warnings")],
-};
-
-/// Feature combinations that must compile besides the default.
-const FEATURES: &[Step] = &[
-    step(&["check", "-p", "ragtag-devices", "--no-default-features", "--locked"]),
-    step(&["check", "-p", "ragtag", "--no-default-features", "--locked"]),
-];
+/// Backends that must compile without the others.
+const BACKENDS: [&str; 6] = ["cpu", "cuda", "hip", "opencl", "vulkan", "wgpu"];
 
 /// What the README calls the tests. The workspace's tests come last: a log ends with what they say.
 pub fn test(root: &Path, args: &TestArgs) -> Result<(), String> {
-    test_after(root, args, Times::new())
+    test_after(root, args, Done::default())
 }
 
-fn test_after(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), String> {
-    times.push(run(root, &FORMAT)?);
-    times.push(timed("tidy", || tidy::run(root))?);
-    times.push(timed("support table", || support::run(root, true))?);
-    times.push(run(root, &LINTS)?);
-    times.push(run(root, &DOCUMENTATION)?);
-    run_tests::run(root, args, times)
+fn test_after(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
+    done.cargo(root, &["fmt", "--all", "--check"], &[])?;
+    done.timed("tidy", || tidy::run(root))?;
+    done.timed("support table", || support::run(root, true))?;
+    // Clippy denies the compiler's warnings along with its own, in every target. So the tests need no RUSTFLAGS, which would
+    // have everything compiled once more.
+    done.cargo(root, &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"], &[])?;
+    done.cargo(root, &["doc", "--workspace", "--no-deps", "--locked"], &[("RUSTDOCFLAGS", "-D warnings")])?;
+    run_tests::run(root, args, done)
 }
 
-/// The tests, the feature combinations and the dependencies' licences and advisories.
+/// The tests, and what users of other features, processors and tools get.
 pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
-    let mut times = FEATURES.iter().map(|step| run(root, step)).collect::<Result<Times, _>>()?;
-    let deny = Command::new(cargo())
-        .args(["deny", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success());
-    if deny {
-        times.push(run(root, &step(&["deny", "--locked", "check"]))?);
-    } else {
-        println!("== SKIPPED cargo deny: cargo-deny is not installed");
+    let mut done = Done::default();
+    features(root, &mut done)?;
+    deny(root, &mut done)?;
+    fuzz_targets(root, &mut done)?;
+    aarch64::run(root, &mut done)?;
+    test_after(root, args, done)
+}
+
+/// Lints the crates that look at features, for each backend alone and for none.
+fn features(root: &Path, done: &mut Done) -> Result<(), String> {
+    let mut lint = |package, features| {
+        let arguments =
+            ["clippy", "-p", package, "--no-default-features", "--features", features, "--locked"];
+        done.cargo(root, &[&arguments[..], &["--", "-D", "warnings"]].concat(), &[])
+    };
+    lint("ragtag-devices", "")?;
+    BACKENDS.iter().try_for_each(|backend| lint("ragtag-devices", backend))?;
+    // Its code asks for HIP alone.
+    lint("ragtag", "")?;
+    lint("ragtag", "hip")
+}
+
+/// Licences, sources and advisories of the dependencies.
+fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
+    if !output(root, &["deny", "--version"])?.status.success() {
+        done.skip("cargo deny", "cargo-deny", "not installed");
+        return Ok(());
     }
-    test_after(root, args, times)
+    let mut check = vec![
+        "deny",
+        "--workspace",
+        "--locked",
+        "check",
+        "--hide-inclusion-graph",
+        "bans",
+        "licenses",
+        "sources",
+    ];
+    let fetch = output(root, &["deny", "fetch", "db"])?;
+    if fetch.status.success() {
+        check.push("advisories");
+    } else {
+        let said = String::from_utf8_lossy(&fetch.stderr);
+        done.skip(
+            "cargo deny check advisories",
+            "advisory database",
+            said.lines().last().unwrap_or_default(),
+        );
+    }
+    done.cargo(root, &check, &[])
+}
+
+/// The fuzz targets compile. Tests of `graph` and `scheduler` run their code on the seeds.
+fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
+    let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
+    // With a library of libFuzzer named, its C++ is not built. Nothing is linked.
+    done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "libfuzzer.a")])
+}
+
+/// What cargo prints with these arguments.
+fn output(root: &Path, arguments: &[&str]) -> Result<Output, String> {
+    let output = Command::new(cargo()).args(arguments).current_dir(root).output();
+    output.map_err(|e| format!("cargo {}: {e}", arguments.join(" ")))
 }
 
 /// The cargo that runs this program.
 pub fn cargo() -> String {
     std::env::var("CARGO").unwrap_or_else(|_| "cargo".into())
-}
-
-fn run(root: &Path, step: &Step) -> Result<(Duration, String), String> {
-    let line = format!("cargo {}", step.arguments.join(" "));
-    timed(&line, || {
-        let mut command = Command::new(cargo());
-        command.args(step.arguments).envs(step.environment.iter().copied()).current_dir(root);
-        let status = command.status().map_err(|e| format!("{line}: {e}"))?;
-        if status.success() { Ok(()) } else { Err(format!("{line} failed ({status})")) }
-    })
-}
-
-/// Runs a step under its name, and returns how long it took.
-pub(crate) fn timed(
-    name: &str,
-    step: impl FnOnce() -> Result<(), String>,
-) -> Result<(Duration, String), String> {
-    println!("== {name}");
-    let start = Instant::now();
-    step()?;
-    println!("== done in {:.0} s", start.elapsed().as_secs_f64());
-    Ok((start.elapsed(), name.into()))
 }

@@ -5,9 +5,11 @@
 // A program for terminals: it prints.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+mod aarch64;
 mod checks;
 mod kernels;
 mod mutants;
+mod nightly;
 mod run_tests;
 mod schemas;
 mod skips;
@@ -33,8 +35,10 @@ enum Task {
     Test(run_tests::TestArgs),
     /// Hold the tree to the project's rules: who imports whom, where `unsafe` may stand, how long a file may be, …
     Tidy,
-    /// What continuous integration runs: the tests, the feature combinations, and cargo-deny where it is installed.
+    /// Everything for each commit: the tests, features alone, cargo-deny, fuzz targets and AArch64, as far as tools are installed.
     Ci(run_tests::TestArgs),
+    /// What takes too long for each commit: all shares, fuzzing, mutants, a hundred thousand simulations, clean Debian systems.
+    Nightly(nightly::Args),
     /// Try a seeded sample of an area's mutants; those that no test notices must be accepted in docs/mutants.md.
     Mutants(mutants::Args),
     /// Write the kernels' texts to files, build or check the PTX that is committed, and compile for GPUs that are not here.
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(&root()),
         Task::Mutants(args) => mutants::run(&root(), &args),
         Task::Ci(args) => checks::ci(&root(), &args),
+        Task::Nightly(args) => nightly::run(&root(), &args),
         Task::Kernels(args) => kernels::run(&root(), &args),
         Task::SupportTable { add, check } => add
             .map_or(Ok(()), |file| support::add(&root(), &file))

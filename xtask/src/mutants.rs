@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 #[derive(clap::Args)]
 pub struct Args {
     /// The code to change.
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(AREAS.map(|area| area.name)))]
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(areas()))]
     area: String,
     /// Chooses the sample.
     #[arg(long, default_value_t = 0)]
@@ -114,6 +114,11 @@ const TIMEOUT_S: &str = "120";
 
 /// Where survivors are accepted.
 const ACCEPTED: &str = "docs/mutants.md";
+
+/// The names of all areas.
+pub fn areas() -> impl Iterator<Item = &'static str> {
+    AREAS.iter().map(|area| area.name)
+}
 
 /// Runs the sample.
 ///

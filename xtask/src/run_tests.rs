@@ -1,6 +1,6 @@
 //! The workspace's tests as one run of cargo, and the report after them: times, skips, failures.
 
-use crate::checks::{Times, cargo, timed};
+use crate::checks::{Done, cargo};
 use crate::skips;
 use crate::timing::Run;
 use std::collections::BTreeMap;
@@ -31,9 +31,10 @@ pub(crate) struct TestArgs {
 ///
 /// # Errors
 /// If a test failed, or was skipped and is not in the list.
-pub(crate) fn run(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), String> {
+pub(crate) fn run(root: &Path, args: &TestArgs, mut done: Done) -> Result<(), String> {
     let mut names = BTreeMap::new();
-    times.push(timed("building tests", || build(root, &mut names))?);
+    done.timed("building tests", || build(root, &mut names))?;
+    let Done { mut times, mut skips } = done;
     let file = root.join(SKIPS);
     match std::fs::remove_file(&file) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(format!("{}: {e}", file.display())),
@@ -44,7 +45,8 @@ pub(crate) fn run(root: &Path, args: &TestArgs, mut times: Times) -> Result<(), 
     let status = stream(root, &file, |line| run.line(line, start.elapsed(), &names))?;
     times.extend(run.binaries.iter().map(|binary| (binary.end - binary.start, binary.name.clone())));
 
-    let skips = test_support::recorded(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    let recorded = test_support::recorded(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+    skips.extend(recorded);
     println!("== slowest tests\n{}", table(&run.tests(threads())[..], SLOWEST));
     times.sort_by(|a, b| b.cmp(a));
     let long = times.iter().take_while(|(time, _)| *time >= SHORT).count();

@@ -1,0 +1,57 @@
+//! AArch64 from another machine: the workspace compiles, and the CPU kernels with NEON run in QEMU.
+//!
+//! This module must not know which kernels there are.
+
+use crate::checks::Done;
+use std::path::Path;
+use std::process::Command;
+
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+const LINKER: &str = "aarch64-linux-gnu-gcc";
+const QEMU: &str = "qemu-aarch64";
+/// Variables for cargo.
+const VARIABLES: [(&str, &str); 2] = [
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", LINKER),
+    // Libraries of this machine that LD_LIBRARY_PATH names do not run there.
+    (
+        "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER",
+        "qemu-aarch64 -L /usr/aarch64-linux-gnu -U LD_LIBRARY_PATH",
+    ),
+];
+
+/// Compiles the workspace and tests the CPU device, as far as the tools are there.
+///
+/// # Errors
+/// If something does not compile, or a test fails.
+pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
+    let check = ["check", "--workspace", "--locked", "--target", TARGET];
+    if !has_std() {
+        done.skip("AArch64", "Rust for AArch64", &format!("rustup target add {TARGET}"));
+        return Ok(());
+    }
+    // C code of dependencies needs it, too.
+    if !starts(LINKER) {
+        done.skip("AArch64", "C compiler for AArch64", LINKER);
+        return Ok(());
+    }
+    done.cargo(root, &check, &VARIABLES)?;
+    if !starts(QEMU) {
+        done.skip("kernels on AArch64", "QEMU for AArch64", QEMU);
+        return Ok(());
+    }
+    for [package, test] in [["ragtag-kernels", "host"], ["ragtag-conformance", "cpu"]] {
+        let arguments = ["test", "-p", package, "--test", test, "--locked", "--target", TARGET];
+        done.cargo(root, &arguments, &VARIABLES)?;
+    }
+    Ok(())
+}
+
+/// Whether the toolchain has the standard library for the target.
+fn has_std() -> bool {
+    let output = Command::new("rustc").args(["--print=target-libdir", "--target", TARGET]).output();
+    output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+}
+
+fn starts(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}

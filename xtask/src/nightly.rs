@@ -1,0 +1,108 @@
+//! `cargo xtask nightly`: everything that takes too long for each commit. A failed part does not keep the others from running.
+//!
+//! This module must not know how a part works; each is a command of the shell.
+
+use crate::mutants;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Options of the nightly run.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Options for `cargo xtask ci`, which is one of the parts.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    ci: Vec<String>,
+}
+
+/// A command, in which `"$0"` is this program and `"$@"` the options for `ci`.
+struct Part {
+    command: String,
+    /// A command that fails where the part's tool is missing.
+    needs: &'static str,
+}
+
+/// Largest inputs in bytes, and further options.
+const FUZZ_TARGETS: [(&str, &str); 4] = [
+    ("gguf", "-max_len=40000 -dict=fuzz/gguf.dict"),
+    ("safetensors", "-max_len=20000 -dict=fuzz/checkpoint.dict"),
+    ("tokenizer", "-max_len=4000 -dict=fuzz/checkpoint.dict"),
+    ("plan", "-max_len=4000"),
+];
+
+/// Everything, in order.
+fn parts() -> Vec<Part> {
+    let part = |command: &str, needs| Part { command: command.into(), needs };
+    let mut parts = vec![
+        part(r#"RAGTAG_TEST_ALL=1 RAGTAG_TEST_ALL_CUTS=1 "$0" ci "$@""#, "true"),
+        part("RAGTAG_SIM_SEEDS=100000 cargo test -p ragtag-scheduler --lib --locked sim::tests", "true"),
+        part(".ci/debian target/debian", "mmdebstrap --version"),
+        part(".ci/debian target/debian mesa-vulkan-drivers pocl-opencl-icd", "mmdebstrap --version"),
+    ];
+    parts.extend(FUZZ_TARGETS.map(|(target, options)| {
+        let corpus = format!("fuzz/corpus/{target}");
+        let limits = "-max_total_time=600 -malloc_limit_mb=64";
+        let run =
+            format!("cargo +nightly fuzz run {target} {corpus} fuzz/seeds/{target} -- {limits} {options}");
+        part(&format!("mkdir -p {corpus} && {run}"), "cargo +nightly fuzz --version")
+    }));
+    let mutants = mutants::areas().map(|area| format!(r#""$0" mutants --area {area}"#));
+    parts.extend(mutants.map(|command| part(&command, "cargo mutants --version")));
+    parts
+}
+
+/// Runs all parts and prints how each ended.
+///
+/// # Errors
+/// If a part failed.
+pub(crate) fn run(root: &Path, args: &Args) -> Result<(), String> {
+    let xtask = std::env::current_exe().map_err(|e| e.to_string())?;
+    let (table, failures) = run_parts(root, &parts(), &xtask, &args.ci);
+    println!("== nightly\n{table}");
+    if failures == 0 { Ok(()) } else { Err(format!("{failures} parts failed")) }
+}
+
+/// Runs these parts. Returns a line for each, and the number of failures.
+fn run_parts(root: &Path, parts: &[Part], xtask: &Path, options: &[String]) -> (String, usize) {
+    let shell = |command: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", command]).arg(xtask).args(options).current_dir(root);
+        shell
+    };
+    let succeeds = |mut command: Command| command.status().is_ok_and(|status| status.success());
+    let (mut table, mut failures) = (String::new(), 0);
+    for Part { command, needs } in parts {
+        let mut probe = shell(needs);
+        probe.stdout(Stdio::null()).stderr(Stdio::null());
+        if !succeeds(probe) {
+            table.push_str(&format!("SKIPPED  {command} (`{needs}` fails)\n"));
+            continue;
+        }
+        println!("== {command}");
+        let start = Instant::now();
+        let passed = succeeds(shell(command));
+        failures += usize::from(!passed);
+        let minutes = start.elapsed().as_secs_f64() / 60.0;
+        table.push_str(&format!(
+            "{}  {command} ({minutes:.0} min)\n",
+            if passed { "passed " } else { "FAILED " }
+        ));
+    }
+    (table, failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_run_after_a_failure_and_without_a_tool() {
+        let part = |command: &str, needs| Part { command: command.into(), needs };
+        let parts =
+            [part("false", "true"), part("true", "no-such-tool"), part(r#"test "$0 $*" = "x a b""#, "true")];
+        let options = ["a".to_owned(), "b".to_owned()];
+        let (table, failures) = run_parts(&crate::root(), &parts, Path::new("x"), &options);
+        let starts: Vec<_> = table.lines().map(|line| &line[..13]).collect();
+        assert_eq!((&starts[..], failures), (&["FAILED   fals", "SKIPPED  true", "passed   test"][..], 1));
+    }
+}
