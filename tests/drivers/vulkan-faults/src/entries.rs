@@ -77,8 +77,10 @@ unsafe extern "system" fn get_instance_proc_addr(
     }
     // SAFETY: an instance of the loader's.
     let known = instances().get(&unsafe { key(instance) }).copied();
+    // The loader asks the first layer for `vkCreateInstance` with the instance that it is about to create.
+    let Some(known) = known else { return own };
     // SAFETY: the next layer's own.
-    let next = known.and_then(|known| unsafe { (known.get_proc_addr)(instance, name) });
+    let next = unsafe { (known.get_proc_addr)(instance, name) };
     // What nobody else has, this layer has not either.
     next.map(|next| own.unwrap_or(next))
 }
