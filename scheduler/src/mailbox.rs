@@ -1,19 +1,16 @@
-//! Mailboxes: what an actor sleeps on. Bounded, with a lane for what cannot wait and one for what nobody needs to wake up
-//! for; sending never blocks.
+//! Mailboxes: what an actor sleeps on. Each has three queues: urgent messages, messages that wake the owner, and quiet ones
+//! that the owner finds when it wakes. Sending never blocks.
 //!
-//! The bound comes from [`crate::capacity`]: credits and ring slots limit what can be in flight, so a full mailbox is a
-//! defect, reported as such and not waited out.
+//! [`crate::capacity`] bounds the last two: credits and ring slots limit what can be in flight, so a full queue is a defect
+//! and an error. The urgent queue needs no bound: a pipeline stops once, and each stage and each timeline fails once.
 
 use crate::capacity::Lanes;
 use crate::error::Error;
-use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, never, select_biased};
+use crossbeam_channel::{Receiver, Sender, TrySendError, after, bounded, never, select_biased, unbounded};
 use ragtag_hal::{Outcome, Timeline};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::{Duration, Instant};
-
-/// Messages of the urgent lane that are kept: an actor stops at the first.
-const URGENT: usize = 8;
 
 /// Something out of a mailbox.
 pub(crate) enum Letter<M, U> {
@@ -45,7 +42,7 @@ impl<M, U> Clone for Address<M, U> {
 pub(crate) fn mailbox<M, U>(lanes: Lanes) -> (Address<M, U>, Mailbox<M, U>) {
     let (waking, waking_inbox) = bounded(lanes.waking);
     let (quiet, quiet_inbox) = bounded(lanes.quiet);
-    let (urgent, urgent_inbox) = bounded(URGENT);
+    let (urgent, urgent_inbox) = unbounded();
     let mailbox = Mailbox { waking: waking_inbox, quiet: quiet_inbox, urgent: urgent_inbox };
     (Address { waking, quiet, urgent }, mailbox)
 }
@@ -67,9 +64,10 @@ impl<M, U> Address<M, U> {
         put(&self.quiet, message)
     }
 
-    /// Sends on the urgent lane. If that is full, the owner has reason enough to stop already.
+    /// Sends an urgent message. The queue drops none: the coordinator goes on after a failure and still needs the order to
+    /// stop. An owner that has ended ignores it.
     pub(crate) fn send_urgent(&self, message: U) {
-        let _ = self.urgent.try_send(message);
+        let _ = self.urgent.send(message);
     }
 }
 
@@ -184,6 +182,15 @@ mod tests {
         assert!(matches!(mailbox.receive(Some(Duration::ZERO)), Outcome::Nothing));
         drop(address);
         assert!(matches!(mailbox.receive(None), Outcome::Gone) && mailbox.poll().is_none());
+    }
+
+    #[test]
+    fn a_stop_behind_many_failures_arrives() {
+        let (address, mailbox) = mailbox::<u32, &str>(Lanes::default());
+        (0..100).for_each(|_| address.send_urgent("failed"));
+        address.send_urgent("stop");
+        let messages = std::iter::from_fn(|| mailbox.poll());
+        assert!(matches!(messages.last(), Some(Letter::Urgent("stop"))));
     }
 
     #[test]
