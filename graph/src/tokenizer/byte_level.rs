@@ -12,7 +12,6 @@ use super::words::Words;
 use crate::error::{Quoted, TokenizerError};
 use crate::gguf::Metadata;
 use std::collections::HashMap;
-use std::sync::Arc;
 use tokenizers::models::bpe::{BPE, Merges, Vocab};
 
 /// The tokenizer of a GGUF file.
@@ -25,7 +24,6 @@ pub(super) fn from_metadata(metadata: &Metadata) -> Result<Tokenizer, TokenizerE
     require_all_bytes(|letter| vocabulary.contains_key(letter)).map_err(wrong)?;
     let merging = merging(metadata, vocabulary, pre.whole_words)?;
     let cuts = pre.build().map_err(|error| wrong(format!("cannot be cut into words: {error}")))?;
-    let cuts = Arc::new(cuts);
     let added = |kinds: &[Kind]| {
         let of_kind = (0u32..).zip(&tokens).filter(|(_, token)| kinds.contains(&token.kind));
         let added = of_kind.map(|(id, token)| Added::new(id, token.text, token.kind != Kind::UserDefined));

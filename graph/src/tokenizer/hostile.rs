@@ -442,10 +442,26 @@ fn expressions_are_bounded() {
         assert!(error.contains("an expression as large as that"), "{error}");
     }
     assert!(split("a".repeat(5000)).is_err());
-    // Where the engine gives up, the rest of the text is one word: nothing is lost, and it ends.
     let t = split("(a+a+)+(?=b)".to_owned()).unwrap();
-    let text = "a".repeat(300);
-    assert_eq!(t.decode(&t.encode(&text, false).unwrap()), text);
+    assert!(t.encode("aab", false).is_ok());
+    let error = t.encode(&"a".repeat(300), false).unwrap_err().to_string();
+    assert!(error.contains("backtracking"), "{error}");
+}
+
+/// The engine remembers a million characters of a run of white space. The words behind such a run must not get lost.
+#[test]
+fn a_text_beyond_the_limits_of_an_expression_is_an_error() {
+    let byte_level = json!({ "type": "ByteLevel", "add_prefix_space": true, "use_regex": true });
+    for cut in [
+        byte_level,
+        json!({ "type": "Split", "pattern": { "Regex": "\\s+(?!\\S)|\\S+" }, "behavior": "Removed", "invert": true }),
+    ] {
+        let t = changed("/pre_tokenizer", cut).unwrap();
+        let text = |spaces: usize| format!("a{} a", " ".repeat(spaces));
+        assert!(t.encode(&text(10), false).is_ok());
+        let error = t.encode(&text(1_000_000), false).unwrap_err().to_string();
+        assert!(error.contains("stack size"), "{error}");
+    }
 }
 
 #[test]

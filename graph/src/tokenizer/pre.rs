@@ -3,12 +3,10 @@
 //! Each expression cuts what those before it have left; matches and what lies between them are words. The names are
 //! llama.cpp's, the expressions those of the tokenizers that they were made for.
 
+use super::words::{Cut, Cuts};
 use crate::error::{Quoted, TokenizerError};
+use fancy_regex::Regex;
 use tokenizers::SplitDelimiterBehavior;
-use tokenizers::pre_tokenizers::PreTokenizerWrapper;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 
 /// A way of cutting, with what goes along with it.
 pub(super) struct PreTokenizer {
@@ -20,7 +18,7 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
 }
 
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -100,14 +98,12 @@ impl PreTokenizer {
     }
 
     /// The cuts, then bytes as letters.
-    pub(super) fn build(&self) -> Result<PreTokenizerWrapper, tokenizers::Error> {
+    pub(super) fn build(&self) -> Result<Cuts, tokenizers::Error> {
         let split = |expression: &&str| {
-            let pattern = SplitPattern::Regex((*expression).to_owned());
-            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map(PreTokenizerWrapper::Split)
+            Ok(Cut::expression(Regex::new(expression)?, SplitDelimiterBehavior::Isolated, false))
         };
-        let mut steps = self.expressions.iter().map(split).collect::<Result<Vec<_>, _>>()?;
-        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)));
-        Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
+        let cuts = self.expressions.iter().map(split).chain([Ok(Cut::letters())]);
+        cuts.collect()
     }
 }
 

@@ -1,7 +1,10 @@
 //! How a `tokenizer.json` cuts text into words.
 
+use super::super::pre::GPT2;
+use super::super::words::{Cut, Cuts};
 use super::{Pattern, Reader, is_space};
 use crate::error::{Quoted, TokenizerError};
+use fancy_regex::Regex;
 use serde::Deserialize;
 use std::sync::Arc;
 use tokenizers::SplitDelimiterBehavior;
@@ -9,11 +12,6 @@ use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-
-/// What cuts, compiled.
-type Cuts = Arc<PreTokenizerWrapper>;
 
 /// Most steps.
 const MOST_STEPS: usize = 16;
@@ -92,9 +90,10 @@ impl PreTokenizer {
         if steps.len() > MOST_STEPS {
             return Err(reader.unsupported(format!("more than {MOST_STEPS} pre-tokenizers")));
         }
-        let build = |first: bool| {
-            let built = steps.iter().map(|step| step.build_one(reader, first)).collect::<Result<_, _>>()?;
-            Ok::<_, TokenizerError>(Arc::new(PreTokenizerWrapper::Sequence(Sequence::new(built))))
+        let build = |first: bool| -> Result<Cuts, TokenizerError> {
+            let mut cuts = Vec::new();
+            steps.iter().try_for_each(|step| step.build_one(reader, first, &mut cuts))?;
+            Ok(cuts.into())
         };
         let first = build(true)?;
         let differ = steps.iter().any(|step| matches!(step, PreTokenizer::Metaspace { .. }));
@@ -102,13 +101,21 @@ impl PreTokenizer {
         Ok((first, later))
     }
 
-    /// A step that is no sequence.
-    fn build_one(&self, reader: &Reader<'_>, first: bool) -> Result<PreTokenizerWrapper, TokenizerError> {
-        Ok(match self {
-            PreTokenizer::Sequence { .. } => PreTokenizerWrapper::Sequence(Sequence::new(Vec::new())),
-            PreTokenizer::Split { pattern, behavior, invert } => split(reader, pattern, *behavior, *invert)?,
-            PreTokenizer::ByteLevel { add_prefix_space, use_regex } => {
-                PreTokenizerWrapper::ByteLevel(ByteLevel::new(*add_prefix_space, false, *use_regex))
+    /// The cuts of a step that is no sequence.
+    fn build_one(&self, reader: &Reader<'_>, first: bool, cuts: &mut Vec<Cut>) -> Result<(), TokenizerError> {
+        let cut = match self {
+            PreTokenizer::Sequence { .. } => return Ok(()),
+            PreTokenizer::Split { pattern, behavior, invert } => {
+                Cut::expression(expression(reader, pattern)?, *behavior, *invert)
+            }
+            PreTokenizer::ByteLevel { add_prefix_space: spaced, use_regex: true } => {
+                let regex = compiled(reader, GPT2)?;
+                let (spaced, behavior) = (*spaced, SplitDelimiterBehavior::Isolated);
+                cuts.push(Cut::Expression { spaced, regex, behavior, invert: false });
+                Cut::letters()
+            }
+            PreTokenizer::ByteLevel { add_prefix_space, use_regex: false } => {
+                Cut::Library(PreTokenizerWrapper::ByteLevel(ByteLevel::new(*add_prefix_space, false, false)))
             }
             PreTokenizer::Metaspace { replacement, .. } if !is_space(replacement) => {
                 let text = Quoted(replacement);
@@ -120,30 +127,32 @@ impl PreTokenizer {
                     scheme => scheme,
                 };
                 let metaspace = Metaspace::new(super::SPACE, prepend, split.unwrap_or(true));
-                PreTokenizerWrapper::Metaspace(metaspace)
+                Cut::Library(PreTokenizerWrapper::Metaspace(metaspace))
             }
             PreTokenizer::Digits { individual_digits } => {
-                PreTokenizerWrapper::Digits(Digits::new(*individual_digits))
+                Cut::Library(PreTokenizerWrapper::Digits(Digits::new(*individual_digits)))
             }
-        })
+        };
+        cuts.push(cut);
+        Ok(())
     }
 }
 
-fn split(
-    reader: &Reader<'_>,
-    pattern: &Pattern,
-    behavior: SplitDelimiterBehavior,
-    invert: bool,
-) -> Result<PreTokenizerWrapper, TokenizerError> {
-    let pattern = match pattern {
-        Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => SplitPattern::String(text.clone()),
-        Pattern::Regex(regex) if regex.len() <= MOST_EXPRESSION_BYTES && atoms(regex) <= MOST_ATOMS => {
-            SplitPattern::Regex(regex.clone())
+/// The expression of a pattern.
+fn expression(reader: &Reader<'_>, pattern: &Pattern) -> Result<Regex, TokenizerError> {
+    match pattern {
+        Pattern::String(text) if text.len() <= MOST_EXPRESSION_BYTES => {
+            compiled(reader, &fancy_regex::escape(text))
         }
-        _ => return Err(reader.unsupported("an expression as large as that of a pre-tokenizer")),
-    };
-    let split = Split::new(pattern, behavior, invert);
-    split.map(PreTokenizerWrapper::Split).map_err(|error| {
+        Pattern::Regex(regex) if regex.len() <= MOST_EXPRESSION_BYTES && atoms(regex) <= MOST_ATOMS => {
+            compiled(reader, regex)
+        }
+        _ => Err(reader.unsupported("an expression as large as that of a pre-tokenizer")),
+    }
+}
+
+fn compiled(reader: &Reader<'_>, regex: &str) -> Result<Regex, TokenizerError> {
+    Regex::new(regex).map_err(|error| {
         reader.wrong(format!("has an expression that is none: {}", Quoted(&error.to_string())))
     })
 }
