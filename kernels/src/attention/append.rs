@@ -85,7 +85,11 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         (Some(LONG[2] - 1), [2, 1, 64, 64], HALVES, 5),
     ] {
         let rope = (rope_dims, pairing);
-        out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits));
+        out.push(case(&mut random, kv_type, position, [heads, kv_heads, head_dim], rope, splits, 1.0));
+    }
+    if kv_type == KvType::F16 {
+        // A key and a value beyond its range.
+        out.push(case(&mut random, kv_type, Some(37), [4, 2, 64], (64, HALVES), 2, 1e9));
     }
     out
 }
@@ -96,10 +100,10 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     let rope_dims = 2 * (1 + random.below(heads[2] / 2));
     let pairing = if random.below(2) == 0 { INTERLEAVED } else { HALVES };
     let splits = 1 + random.below(12);
-    case(random, kv_type, position, heads, (rope_dims, pairing), splits)
+    case(random, kv_type, position, heads, (rope_dims, pairing), splits, 1.0)
 }
 
-/// Without a position there is a row whose blocks do not exist.
+/// Without a position there is a row whose blocks do not exist. Its key and value are `times` as large as its queries.
 fn case(
     random: &mut Random,
     kv_type: KvType,
@@ -107,19 +111,18 @@ fn case(
     [heads, kv_heads, head_dim]: [usize; 3],
     (rope_dims, pairing): (usize, u32),
     splits: usize,
+    times: f32,
 ) -> Case {
     let starts: Vec<_> = position.map(|position| (position, 1)).into_iter().collect();
     let mut scene = scene(random, kv_type, (1, heads, kv_heads, head_dim), &starts);
-    let fresh = scene.freshen(random, rope_dims, pairing);
+    let fresh = scene.freshen(random, rope_dims, pairing, times);
     let constants = [&scene.constants[..], &[splits, rope_dims, pairing as usize]].concat();
-    let label = format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}", scene.label);
+    let label =
+        format!("{}, {splits} splits, {rope_dims} turned, pairing {pairing}, times {times}", scene.label);
     let partials = expected(&scene, splits);
     let build = Build::new(Kernel::AppendAttention(kv_type), label, &constants);
     let build = scene.inputs_from(build, &fresh.qkv).poison(partials.len() * 4);
-    let content = |values| match kv_type {
-        KvType::F32 => Content::F32(values),
-        KvType::F16 => Content::F16(values),
-    };
+    let content = |values| rope_append::expected(kv_type, values);
     let build = build.floats(&fresh.frequencies).expect(2, content(fresh.keys));
     build.expect(3, content(fresh.values)).expect(4, Content::SomeF32(partials)).done()
 }

@@ -1,6 +1,7 @@
 //! Sequences with keys and values in a cache, and rows that attend to them: what cases of attention are made of.
 
 use crate::cases::{Build, Params, Random};
+use crate::half_rows;
 use crate::kernel::KvType;
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use crate::rope_append;
@@ -19,7 +20,10 @@ impl Cache {
     }
 
     fn put(&mut self, at: usize, value: f32) -> f64 {
-        self.values[at] = if self.kv_type == KvType::F16 { f16::from_f32(value).to_f32() } else { value };
+        self.values[at] = match self.kv_type {
+            KvType::F16 => half_rows::rounded(f64::from(value)).to_f32(),
+            KvType::F32 => value,
+        };
         f64::from(self.values[at])
     }
 
@@ -122,11 +126,13 @@ impl Scene {
     }
 
     /// Makes the first row one of which queries, key and value are yet to be turned and appended. The key and the value are of
-    /// the last position that it sees, where the cache has nothing yet.
-    pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32) -> Fresh {
-        let (heads, kv_heads, head_dim) = (self.heads, self.kv_heads, self.head_dim);
+    /// the last position that it sees, where the cache has nothing yet; they are `times` as large as the queries.
+    pub fn freshen(&mut self, random: &mut Random, rope_dims: usize, pairing: u32, times: f32) -> Fresh {
+        let (heads, kv_heads, head_dim, kv_type) =
+            (self.heads, self.kv_heads, self.head_dim, self.keys.kv_type);
         let frequencies = rope_append::frequencies(rope_dims);
-        let qkv = random.floats((heads + 2 * kv_heads) * head_dim, 2.0);
+        let mut qkv = random.floats((heads + 2 * kv_heads) * head_dim, 2.0);
+        qkv[heads * head_dim..].iter_mut().for_each(|value| *value *= times);
         let mut turned: Vec<f64> = qkv.iter().map(|v| f64::from(*v)).collect();
         let (turning, new_values) = turned.split_at_mut((heads + kv_heads) * head_dim);
         for head in turning.chunks_exact_mut(head_dim) {
@@ -150,7 +156,7 @@ impl Scene {
                 ] {
                     seen[dim] = cache.put(at, new as f32);
                     cache.values[at] = f32::NAN;
-                    expected[at] = Some(new);
+                    expected[at] = Some(rope_append::stored(kv_type, new));
                 }
             }
         }

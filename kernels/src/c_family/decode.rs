@@ -129,13 +129,13 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         KvType::F32 => (
             &rope_append::ABI_F32,
             &partial::ABI_F32,
-            |l| cache_source(l, "0", ROPE_ITEMS, &[APPEND]),
+            |l| cache_source(l, "0", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "0", PARTIAL_ITEMS, &PARTIAL_LANES),
         ),
         KvType::F16 => (
             &rope_append::ABI_F16,
             &partial::ABI_F16,
-            |l| cache_source(l, "1", ROPE_ITEMS, &[APPEND]),
+            |l| cache_source(l, "1", ROPE_ITEMS, &APPEND),
             |l| cache_source(l, "1", PARTIAL_ITEMS, &PARTIAL_LANES),
         ),
     };
@@ -176,7 +176,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
 }
 
 const OUTPUT: &str = include_str!("../quantize/output.cu");
-const APPEND: &str = include_str!("../rope_append/rope_append.cu");
+const APPEND: [&str; 2] = [HALF_ROWS, include_str!("../rope_append/rope_append.cu")];
 const PARTIAL: &str = include_str!("../attention/partial.cu");
 const PARTIAL_LANES: [&str; 3] =
     [include_str!("lanes.cu"), include_str!("../attention/partial_lanes.cu"), PARTIAL];

@@ -3,7 +3,8 @@
 #if KV_F16
 #define KV HALF
 #define LOAD_KV(pointer, i) LOAD_HALF(pointer, i)
-#define STORE_KV(pointer, i, value) STORE_HALF(pointer, i, value)
+// A kernel that stores needs the text of f16 activations as well, for `in_half_range`.
+#define STORE_KV(pointer, i, value) STORE_HALF(pointer, i, in_half_range(value))
 #else
 #define KV float
 #define LOAD_KV(pointer, i) (pointer)[i]

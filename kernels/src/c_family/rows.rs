@@ -138,6 +138,7 @@ fn cache_functions(kv_type: KvType) -> [Function; 3] {
 fn cache_source(language: KernelLanguage, is_f16: &str) -> Arc<str> {
     let parts = [
         &format!("#define KV_F16 {is_f16}\n"),
+        HALF_ROWS,
         include_str!("kv.cl"),
         include_str!("../rope_append/rope_append.cl"),
         include_str!("../attention/attention.cl"),

@@ -9,11 +9,11 @@ use half::{bf16, f16};
 /// What a launch must leave in a binding. `None` means: as it was before.
 #[derive(Clone, Debug)]
 pub enum Content {
-    /// f32 values.
+    /// f32 values, NaN where NaN is expected.
     F32(Vec<Option<f64>>),
     /// f32 values, of which those that are `None` may become anything.
     SomeF32(Vec<Option<f64>>),
-    /// f16 values.
+    /// f16 values, NaN where NaN is expected.
     F16(Vec<Option<f64>>),
     /// f32 values that are copied, not computed: equal, whatever the tolerance, and NaN where NaN is expected.
     Same(Vec<Option<f32>>),
@@ -256,7 +256,14 @@ fn error_of_values<const N: usize>(
         match expected {
             None if before[range.clone()] == after[range.clone()] => {}
             None => return Err(format!("value {i} has changed")),
-            Some(expected) => distance.add(*expected, read(after.as_chunks::<N>().0[i])),
+            Some(expected) => {
+                let value = read(after.as_chunks::<N>().0[i]);
+                match (expected.is_nan(), value.is_nan()) {
+                    (true, true) => {}
+                    (true, false) => return Err(format!("value {i} is {value} and not NaN")),
+                    (false, _) => distance.add(*expected, value),
+                }
+            }
         }
     }
     Ok(distance.relative())
@@ -404,6 +411,17 @@ mod tests {
         {
             assert!(check(&[first], &second).is_err(), "{first} {second:?}");
         }
+    }
+
+    #[test]
+    fn nan_is_expected_where_it_is_named() {
+        let check = |value: f32| {
+            let values = vec![Some(f64::NAN), Some(2.0)];
+            let case = Build::new(Kernel::Add, "test".into(), &[]).floats(&[0.0; 2]).expect_f32(0, values);
+            case.check(&[floats(&[value, 2.0])])
+        };
+        assert_eq!(check(f32::NAN), Ok(0.0));
+        assert!(check(0.0).is_err());
     }
 
     /// Whether what an exact content expects passes with these words, of which the last must stay as it is.

@@ -21,10 +21,15 @@ pub(crate) fn rows_extent(rows: u32, width: u32) -> u64 {
     u64::from(rows).saturating_mul(row_bytes(width as usize) as u64)
 }
 
+/// A value within the range of f16. NaN is preserved.
+pub(crate) fn in_range(value: f64) -> f64 {
+    let largest = f16::MAX.to_f64();
+    value.clamp(-largest, largest)
+}
+
 /// A value as it is stored: the reference.
 pub(crate) fn rounded(value: f64) -> f16 {
-    let largest = f16::MAX.to_f64();
-    f16::from_f64(if value.is_nan() { value } else { value.clamp(-largest, largest) })
+    f16::from_f64(in_range(value))
 }
 
 /// A row: the reference.

@@ -17,9 +17,9 @@ use crate::{add, matmul, quantize, rms_norm, silu_mul, widen};
 use ragtag_hal::{EntryAbi, HostCall};
 use std::ops::Range;
 
-/// 16 lanes as f16; beyond its range the largest.
+/// 16 lanes as f16. Values beyond its range become the largest; NaN is preserved.
 #[inline(always)]
-fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
+pub(super) fn rounded<S: Isa>(s: S, v: S::F) -> [u16; 16] {
     let largest = half::f16::MAX.to_f32();
     s.to_f16(s.max(s.splat(-largest), s.min(s.splat(largest), v)))
 }

@@ -1,5 +1,6 @@
 //! How the cache stores values.
 
+use super::halves::rounded;
 use super::isa::Isa;
 use crate::kernel::KvType;
 use half::f16;
@@ -75,6 +76,6 @@ impl Stored for Half {
     }
     #[inline(always)]
     fn encode<S: Isa>(s: S, values: &[f32; 16]) -> [[u8; 2]; 16] {
-        s.to_f16(s.load(values)).map(u16::to_le_bytes)
+        rounded(s, s.load(values)).map(u16::to_le_bytes)
     }
 }

@@ -4,10 +4,12 @@
 @group(0) @binding(3) var<storage, read_write> keys: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> values: array<atomic<u32>>;
 
-// The bits of `word` that must change for value `at` of an array to be this one.
+// The bits of `word` that must change for value `at` of an array to be this one. SwiftShader packs NaN into more than its
+// half of a word: nothing else may change.
 fn change(word: u32, at: u32, value: f32) -> u32 {
     let shift = 16u * (at % 2u);
-    return (((word >> shift) & 0xffffu) ^ pack2x16float(vec2(value, 0.0))) << shift;
+    let stored = pack2x16float(in_half_range(vec4(value, vec3(0.0))).xy);
+    return (((word >> shift) ^ stored) & 0xffffu) << shift;
 }
 
 fn put_key(at: u32, value: f32) { atomicXor(&keys[at / 2u], change(atomicLoad(&keys[at / 2u]), at, value)); }

@@ -23,11 +23,14 @@
 //!
 //! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, keys and values in buffers of their own:
 //!
+//! In an f16 cache a value beyond the range of f16 is the largest f16 with its sign; NaN is preserved.
+//!
 //! - keys `[cache blocks][kv heads][head dimension][16 positions]`: scores of 16 positions are 16 lanes;
 //! - values `[cache blocks][kv heads][16 positions][head dimension]`: a weighted sum is lanes of the head.
 
 use crate::abi::{IMPOSSIBLE, params, product, words};
 use crate::cases::{Build, Case, Content, Params, Random};
+use crate::half_rows;
 use crate::kernel::{Kernel, KvType};
 use crate::params::{BLOCK_TOKENS, ParamsShape};
 use ragtag_hal::{Access, EntryAbi};
@@ -81,6 +84,14 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     if constants[0] == 0 { [0; 3] } else { [constants[5], 1, 1] }
 }
 
+/// A value as the cache stores it, without the rounding of those that f16 can hold.
+pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
+    match kv_type {
+        KvType::F32 => value,
+        KvType::F16 => half_rows::in_range(value),
+    }
+}
+
 /// Inverse frequencies for cases.
 pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
@@ -118,8 +129,13 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
         (2, vec![(9, 2)], [24, 2, 128, 6], INTERLEAVED),
     ] {
         let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing };
-        out.push(case(&mut random, kv_type, capacity, &starts, heads, false));
-        out.push(case(&mut random, kv_type, capacity, &starts, heads, true));
+        for content in [Qkv::Plain, Qkv::Lies] {
+            out.push(case(&mut random, kv_type, capacity, &starts, heads, content));
+        }
+    }
+    if kv_type == KvType::F16 {
+        let heads = Heads { heads: 4, kv_heads: 2, head_dim: 40, rope_dims: 12, pairing: HALVES };
+        out.push(case(&mut random, kv_type, 19, &[(3, 18)], heads, Qkv::BeyondF16));
     }
     out
 }
@@ -134,19 +150,39 @@ pub(crate) fn random_case(kv_type: KvType, random: &mut Random) -> Case {
     let (kv_heads, head_dim) = (1 + random.below(4), 2 * (1 + random.below(64)));
     let (heads, rope_dims) = (kv_heads * (1 + random.below(4)), 2 * (1 + random.below(head_dim / 2)));
     let heads = Heads { heads, kv_heads, head_dim, rope_dims, pairing: random.below(2) as u32 };
-    let (capacity, lies) = (used + random.below(4), random.below(2) == 0);
-    case(random, kv_type, capacity, &starts, heads, lies)
+    let capacity = used + random.below(4);
+    let content = if random.below(2) == 0 { Qkv::Lies } else { Qkv::Plain };
+    case(random, kv_type, capacity, &starts, heads, content)
 }
 
-/// Each of `starts` is a sequence's first position and number of rows. With `lies`, the first row names a sequence that
-/// does not exist, the last a position far beyond its table, and one table a block beyond the cache.
+/// The rows of a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Qkv {
+    Plain,
+    /// The first row names a sequence that does not exist, the last a position far beyond its table, and one table a block
+    /// beyond the cache.
+    Lies,
+    /// Keys and values that f16 cannot hold.
+    BeyondF16,
+}
+
+/// Puts values that f16 cannot hold into the keys and values of a row. Keys that turn stay finite.
+fn exceed_f16(row: &mut [f32], heads: &Heads) {
+    const VALUES: [f32; 7] = [1e6, -7e4, f32::INFINITY, 65_519.0, f32::NEG_INFINITY, f32::NAN, 65_520.0];
+    for (i, value) in row[heads.heads * heads.head_dim..].iter_mut().enumerate() {
+        let turns = i < heads.kv_heads * heads.head_dim && i % heads.head_dim < heads.rope_dims;
+        *value = if turns { 1e9 * *value } else { VALUES[i % VALUES.len()] };
+    }
+}
+
+/// Each of `starts` is a sequence's first position and number of rows.
 fn case(
     random: &mut Random,
     kv_type: KvType,
     capacity: usize,
     starts: &[(u32, u32)],
     heads: Heads,
-    lies: bool,
+    content: Qkv,
 ) -> Case {
     let Heads { heads: q_heads, kv_heads, head_dim, rope_dims, pairing } = heads;
     let (table_blocks, cache_blocks) = (4, 4 * starts.len() + 2);
@@ -163,7 +199,7 @@ fn case(
         params.positions.extend(*start..start + count);
         params.row_sequences.extend((0..*count).map(|_| s as u32));
     }
-    if lies {
+    if content == Qkv::Lies {
         let last = params.positions.len() - 1;
         params.positions[last] = 131_071;
         params.row_sequences[0] = shape.sequences;
@@ -171,7 +207,10 @@ fn case(
     }
     let frequencies = frequencies(rope_dims);
     let width = (q_heads + 2 * kv_heads) * head_dim;
-    let qkv = random.floats(capacity * width, 2.0);
+    let mut qkv = random.floats(capacity * width, 2.0);
+    if content == Qkv::BeyondF16 {
+        qkv.chunks_exact_mut(width).for_each(|row| exceed_f16(row, &heads));
+    }
     let values = cache_blocks * kv_heads * head_dim * BLOCK_TOKENS;
     let (mut keys, mut cached) = (vec![None; values], vec![None; values]);
     let mut queries = vec![None; qkv.len()];
@@ -192,23 +231,34 @@ fn case(
         for (i, (k, v)) in k.iter().zip(v.iter()).enumerate() {
             let (head, dim) = (i / head_dim, i % head_dim);
             let base = (block * kv_heads + head) * head_dim * BLOCK_TOKENS;
-            keys[base + dim * BLOCK_TOKENS + slot] = Some(*k);
-            cached[base + slot * head_dim + dim] = Some(*v);
+            keys[base + dim * BLOCK_TOKENS + slot] = Some(stored(kv_type, *k));
+            cached[base + slot * head_dim + dim] = Some(stored(kv_type, *v));
         }
     }
-    let content = |values| match kv_type {
-        KvType::F32 => Content::F32(values),
-        KvType::F16 => Content::F16(values),
-    };
     let label = format!(
         "{starts:?} in {capacity} rows, {q_heads} heads on {kv_heads} of {head_dim}, {rope_dims} turned, \
-         pairing {pairing}, lies {lies}"
+         pairing {pairing}, {content:?}"
     );
     let sequences = starts.len() + 1;
     let mut constants = vec![capacity, sequences, table_blocks, 3, q_heads, kv_heads, head_dim, cache_blocks];
     constants.extend([rope_dims, pairing as usize]);
-    let bytes = values * kv_type.bytes() as usize;
     let build = Build::new(Kernel::RopeAppend(kv_type), label, &constants).words(&params.words());
-    let build = build.floats(&qkv).floats(&frequencies).poison(bytes).poison(bytes);
-    build.expect(1, Content::F32(queries)).expect(3, content(keys)).expect(4, content(cached)).done()
+    let build = build.floats(&qkv).floats(&frequencies);
+    let build = build.bytes(before(kv_type, &keys)).bytes(before(kv_type, &cached));
+    let build = build.expect(1, Content::F32(queries)).expect(3, expected(kv_type, keys));
+    build.expect(4, expected(kv_type, cached)).done()
+}
+
+/// A cache before a launch: poison, and zeros where the launch writes NaN.
+fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
+    let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
+    expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
+}
+
+/// What a launch must leave in a cache.
+pub(crate) fn expected(kv_type: KvType, values: Vec<Option<f64>>) -> Content {
+    match kv_type {
+        KvType::F32 => Content::F32(values),
+        KvType::F16 => Content::F16(values),
+    }
 }

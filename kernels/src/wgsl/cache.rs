@@ -1,6 +1,6 @@
 //! The kernels that write and read the cache of keys and values, and what brings split attention together.
 
-use super::{F32_ROWS, Function, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
+use super::{F32_ROWS, Function, HALF_RANGE, HALF_ROWS, INT8_ROWS, function, program, program_with, repeat};
 use crate::attention::{self, merge, partial};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::rope_append;
@@ -59,11 +59,13 @@ fn append_functions() -> Vec<Function> {
         Function {
             name: "wgsl-f16",
             requires: &[Feature::Fp16],
-            compose: |_| program_with("enable f16;\n", ITEMS, &[TABLES, TURN, APPEND_F16, APPEND]),
+            compose: |_| {
+                program_with("enable f16;\n", ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_F16, APPEND])
+            },
             ..append(KvType::F16, &rope_append::ABI_F16)
         },
         Function {
-            compose: |_| program(ITEMS, &[TABLES, TURN, APPEND_WORDS, APPEND]),
+            compose: |_| program(ITEMS, &[TABLES, TURN, HALF_RANGE, APPEND_WORDS, APPEND]),
             ..append(KvType::F16, &rope_append::ABI_F16)
         },
     ]
@@ -96,23 +98,24 @@ fn append_attention_functions() -> [Function; 2] {
     };
     [
         Function {
-            compose: |_| append_attention(KV_F32, include_str!("store_f32.wgsl")),
+            compose: |_| append_attention(KV_F32, &[include_str!("store_f32.wgsl")]),
             ..append(KvType::F32, &attention::append::ABI_F32)
         },
         Function {
-            compose: |_| append_attention(KV_F16, include_str!("store_f16.wgsl")),
+            compose: |_| append_attention(KV_F16, &[HALF_RANGE, include_str!("store_f16.wgsl")]),
             ..append(KvType::F16, &attention::append::ABI_F16)
         },
     ]
 }
 
 /// What is read is written as well, and there are two constants more.
-fn append_attention(cache: &str, store: &str) -> Arc<str> {
+fn append_attention(cache: &str, store: &[&str]) -> Arc<str> {
     let cache = cache.replace("var<storage, read>", "var<storage, read_write>");
     let more = "    splits: u32,\n    rope_dims: u32,\n    pairing: u32,\n";
     let partial = PARTIAL.replace("    splits: u32,\n", more);
     let append = include_str!("../attention/append.wgsl");
-    program(ITEMS, &[TABLES, TURN, &cache, store, ATTENTION, append, &partial])
+    let parts = [&[TABLES, TURN, &cache], store, &[ATTENTION, append, &partial]];
+    program(ITEMS, &parts.concat())
 }
 
 /// The runs that are brought together at once are unrolled.

@@ -66,7 +66,10 @@ fn repeat(text: &str, times: &[(&str, u32)]) -> String {
 /// How rows of activations are written, in each form: `put` and `padded`.
 const F32_ROWS: &str = include_str!("f32_rows.wgsl");
 const INT8_ROWS: &str = include_str!("../quantize/int8.wgsl");
-const HALF_ROWS: &str = include_str!("../half_rows/half_rows.wgsl");
+const HALF_ROWS: &str =
+    concat!(include_str!("../half_rows/half_range.wgsl"), "\n", include_str!("../half_rows/half_rows.wgsl"));
+/// `in_half_range`, for f16 that are no rows of activations.
+const HALF_RANGE: &str = include_str!("../half_rows/half_range.wgsl");
 
 /// One kernel in one text. The entry's name is the function's.
 #[derive(Clone, Copy)]

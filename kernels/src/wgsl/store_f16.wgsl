@@ -1,8 +1,11 @@
 // How values are put into a cache of f16: `with_value` puts one in a place of a four, if it has that place.
 
-fn four_stored(four: vec4<f32>) -> Four { return vec2(pack2x16float(four.xy), pack2x16float(four.zw)); }
+fn four_stored(four: vec4<f32>) -> Four {
+    let halves = in_half_range(four);
+    return vec2(pack2x16float(halves.xy), pack2x16float(halves.zw));
+}
 
-fn stored(value: vec4<f32>) -> u32 { return pack2x16float(value.xy); }
+fn stored(value: vec4<f32>) -> u32 { return pack2x16float(in_half_range(value).xy); }
 
 fn with_value(four: Four, place: u32, bits: u32) -> Four {
     let mask = select(vec2(0u), vec2(0xffffu << (place % 2u * 16u)), vec2(0u, 1u) == vec2(place / 2u));
