@@ -10,7 +10,7 @@
 
 #![allow(clippy::print_stdout)] // an example is there to show something
 
-use ragtag::{DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
+use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
 
 /// A made-up device. The sizes suit the bundled model, which is small: read MiB as GiB for one that is not.
 fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
@@ -28,6 +28,8 @@ fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -
         host_latency_us: figure(5.0),
         host_bandwidth_bytes_per_s: figure(12e9),
         f16_products: false,
+        buffers: BufferLimits::default(),
+        in_host_memory: false,
         profile: None,
     }
 }

@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
-    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, Limits, MemorySource,
+    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Limits, MemorySource,
 };
 use ragtag_scheduler::plan::PlanDeviceOptions;
-use ragtag_scheduler::{DeviceFacts, FigureSource, fleet};
+use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
 /// What to look for.
@@ -184,6 +184,14 @@ impl Devices {
 
     /// Opens one adapter of the report, selected or not.
     pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
+    /// Host memory that is free; none where the processor was not probed.
+    pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
+        let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
+        // Each has its share of it.
+        let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
+        free.reduce(u64::saturating_add)
+    }
+
         let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
     }
@@ -262,7 +270,15 @@ fn facts(adapter: &Adapter, users: u64) -> DeviceFacts {
     // What a library works in is not from the device's buffers.
     let usable = usable.saturating_sub(caps.gemm.as_ref().map_or(0, |library| library.workspace_bytes));
     let facts = DeviceFacts::assumed(&label, adapter.kind, caps.parallel_units, usable, source);
-    let facts = DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts };
+    let facts = DeviceFacts {
+        f16_products: ragtag_kernels::has_f16_products(caps),
+        buffers: BufferLimits {
+            allocation_bytes: caps.max_allocation_bytes,
+            binding_bytes: caps.max_binding_bytes,
+        },
+        in_host_memory: adapter.memory.first().is_some_and(|memory| memory.heap == HeapKind::Host),
+        ..facts
+    };
     let is_gpu = matches!(adapter.kind, AdapterKind::Discrete | AdapterKind::Integrated);
     let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
     if !is_gpu {

@@ -160,7 +160,7 @@ pub(crate) fn lowering(plan: &Plan, all_logits: bool) -> Lowering {
         context: plan.context,
         sequences: plan.sequences,
         chunk: plan.chunk,
-        logit_rows: if all_logits { plan.chunk } else { plan.sequences.min(plan.chunk) },
+        logit_rows: if all_logits { plan.chunk } else { plan.logit_rows() },
         boundary: plan.boundary,
     }
 }

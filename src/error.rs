@@ -173,7 +173,8 @@ impl Error {
             Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,
             Error::Model { .. } | Error::Tokenizer { .. } => 3,
-            Error::Planner(PlanError::DoesNotFit { .. }) | Error::PlanMemory { .. } => 6,
+            Error::Planner(PlanError::DoesNotFit(_) | PlanError::HostMemory(_))
+            | Error::PlanMemory { .. } => 6,
             Error::Planner(_) | Error::Split(_) | Error::Pin(_) | Error::PlanFile { .. } => 4,
             Error::PlanDevices { .. } => 4,
             Error::Simulation(_) | Error::Fleet { .. } | Error::NotSelected { .. } => 4,

@@ -73,8 +73,9 @@ pub use ragtag_scheduler::plan::Plan;
 /// Loads, simulations and what comes of them.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{
-    Baseline, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet, InvalidFleet, LinkFacts,
-    Links, Mix, Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split, Workload,
+    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split,
+    Workload,
 };
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};

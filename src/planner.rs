@@ -56,6 +56,7 @@ pub struct Planner {
     links: Links,
     objective: Objective,
     workload: Workload,
+    host_memory_bytes: Option<u64>,
     limits: PlanLimits,
     /// Whether the chunk was asked for.
     chunk_given: bool,
@@ -93,6 +94,7 @@ impl Planner {
             links: Links::default(),
             objective: Objective::Throughput,
             workload: Workload::default(),
+            host_memory_bytes: None,
             limits,
             chunk_given: false,
             chunks: None,
@@ -111,6 +113,7 @@ impl Planner {
         planner.device_options = Some(devices.plan_options().clone());
         planner
     }
+        planner.host_memory_bytes = devices.host_memory_bytes();
 
     /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
     /// Devices that did not open are excluded.
@@ -127,6 +130,7 @@ impl Planner {
         self.device_options = None;
         self
     }
+        self.host_memory_bytes = None;
 
     /// Plans for devices and links that need not exist.
     ///
@@ -338,6 +342,7 @@ impl Planner {
             links: &self.links,
             objective: self.objective,
             workload: self.workload,
+            host_memory_bytes: self.host_memory_bytes,
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
             trials: true,

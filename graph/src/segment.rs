@@ -51,6 +51,8 @@ pub struct Segment {
     pub scratch_bytes: u64,
     /// The same on a device that prefers f16 activations for such a micro-batch, and widens quantised weights for them.
     pub wide_scratch_bytes: u64,
+    /// Largest tensor of the largest micro-batch. A kernel binds it in one piece.
+    pub tensor_bytes: u64,
 }
 
 /// Weights that a segment keeps on its device in one piece: a tensor, or a stack of some.
@@ -117,7 +119,8 @@ impl<'a> Measure<'a> {
             read_bytes_per_row: 0,
             kv_bytes_per_position: 0,
             scratch_bytes,
-            wide_scratch_bytes: self.wide.scratch_bytes(range)?.max(scratch_bytes),
+            wide_scratch_bytes: self.wide.scratch_bytes(range.clone())?.max(scratch_bytes),
+            tensor_bytes: self.basic.tensor_bytes(&range).max(self.wide.tensor_bytes(&range)),
         };
         for &node in nodes {
             let cost = node_cost(self.model, self.graph.node(node), self.lowering)?;
@@ -244,6 +247,7 @@ mod tests {
                         kv_bytes_per_position: attention.kv_bytes_per_position,
                         scratch_bytes: attention.scratch_bytes.max(ffn.scratch_bytes),
                         wide_scratch_bytes: attention.wide_scratch_bytes.max(ffn.wide_scratch_bytes),
+                        tensor_bytes: attention.tensor_bytes.max(ffn.tensor_bytes),
                     };
                     assert_eq!(*block, sum);
                     // The cache belongs to the attention alone.

@@ -30,14 +30,15 @@ pub mod wording;
 pub use actor::{
     Crossing, SoloBatch, SoloDevice, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
 };
-pub use cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
+pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links, Profile, SharedLink};
 pub use crossing::{Crossed, EdgeReport};
 pub use error::{Error, Refusal, RefusedMemory, Result};
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
-    Alternative, Binding, Bottleneck, Explanation, FigureCount, InvalidPlan, LeftOut, PLAN_VERSION, Place,
-    Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+    Alternative, Binding, Bottleneck, Explanation, FigureCount, HostMemory, InvalidPlan, LeftOut,
+    PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory,
 };
 pub use planner::{
     Baseline, Constraints, DoesNotFit, EngineDecode, ModelFacts, Pin, PlanError, PlanLimits, PlannerInput,

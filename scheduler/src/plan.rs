@@ -68,6 +68,9 @@ pub struct Plan {
     pub boundary: Boundary,
     /// The stages, in the order of the segments.
     pub stages: Vec<PlanStage>,
+    /// What the pipeline takes of the host's memory; nothing where a plan does not say.
+    #[serde(default)]
+    pub host_memory_bytes: HostMemory,
     /// How activations cross from each stage to the next: one less than there are stages.
     pub edges: Vec<PlanEdge>,
     /// The edge on which tokens return: logits to the host, and the next tokens to the first stage.
@@ -86,10 +89,20 @@ impl Plan {
         self.chunks.clone().unwrap_or_else(|| Chunks::fixed(self.chunk))
     }
 
+    /// Most logit rows of a micro-batch, where only the last row of each sequence is wanted.
+    pub fn logit_rows(&self) -> u32 {
+        logit_rows(self.sequences, self.decode_groups, self.chunk)
+    }
+
     /// How activations cross from each stage to the next.
     pub fn routes(&self) -> Vec<Route> {
         self.edges.iter().map(|edge| edge.route).collect()
     }
+}
+
+/// Most logit rows of a micro-batch: the rows of a decode group, and one for a prompt that ends beside them.
+pub(crate) fn logit_rows(sequences: u32, decode_groups: u32, chunk: u32) -> u32 {
+    sequences.div_ceil(decode_groups.max(1)).saturating_add(1).min(sequences).min(chunk)
 }
 
 /// How the devices of a plan were found. With other options some of them may not exist.
@@ -308,6 +321,24 @@ pub struct StageMemory {
     pub total: u64,
     /// What the device had to offer.
     pub available: u64,
+}
+
+/// What a pipeline takes of the host's memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostMemory {
+    /// Logits: a part for each credit.
+    pub logits: u64,
+    /// Staging rings between stages.
+    pub staging: u64,
+    /// Parameters of the micro-batches that the stages may hold.
+    pub parameters: u64,
+    /// The stages on devices whose memory is the host's.
+    pub devices: u64,
+    /// Sum of the above.
+    pub total: u64,
+    /// What was free; none where it is not known.
+    pub available: Option<u64>,
 }
 
 /// What the cost model expects of a stage or an edge, in microseconds, rounded to tenths.
@@ -611,6 +642,7 @@ mod tests {
             activations: Activations::Int8,
             boundary: Boundary::F32,
             stages: vec![stage("cpu:0", 0, 5), stage("cpu:1", 6, 13)],
+            host_memory_bytes: HostMemory { total: 7, available: Some(1 << 40), ..HostMemory::default() },
             edges: vec![PlanEdge {
                 route: Route::HostStaged { chunk_bytes: 65536, depth: 4 },
                 predicted: PredictedTimes { decode_us: 21.5, prefill_us: 40.0 },

@@ -5,8 +5,9 @@ use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFi
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::planner::{self, ModelFacts, PlanLimits, PlannerInput};
-use ragtag_scheduler::{DeviceFacts, FigureSource, Links, Objective, Plan, Split, Workload};
+use ragtag_scheduler::planner::{self, ModelFacts, PlanError, PlanLimits, PlannerInput};
+use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, Links, Objective, Plan, Split, Workload};
+use std::ops::Range;
 use std::sync::Arc;
 
 const SLOTS: u32 = 3;
@@ -39,11 +40,19 @@ fn caps() -> Caps {
 
 /// A plan for two devices of these capabilities.
 fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
+    try_plan(model, lowering, split, caps).expect("fits")
+}
+
+fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Result<Plan, PlanError> {
     let split: Split = split.parse().expect("a split");
     let device = |i| {
         let kind = ragtag_hal::AdapterKind::Cpu;
         let facts = DeviceFacts::assumed(&format!("cpu:{i}"), kind, 1, 1 << 40, FigureSource::User);
-        DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), ..facts }
+        let buffers = BufferLimits {
+            allocation_bytes: caps.max_allocation_bytes,
+            binding_bytes: caps.max_binding_bytes,
+        };
+        DeviceFacts { f16_products: ragtag_kernels::has_f16_products(caps), buffers, ..facts }
     };
     let h = model.hyperparameters();
     let facts = ModelFacts {
@@ -59,6 +68,7 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
         other_chunks: &[],
         devices: &[device(0), device(1)],
         links: &Links::default(),
+        host_memory_bytes: None,
         objective: Objective::Throughput,
         workload: Workload::default(),
         limits: PlanLimits {
@@ -78,7 +88,6 @@ fn plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Plan {
         explained: true,
         split: Some(&split),
     })
-    .expect("fits")
 }
 
 /// A device that is given other kernels, with other scratch.
@@ -127,6 +136,31 @@ fn scratch_is_proved_whatever_kernels_a_device_has() {
             }
         }
     }
+}
+
+#[test]
+fn what_is_planned_within_the_limits_of_buffers_compiles() {
+    let model = model("tales-q8_0");
+    let (kv, activations, boundary) = (KvType::F16, Activations::Int8, Boundary::F32);
+    let (mut planned, mut refused) = (0, 0);
+    for limit in [100, 200, 400, 1000, 4000].map(|kib: u64| kib << 10) {
+        for (context, chunk, logit_rows) in
+            [(64, 8, 3), (500, 32, 3), (4000, 8, 3), (64, 500, 3), (64, 64, 64)]
+        {
+            let lowering = Lowering { activations, kv, context, sequences: 3, chunk, logit_rows, boundary };
+            for (allocation, binding) in [(1 << 40, limit), (limit, 1 << 40)] {
+                let caps = Caps { max_allocation_bytes: allocation, max_binding_bytes: binding, ..caps() };
+                let plan = try_plan(&model, &lowering, "0-6=cpu:0,7-13=cpu:1", &caps);
+                let compile = |stage: Range<usize>| ragtag_graph::compile(&model, stage, &lowering, &caps);
+                let refusal = [0..7, 7..14].map(compile).into_iter().find_map(Result::err);
+                // The proof is for any number of parallel units: it may refuse what these few compile.
+                assert!(plan.is_err() || refusal.is_none(), "{lowering:?} {limit}: {refusal:?}");
+                planned += u32::from(plan.is_ok());
+                refused += u32::from(refusal.is_some());
+            }
+        }
+    }
+    assert!(planned > 10 && refused > 10, "{planned} {refused}");
 }
 
 #[test]

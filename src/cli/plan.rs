@@ -130,7 +130,13 @@ pub(super) fn as_table(plan: &Plan) -> String {
             format!("{:.2} ms", stage.predicted.prefill_us / 1e3),
         ]);
     }
-    let mut text = format!("{table}\n");
+    let host = &plan.host_memory_bytes;
+    let [logits, staging, parameters, devices, total] =
+        [host.logits, host.staging, host.parameters, host.devices, host.total].map(bytes);
+    let mut text = format!(
+        "{table}\nhost memory: {total} (logits {logits}, staging {staging}, parameters {parameters}, stages in host \
+         memory {devices})\n"
+    );
     for reason in &plan.reasons {
         text.push_str(&format!("- {reason}\n"));
     }

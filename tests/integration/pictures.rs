@@ -114,6 +114,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
         activations: Activations::Int8,
         boundary: ragtag::Boundary::F32,
         stages: (0..stages).map(stage).collect(),
+        host_memory_bytes: Default::default(),
         edges: (1..stages).map(edge).collect(),
         token_return: times(120.0, 0.0),
         predicted: PredictedRun {

@@ -160,7 +160,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     if let Some(split) = setup.split {
         planner = planner.split(split.parse::<Split>().unwrap());
     }
-    let plan = planner.plan().unwrap();
+    let plan = planner.plan()?;
     let options = EngineOptions { all_logits: setup.all_logits, trace: setup.trace, progress: None };
     Engine::start(model, devices, &plan, options)
 }

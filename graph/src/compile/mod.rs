@@ -189,6 +189,18 @@ impl Largest {
         }
         Ok(most)
     }
+
+    /// Bytes of the largest tensor of the segments. Copies of weights are left out: they come in parts.
+    pub(crate) fn tensor_bytes(&self, segments: &Range<usize>) -> u64 {
+        let of_program = |(graph, params): &(OperatorGraph, ParamsShape)| {
+            let nodes = graph.ordered().into_iter().map(|index| graph.node(index));
+            let tensors = nodes.filter(|node| {
+                segments.contains(&node.segment) && !matches!(node.operator, Operator::Widen { .. })
+            });
+            tensors.map(|node| output_bytes(node, params)).max()
+        };
+        self.0.iter().filter_map(of_program).max().unwrap_or(0)
+    }
 }
 
 /// The buckets of rows for micro-batches of up to `chunk` rows.

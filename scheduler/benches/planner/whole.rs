@@ -50,6 +50,7 @@ pub(super) fn plan_ms(
         other_chunks: &others,
         devices: &facts,
         links: &Links::default(),
+        host_memory_bytes: None,
         objective,
         workload: Workload { prompt_tokens: 512, generated_tokens: 128 },
         limits: PlanLimits {
@@ -110,6 +111,7 @@ fn model(segments: usize, weights: u64, chunk: u32) -> Vec<Segment> {
             kv_bytes_per_position: 1024 * is_block,
             scratch_bytes: WIDTH * 16 * u64::from(chunk),
             wide_scratch_bytes: WIDTH * 16 * u64::from(chunk),
+            tensor_bytes: WIDTH * 4 * u64::from(chunk),
         }
     };
     (0..segments).map(segment).collect()

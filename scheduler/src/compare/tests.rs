@@ -4,7 +4,8 @@ use super::*;
 use crate::cost::{Figure, FigureSource, LinkFacts};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
-    Explanation, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
+    Explanation, HostMemory, PLAN_VERSION, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
+    StageMemory,
 };
 use crate::split::{Split, SplitPart};
 use crate::trace::SizeReport;
@@ -25,6 +26,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: 0,
         scratch_bytes: 4096,
         wide_scratch_bytes: 4096,
+        tensor_bytes: 4096,
     }
 }
 
@@ -80,6 +82,7 @@ fn plan() -> Plan {
         activations: Activations::Int8,
         boundary: Boundary::F32,
         stages: split.parts.into_iter().map(stage).collect(),
+        host_memory_bytes: HostMemory::default(),
         edges: vec![PlanEdge { route: Route::HOST_STAGED, predicted: none }],
         token_return: none,
         predicted: PredictedRun {

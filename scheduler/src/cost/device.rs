@@ -38,9 +38,31 @@ pub struct DeviceFacts {
     pub host_bandwidth_bytes_per_s: Figure,
     /// Whether products of wide micro-batches take f16 activations, and f16 copies of quantised weights: more scratch.
     pub f16_products: bool,
+    /// Its largest buffers.
+    #[serde(default)]
+    pub buffers: BufferLimits,
+    /// Whether its memory is the host's, as that of a processor or of an integrated GPU.
+    #[serde(default)]
+    pub in_host_memory: bool,
     /// What was measured with a model's own segments; times come from it where it has them.
     #[serde(skip)]
     pub profile: Option<Arc<Profile>>,
+}
+
+/// The largest buffers of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferLimits {
+    /// Most bytes that the device allocates in one piece.
+    pub allocation_bytes: u64,
+    /// Most bytes that a kernel binds in one piece.
+    pub binding_bytes: u64,
+}
+
+impl Default for BufferLimits {
+    /// No limits.
+    fn default() -> Self {
+        Self { allocation_bytes: u64::MAX, binding_bytes: u64::MAX }
+    }
 }
 
 impl DeviceFacts {
@@ -80,6 +102,8 @@ impl DeviceFacts {
             host_latency_us: Figure::assumed(host_latency_us),
             host_bandwidth_bytes_per_s: Figure::assumed(8e9),
             f16_products: false,
+            buffers: BufferLimits::default(),
+            in_host_memory: kind != AdapterKind::Discrete,
             profile: None,
         }
     }

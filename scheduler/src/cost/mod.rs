@@ -19,11 +19,11 @@ mod tests;
 mod time;
 
 pub use boundary::BoundaryTime;
-pub use device::DeviceFacts;
+pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{RunSizes, StageShape};
+pub use memory::{LargeBuffer, RunSizes, StageShape};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,

@@ -18,6 +18,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: if attends { 512 } else { 0 },
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
+        tensor_bytes: 0,
     }
 }
 

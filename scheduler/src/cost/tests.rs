@@ -21,6 +21,7 @@ fn segment(kind: SegmentKind, tensors: &[(&str, u64)]) -> Segment {
         kv_bytes_per_position: 512,
         scratch_bytes: 4096,
         wide_scratch_bytes: 8192,
+        tensor_bytes: 2048,
     }
 }
 
@@ -38,6 +39,8 @@ fn device() -> DeviceFacts {
         host_latency_us: Figure::assumed(0.0),
         host_bandwidth_bytes_per_s: Figure::assumed(1e10),
         f16_products: false,
+        buffers: BufferLimits::default(),
+        in_host_memory: false,
         profile: None,
     }
 }

@@ -21,11 +21,11 @@ mod tests;
 mod trial;
 
 use crate::core::Chunks;
-use crate::cost::{DeviceFacts, Links, is_rate};
+use crate::cost::{DeviceFacts, LargeBuffer, Links, StageShape, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
-    Explanation, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
-    StageMemory,
+    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory, logit_rows,
 };
 use crate::split::{PartitionError, Span, Split};
 pub use baselines::{Baseline, EngineDecode};
@@ -79,6 +79,17 @@ pub struct PlanLimits {
     pub boundary: Option<Boundary>,
 }
 
+impl PlanLimits {
+    /// Most logit rows of a micro-batch of up to `chunk` rows. Where only the last row of each sequence is wanted, they are
+    /// those of a decode group.
+    fn logit_rows_of(&self, groups: u32, chunk: u32) -> u32 {
+        match self.logit_rows <= self.sequences {
+            true => logit_rows(self.sequences, groups, chunk).min(self.logit_rows),
+            false => self.logit_rows.min(chunk),
+        }
+    }
+}
+
 /// A segment that must be on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
@@ -117,6 +128,8 @@ pub struct PlannerInput<'a> {
     pub devices: &'a [DeviceFacts],
     /// The links between them.
     pub links: &'a Links,
+    /// Host memory that is free. It is not proved where it is not known.
+    pub host_memory_bytes: Option<u64>,
     /// What to minimise.
     pub objective: Objective,
     /// The request to plan for.
@@ -200,6 +213,9 @@ pub enum PlanError {
     /// It fits nowhere.
     #[error("{}", reasons::does_not_fit(.0))]
     DoesNotFit(Box<DoesNotFit>),
+    /// It fits the devices and not the host.
+    #[error("{}", reasons::host_does_not_fit(.0))]
+    HostMemory(Box<HostMemory>),
 }
 
 /// What is missing, and where, under the placement that comes closest to fitting.
@@ -213,7 +229,7 @@ pub struct DoesNotFit {
     pub hint: String,
 }
 
-/// A stage that needs more than its device has.
+/// A stage that its device does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// The device.
@@ -222,21 +238,33 @@ pub struct Shortage {
     pub segments: Span,
     /// What the stage needs and what there is.
     pub memory: StageMemory,
+    /// A buffer that the device does not hold in one piece.
+    pub too_large: Option<LargeBuffer>,
 }
 
 impl Shortage {
     /// Bytes that the device lacks.
     pub fn missing_bytes(&self) -> u64 {
-        self.memory.total - self.memory.available
+        self.memory.total.saturating_sub(self.memory.available)
     }
 }
 
 /// Makes the plan.
 ///
 /// # Errors
-/// [`PlanError::DoesNotFit`] names the bytes that are missing and on which device; the other errors name the input that
-/// is wrong.
+/// [`PlanError::DoesNotFit`] names the bytes that are missing and on which device, [`PlanError::HostMemory`] those that the
+/// host needs and has; the other errors name the input that is wrong.
 pub fn plan(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
+    let plan = plan_for_devices(input)?;
+    let memory = plan.host_memory_bytes;
+    match memory.available.is_some_and(|available| memory.total > available) {
+        true => Err(PlanError::HostMemory(Box::new(memory))),
+        false => Ok(plan),
+    }
+}
+
+/// The plan that fits the devices.
+fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     check(input)?;
     let context = match input.limits.context {
         Some(context) => context,
@@ -517,6 +545,26 @@ fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
     plan(explanation, reasons)
 }
 
+/// The host memory of a plan for these stages.
+fn host_memory(
+    input: &PlannerInput<'_>,
+    shape: &StageShape,
+    credits: u32,
+    stages: &[PlanStage],
+) -> HostMemory {
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let in_host = |stage: &&PlanStage| {
+        input.devices.iter().any(|device| device.label == stage.device && device.in_host_memory)
+    };
+    let logits = shape.logits_bytes().saturating_mul(u64::from(credits));
+    let staging = sum(&mut stages.iter().map(|stage| stage.memory_bytes.staging));
+    let slots = u64::from(shape.slots).saturating_mul(stages.len() as u64);
+    let parameters = shape.params_bytes().saturating_mul(slots);
+    let devices = sum(&mut stages.iter().filter(in_host).map(|stage| stage.memory_bytes.total));
+    let total = sum(&mut [logits, staging, parameters, devices].into_iter());
+    HostMemory { logits, staging, parameters, devices, total, available: input.host_memory_bytes }
+}
+
 /// Adds the chunks to the plan; the longest one sets its memory.
 fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> Plan {
     let chunk = chunks.most_rows().max(chosen.point.chunk);
@@ -525,8 +573,9 @@ fn with_chunks(grid: &Grid<'_>, chosen: &Choice, plan: Plan, chunks: Chunks) -> 
         let before = at.checked_sub(1).map(|before| chosen.runs[before].device);
         PlanStage { memory_bytes: problem.memory(&chosen.runs[at], before), ..stage }
     };
-    let stages = plan.stages.into_iter().enumerate().map(stage).collect();
-    Plan { chunk, chunks: Some(chunks), stages, ..plan }
+    let stages: Vec<_> = plan.stages.into_iter().enumerate().map(stage).collect();
+    let host_memory_bytes = host_memory(grid.input, &problem.shape, chosen.credits, &stages);
+    Plan { chunk, chunks: Some(chunks), stages, host_memory_bytes, ..plan }
 }
 
 fn tenths(value: f64) -> f64 {
@@ -550,6 +599,7 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         route: problem.link(pair[0].device, pair[1].device).route,
         predicted: predicted(times),
     };
+    let stages: Vec<_> = chosen.runs.iter().enumerate().map(stage).collect();
     Plan {
         ragtag_plan: PLAN_VERSION,
         model: PlanModel {
@@ -572,7 +622,8 @@ fn assemble_choice(grid: &Grid<'_>, chosen: &Choice, explanation: Explanation, r
         kv: input.limits.kv,
         activations: input.limits.activations,
         boundary: chosen.point.boundary,
-        stages: chosen.runs.iter().enumerate().map(stage).collect(),
+        host_memory_bytes: host_memory(input, &problem.shape, chosen.credits, &stages),
+        stages,
         edges: chosen.runs.windows(2).zip(&evaluation.crossings).map(edge).collect(),
         token_return: predicted(&evaluation.token_return),
         predicted: PredictedRun {

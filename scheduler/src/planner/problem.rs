@@ -98,7 +98,7 @@ impl<'a> Problem<'a> {
             context,
             sequences: limits.sequences,
             rows: point.chunk,
-            logit_rows: limits.logit_rows.min(point.chunk),
+            logit_rows: limits.logit_rows_of(point.groups, point.chunk),
             slots: limits.slots,
             row_bytes: input.model.row_bytes,
             boundary: point.boundary,
@@ -169,9 +169,10 @@ impl<'a> Problem<'a> {
         let mut end = 0;
         let longest = |first: usize| {
             end = end.max(first);
+            let sizes = &self.lowered.sizes;
             let fits = |end: usize| {
-                let memory = self.lowered.sizes.stage(first..end, &self.shape, staging, device);
-                memory.total <= memory.available
+                let memory = sizes.stage(first..end, &self.shape, staging, device);
+                memory.total <= memory.available && sizes.too_large(first..end, &self.shape, device).is_none()
             };
             while end < segments && fits(end + 1) {
                 end += 1;
@@ -255,16 +256,20 @@ impl<'a> Problem<'a> {
         self.lowered.sizes.stage(run.segments.clone(), &self.shape, staging, device)
     }
 
+    /// What a stage lacks, given the device of the stage before it: memory, or room for a buffer in one piece.
+    pub fn shortage(&self, run: &Run, before: Option<usize>) -> Option<Shortage> {
+        let (memory, device) = (self.memory(run, before), &self.input.devices[run.device]);
+        let too_large = self.lowered.sizes.too_large(run.segments.clone(), &self.shape, device);
+        let lacks = memory.total > memory.available || too_large.is_some();
+        lacks.then(|| Shortage { device: device.label.clone(), segments: run.span(), memory, too_large })
+    }
+
     /// Proves the memory of a placement.
     pub fn prove(&self, runs: &[Run]) -> Result<(), Vec<Shortage>> {
-        let mut shortages = Vec::new();
-        for (at, run) in runs.iter().enumerate() {
-            let memory = self.memory(run, at.checked_sub(1).map(|before| runs[before].device));
-            if memory.total > memory.available {
-                let device = self.input.devices[run.device].label.clone();
-                shortages.push(Shortage { device, segments: run.span(), memory });
-            }
-        }
+        let shortage = |(at, run): (usize, &Run)| {
+            self.shortage(run, at.checked_sub(1).map(|before| runs[before].device))
+        };
+        let shortages: Vec<_> = runs.iter().enumerate().filter_map(shortage).collect();
         if shortages.is_empty() { Ok(()) } else { Err(shortages) }
     }
 

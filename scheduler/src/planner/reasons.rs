@@ -5,7 +5,7 @@
 use super::grid::{Choice, Grid};
 use super::pace::{Pace, Point};
 use super::trial::Trial;
-use super::{Baseline, DoesNotFit, PlannerInput, Shortage};
+use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
 use crate::wording;
@@ -310,8 +310,41 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
+/// What the host lacks.
+pub(super) fn host_does_not_fit(memory: &HostMemory) -> String {
+    let parts = [
+        ("logits", memory.logits),
+        ("staging", memory.staging),
+        ("parameters", memory.parameters),
+        ("stages of devices in host memory", memory.devices),
+    ];
+    let available = memory.available.map_or_else(String::new, bytes);
+    format!(
+        "the plan needs {} of host memory ({}) and {available} is free; fewer sequences, fewer credits or a shorter \
+         context need less",
+        bytes_up(memory.total),
+        sizes(&parts)
+    )
+}
+
+/// The sizes that are not zero.
+fn sizes(parts: &[(&str, u64)]) -> String {
+    let parts = parts.iter().filter(|(_, size)| *size > 0);
+    parts.map(|(name, size)| format!("{name} {}", bytes(*size))).collect::<Vec<_>>().join(", ")
+}
+
 fn shortage(shortage: &Shortage) -> String {
     let memory = &shortage.memory;
+    if let Some(buffer) = shortage.too_large.filter(|_| shortage.missing_bytes() == 0) {
+        return format!(
+            "{} cannot hold segments {}: {} takes {}, and the device allows {} in one piece",
+            shortage.device,
+            shortage.segments,
+            buffer.what,
+            bytes_up(buffer.bytes),
+            bytes(buffer.limit)
+        );
+    }
     let parts = [
         ("weights", memory.weights),
         ("keys and values", memory.kv),
@@ -319,11 +352,6 @@ fn shortage(shortage: &Shortage) -> String {
         ("slots", memory.slots),
         ("staging", memory.staging),
     ];
-    let parts: Vec<_> = parts
-        .iter()
-        .filter(|(_, size)| *size > 0)
-        .map(|(name, size)| format!("{name} {}", bytes(*size)))
-        .collect();
     let needed = bytes_up(memory.total);
     format!(
         "{} lacks {} for segments {}: it has {} of the {needed} needed ({}); a device with {needed} would hold them",
@@ -331,7 +359,7 @@ fn shortage(shortage: &Shortage) -> String {
         bytes_up(shortage.missing_bytes()),
         shortage.segments,
         bytes(memory.available),
-        parts.join(", ")
+        sizes(&parts)
     )
 }
 

@@ -86,8 +86,10 @@ pub(super) fn closest(problem: &Problem<'_>) -> Vec<Shortage> {
 }
 
 fn missing(problem: &Problem<'_>, run: &Run, before: Option<usize>) -> u64 {
-    let memory = problem.memory(run, before);
-    memory.total.saturating_sub(memory.available)
+    problem.shortage(run, before).map_or(0, |shortage| {
+        let excess = shortage.too_large.map_or(0, |buffer| buffer.bytes - buffer.limit);
+        shortage.missing_bytes().saturating_add(excess)
+    })
 }
 
 /// For each (segments placed, last device): the fewest bytes that are missing, where the last run begins, and the device

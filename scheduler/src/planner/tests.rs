@@ -4,11 +4,12 @@ mod best;
 mod given;
 mod grid;
 mod left_out;
+mod limits;
 mod predicted;
 mod trial;
 
 use super::*;
-use crate::cost::{Figure, FigureSource, LinkFacts, MicroBatch, SharedLink, segment_time_us};
+use crate::cost::{BufferLimits, Figure, FigureSource, LinkFacts, MicroBatch, SharedLink, segment_time_us};
 use crate::objective::{Objective, Workload};
 use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Boundary, Granularity, SegmentKind};
@@ -29,6 +30,7 @@ fn segment(kind: SegmentKind, name: &str, weights: u64) -> Segment {
         kv_bytes_per_position: 1024,
         scratch_bytes: MIB,
         wide_scratch_bytes: MIB,
+        tensor_bytes: MIB,
     }
 }
 
@@ -60,6 +62,8 @@ fn device(label: &str, memory_bytes: u64, speed: f64) -> DeviceFacts {
         host_latency_us: Figure::assumed(0.0),
         host_bandwidth_bytes_per_s: Figure::assumed(1e18),
         f16_products: false,
+        buffers: BufferLimits::default(),
+        in_host_memory: false,
         profile: None,
     }
 }
@@ -71,6 +75,7 @@ struct World {
     segments: Vec<Segment>,
     devices: Vec<DeviceFacts>,
     links: Links,
+    host_memory_bytes: Option<u64>,
     objective: Objective,
     workload: Workload,
     limits: PlanLimits,
@@ -103,6 +108,7 @@ impl World {
             segments,
             devices,
             links: Links::default(),
+            host_memory_bytes: None,
             objective: Objective::Throughput,
             workload: Workload { prompt_tokens: 256, generated_tokens: 128 },
             limits,
@@ -118,6 +124,7 @@ impl World {
             other_chunks: &[],
             devices: &self.devices,
             links: &self.links,
+            host_memory_bytes: self.host_memory_bytes,
             objective: self.objective,
             workload: self.workload,
             limits: self.limits,

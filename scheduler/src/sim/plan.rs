@@ -79,7 +79,7 @@ impl SimSpec {
             vocabulary: u32::try_from(model.logit_row_bytes / 4).unwrap_or(u32::MAX).max(1),
             chunks: plan.chunks(),
             max_rows: plan.chunk,
-            max_logit_rows: sequences,
+            max_logit_rows: plan.logit_rows(),
             max_sequences: sequences,
             kv_blocks: blocks(plan),
         };

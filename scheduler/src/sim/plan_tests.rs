@@ -5,8 +5,8 @@ use crate::core::Want;
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, MicroBatch, SharedLink};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
-    Explanation, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun, PredictedTimes,
-    StageMemory,
+    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory,
 };
 use crate::planner::ModelFacts;
 use crate::split::Span;
@@ -125,6 +125,7 @@ fn segment(kind: SegmentKind) -> Segment {
         kv_bytes_per_position: if kind == SegmentKind::Block { 4096 } else { 0 },
         scratch_bytes: 0,
         wide_scratch_bytes: 0,
+        tensor_bytes: 0,
     }
 }
 
@@ -165,6 +166,7 @@ fn plan(model: &ModelFacts, segments: u32, stages: Vec<PlanStage>) -> Plan {
         boundary: Boundary::F32,
         edges: vec![edge; stages.len() - 1],
         stages,
+        host_memory_bytes: HostMemory::default(),
         token_return: PredictedTimes::default(),
         predicted: PredictedRun {
             decode_tokens_per_s: 0.0,
