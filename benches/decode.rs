@@ -58,12 +58,12 @@ fn main() -> ragtag::Result<()> {
 
 fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
     let model = Model::open(path)?;
-    let options =
-        DeviceOptions { requested: Some("cpu".into()), cpu_threads: Some(threads), ..Default::default() };
+    let mut options = DeviceOptions::selecting("cpu");
+    options.cpu_threads = Some(threads);
     let devices = Devices::probe(&options)?;
     let planner = Planner::new(&model).devices(&devices).context(64).kv(KvType::F16);
     let plan = planner.activations(Activations::Int8).plan()?;
-    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+    let engine = Engine::start_exact(&model, &devices, &plan, EngineOptions::default())?;
     let lowering = ragtag_graph::Lowering {
         activations: plan.activations,
         kv: plan.kv,

@@ -109,12 +109,12 @@ fn engine(
         "f32" => Activations::F32,
         _ => Activations::Int8,
     };
-    let requested = Some(arguments.device.clone());
-    let options = DeviceOptions { requested, gemm: arguments.gemm, ..Default::default() };
+    let mut options = DeviceOptions::selecting(&*arguments.device);
+    options.gemm = arguments.gemm;
     let devices = Devices::probe(&options)?;
     let planner = Planner::new(model).devices(&devices).context(context).sequences(sequences);
     let plan = planner.chunk(arguments.chunk).kv(KvType::F16).activations(activations).plan()?;
-    let engine = Engine::start(model, &devices, &plan, EngineOptions::default())?;
+    let engine = Engine::start_exact(model, &devices, &plan, EngineOptions::default())?;
     eprintln!("{name}: loaded in {:.1} s", start.elapsed().as_secs_f64());
     let lowering = ragtag_graph::Lowering {
         activations: plan.activations,

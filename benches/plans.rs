@@ -159,13 +159,10 @@ impl Rates {
 impl<'a> Bench<'a> {
     fn new(arguments: &'a Arguments) -> Result<Self> {
         let model = model(&arguments.model, arguments.layers)?;
-        let devices = Devices::probe(&DeviceOptions {
-            requested: Some(arguments.device.clone()),
-            cpu_devices: arguments.cpu_devices,
-            cpu_threads: arguments.threads,
-            handicaps: arguments.handicap.clone(),
-            ..DeviceOptions::default()
-        })?;
+        let mut options =
+            DeviceOptions::selecting(&*arguments.device).handicapped(arguments.handicap.clone());
+        (options.cpu_devices, options.cpu_threads) = (arguments.cpu_devices, arguments.threads);
+        let devices = Devices::probe(&options)?;
         println!("{}", devices.start_line());
         let (activations, kv) = match arguments.activations.as_str() {
             "f32" => (Activations::F32, KvType::F32),
@@ -173,17 +170,12 @@ impl<'a> Bench<'a> {
         };
         let context = arguments.prompt + arguments.tokens;
         let start = Instant::now();
-        let options = CalibrationOptions {
-            activations,
-            kv,
-            // All that the planner may choose.
-            chunk: MAX_CHUNK.min(context),
-            sequences: arguments.sequences,
-            seconds: arguments.calibration,
-            limit: None,
-            force: true,
-            folder: None,
-        };
+        let mut options = CalibrationOptions::default();
+        (options.activations, options.kv) = (activations, kv);
+        // All that the planner may choose.
+        options.chunk = MAX_CHUNK.min(context);
+        (options.sequences, options.seconds) = (arguments.sequences, arguments.calibration);
+        (options.limit, options.force) = (None, true);
         let progress = |done: u64, total: u64| {
             if done == total {
                 eprintln!("calibrated: {total} steps in {:.1} s", start.elapsed().as_secs_f64());
@@ -321,7 +313,8 @@ impl<'a> Bench<'a> {
 
     fn measured(&self, candidate: &Candidate) -> Result<(Rates, Vec<ComparedPart>)> {
         let Arguments { sequences, prompt, tokens, rounds, .. } = *self.arguments;
-        let engine = Engine::start(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
+        let engine =
+            Engine::start_exact(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
         let prompts = Burst::Prompts { tokens: prompt, sequences };
         let load = |sequences| Burst::Generations { prompt, tokens, sequences };
         // Programs are recorded when they are first needed, clocks rise, and threads find their places: the very loads that are

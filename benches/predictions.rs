@@ -44,13 +44,10 @@ impl Rates {
 fn main() -> Result<()> {
     let shape = Shape { tensor_type: TensorType::Q8_0, layers: 4, vocabulary: 2048, ..Preset::M300.shape() };
     let model = Model::from_bytes("synthetic", ragtag_synth::in_memory(&shape, 1)?)?;
-    let devices = Devices::probe(&DeviceOptions {
-        requested: Some("cpu".into()),
-        cpu_devices: 2,
-        cpu_threads: Some(1),
-        handicaps: vec!["cpu:0=threads:2".parse()?, "cpu:1=duty:50%".parse()?],
-        ..DeviceOptions::default()
-    })?;
+    let handicaps = vec!["cpu:0=threads:2".parse()?, "cpu:1=duty:50%".parse()?];
+    let mut options = DeviceOptions::selecting("cpu").handicapped(handicaps);
+    (options.cpu_devices, options.cpu_threads) = (2, Some(1));
+    let devices = Devices::probe(&options)?;
     println!(
         "| decode tokens/s: predicted | measured | prefill tokens/s: predicted | measured | off |\n\
          | ---: | ---: | ---: | ---: | ---: |"
@@ -79,22 +76,17 @@ fn main() -> Result<()> {
 fn round(model: &Model, devices: &Devices) -> Result<(Rates, Rates)> {
     let (sequences, prompt, tokens) = LOAD;
     let folder = tempfile::tempdir()?;
-    let options = CalibrationOptions {
-        chunk: 64,
-        sequences,
-        seconds: 0.5,
-        limit: None,
-        force: true,
-        folder: Some(folder.path().into()),
-        ..CalibrationOptions::default()
-    };
+    let mut options = CalibrationOptions::default();
+    (options.chunk, options.sequences, options.seconds) = (64, sequences, 0.5);
+    (options.limit, options.force) = (None, true);
+    options.folder = Some(folder.path().into());
     let calibration = Calibration::run(model, devices, &options, &|_, _| ())?;
     let workload = Workload { prompt_tokens: prompt, generated_tokens: tokens };
     let planner = Planner::new(model).devices(devices).calibrated(&calibration).workload(workload);
     let planner = planner.context(prompt + tokens).sequences(sequences).chunk(64);
     let planner = planner.split("0-3=cpu:0,4-5=cpu:1".parse()?);
     let plan = planner.plan()?;
-    let engine = Engine::start(model, devices, &plan, EngineOptions::default())?;
+    let engine = Engine::start_exact(model, devices, &plan, EngineOptions::default())?;
     measured(&engine)?;
     Ok((predicted(model, &planner, &plan)?, measured(&engine)?))
 }

@@ -23,12 +23,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let prompt = arguments.next().unwrap_or("Once upon a time".into());
 
     // The processor as one device; with nothing requested it would be every GPU that a backend finds.
-    let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+    let options = DeviceOptions::selecting("cpu");
     let devices = Devices::probe(&options)?;
     println!("{}\n", devices.start_line());
 
-    let plan = Planner::new(&model).devices(&devices).plan()?;
-    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+    let planner = Planner::new(&model).devices(&devices);
+    let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
 
     let sampling = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
     let generation = Generation { max_tokens: 200, sampling, ..Generation::default() };

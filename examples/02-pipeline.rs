@@ -15,12 +15,9 @@ use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, P
 fn main() -> ragtag::Result<()> {
     let model = Model::bundled()?;
     // One thread each, so that the planner weighs the same figures on every machine.
-    let devices = Devices::probe(&DeviceOptions {
-        requested: Some("cpu".into()),
-        cpu_devices: 2,
-        cpu_threads: Some(1),
-        ..DeviceOptions::default()
-    })?;
+    let mut options = DeviceOptions::selecting("cpu");
+    (options.cpu_devices, options.cpu_threads) = (2, Some(1));
+    let devices = Devices::probe(&options)?;
 
     let plan = Planner::new(&model).devices(&devices).plan()?;
     for (number, stage) in plan.stages.iter().enumerate() {
@@ -43,7 +40,7 @@ fn main() -> ragtag::Result<()> {
 }
 
 fn tell(model: &Model, devices: &Devices, plan: &Plan) -> ragtag::Result<String> {
-    let engine = Engine::start(model, devices, plan, EngineOptions::default())?;
+    let engine = Engine::start_exact(model, devices, plan, EngineOptions::default())?;
     let prompt = "There was once a poor miller";
     let generation = Generation { max_tokens: 120, ..Generation::default() };
     let text = engine.session().generate(prompt, &generation)?.blocking_text()?;

@@ -20,17 +20,13 @@ const SEQUENCES: usize = 16;
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::bundled()?;
-    let devices = Devices::probe(&DeviceOptions {
-        requested: Some("cpu".into()),
-        cpu_devices: 2,
-        cpu_threads: Some(1),
-        ..DeviceOptions::default()
-    })?;
+    let mut options = DeviceOptions::selecting("cpu");
+    (options.cpu_devices, options.cpu_threads) = (2, Some(1));
+    let devices = Devices::probe(&options)?;
     // Memory is proved for all of them at once.
     let planner = Planner::new(&model).devices(&devices).sequences(SEQUENCES as u32).context(256);
-    let plan = planner.plan()?;
-    println!("{}", plan.split());
-    let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+    let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
+    println!("{}", engine.plan().split());
 
     run(&engine.session(), SEQUENCES).await?; // once for nothing: pages are touched, threads are awake
     for in_flight in [1, 4, 16] {

@@ -18,12 +18,9 @@ use ragtag::{Trace, overlap};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = Model::bundled()?;
-    let devices = Devices::probe(&DeviceOptions {
-        requested: Some("cpu".into()),
-        cpu_devices: 2,
-        cpu_threads: Some(1),
-        ..DeviceOptions::default()
-    })?;
+    let mut options = DeviceOptions::selecting("cpu");
+    (options.cpu_devices, options.cpu_threads) = (2, Some(1));
+    let devices = Devices::probe(&options)?;
     show("one sequence decodes", &traced(&model, &devices, 1, 8, 150)?);
     show("sixteen sequences decode", &traced(&model, &devices, 16, 8, 150)?);
     let chunks = traced(&model, &devices, 1, 500, 1)?;
@@ -40,8 +37,9 @@ fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u3
     let last = model.graph().segment_count() - 1;
     let split = format!("0-7=cpu:0,8-{last}=cpu:1").parse()?;
     let planner = Planner::new(model).devices(devices).sequences(sequences).chunk(50).split(split);
-    let options = EngineOptions { trace: true, ..EngineOptions::default() };
-    let engine = Engine::start(model, devices, &planner.plan()?, options)?;
+    let mut options = EngineOptions::default();
+    options.trace = true;
+    let engine = Engine::start(model, devices, &planner, options)?;
 
     let generation = Generation { max_tokens: new, ignore_end: true, ..Generation::greedy() };
     let ids: Vec<u32> = (0..prompt).map(|i| 300 + i).collect();

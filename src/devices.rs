@@ -11,6 +11,7 @@ use std::ffi::OsString;
 
 /// What to look for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// `auto`, `gpu`, `cpu`, names and filters, separated by commas.
     pub requested: Option<String>,
@@ -22,14 +23,27 @@ pub struct DeviceOptions {
     pub cpu_threads: Option<u32>,
     /// How to start a process in which drivers that may crash are probed, as the command does. Without it they are probed
     /// in this one.
-    pub probe_child: Option<ProbeChild>,
+    pub(crate) probe_child: Option<ProbeChild>,
     /// The program, with its arguments, that is started to compile a text for HIP, whose compiler may crash, as the command
     /// does: one that calls `ragtag::compile_for_hip`. Empty: texts are compiled in this process.
-    pub hip_compiler: Vec<OsString>,
+    pub(crate) hip_compiler: Vec<OsString>,
     /// Devices and links that are slowed on purpose, for tests.
-    pub handicaps: Vec<Handicap>,
+    pub(crate) handicaps: Vec<Handicap>,
     /// Who computes products of many rows where a library for that is found.
     pub gemm: GemmChoice,
+}
+
+impl DeviceOptions {
+    /// Options that select devices: `auto`, `gpu`, `cpu`, names and filters, separated by commas.
+    pub fn selecting(devices: impl Into<String>) -> Self {
+        Self { requested: Some(devices.into()), ..Self::default() }
+    }
+
+    /// For benchmarks: slows devices and links on purpose.
+    #[doc(hidden)]
+    pub fn handicapped(self, handicaps: Vec<Handicap>) -> Self {
+        Self { handicaps, ..self }
+    }
 }
 
 /// Share of a device's free memory that plans may use; the rest is for drivers, other programs and this one.
@@ -170,6 +184,14 @@ impl Devices {
         self.selected().iter().map(|adapter| facts(adapter, users(adapter))).collect()
     }
 
+    /// Host memory that is free; none where the processor was not probed.
+    pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
+        let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
+        // Each has its share of it.
+        let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
+        free.reduce(u64::saturating_add)
+    }
+
     /// What `--strict` has against the selection: software devices where a GPU was asked for, and handicaps.
     pub(crate) fn strict_findings(&self) -> Vec<String> {
         let software = |a: &&Adapter| a.kind == AdapterKind::Software;
@@ -184,14 +206,6 @@ impl Devices {
 
     /// Opens one adapter of the report, selected or not.
     pub(crate) fn open_adapter(&self, adapter: &Adapter) -> ragtag_hal::Result<Checked> {
-    /// Host memory that is free; none where the processor was not probed.
-    pub(crate) fn host_memory_bytes(&self) -> Option<u64> {
-        let processors = self.report.adapters().filter(|adapter| adapter.kind == AdapterKind::Cpu);
-        // Each has its share of it.
-        let free = processors.filter_map(|adapter| adapter.memory.first()?.free_bytes);
-        free.reduce(u64::saturating_add)
-    }
-
         let mut opened = self.backends.open(&[(adapter.clone(), DeviceId(0))], &self.limits)?;
         Ok(opened.swap_remove(0))
     }
@@ -300,7 +314,7 @@ mod tests {
 
     #[test]
     fn two_apis_of_one_device_divide_its_memory() {
-        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::selecting("cpu");
         let mut devices = Devices::probe(&options).unwrap();
         let alone = devices.facts()[0].memory_bytes;
         let mut other = devices.selected()[0].clone();
@@ -313,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_card_that_is_known_has_the_figures_of_its_datasheet() {
-        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::selecting("cpu");
         let found = Devices::probe(&options).unwrap().selected()[0].clone();
         let bandwidth = |name: &str, kind| {
             let adapter = Adapter { backend: "vulkan".into(), name: name.into(), kind, ..found.clone() };
@@ -336,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_processor_beside_other_devices_leaves_them_threads() {
-        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::selecting("cpu");
         let found = Devices::probe(&options).unwrap().selected()[0].clone();
         let processor = |index, threads| {
             let mut adapter = Adapter { index, ..found.clone() };

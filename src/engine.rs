@@ -20,6 +20,7 @@ pub type Progress = Box<dyn FnMut(u64, u64) + Send>;
 
 /// How an engine runs, beyond its plan.
 #[derive(Default)]
+#[non_exhaustive]
 pub struct EngineOptions {
     /// Record what every device queue does.
     pub trace: bool,
@@ -64,12 +65,18 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the plan's devices, compiles and loads its stages, and starts them.
+    /// Opens the plan's devices, compiles and loads its stages, and starts them: this plan or none.
+    /// [`Engine::start`] replans where a device refuses memory or does not open.
     ///
     /// # Errors
     /// [`Error::PlanFile`]-like mistakes are found by the planner; here [`Error::Compile`], [`Error::Device`] and
     /// [`Error::Run`] say what a device could not do.
-    pub fn start(model: &Model, devices: &Devices, plan: &Plan, options: EngineOptions) -> Result<Self> {
+    pub fn start_exact(
+        model: &Model,
+        devices: &Devices,
+        plan: &Plan,
+        options: EngineOptions,
+    ) -> Result<Self> {
         Self::start_told(model, devices, plan, &options.into())
     }
 

@@ -18,14 +18,28 @@ use std::collections::HashMap;
 const REFUSALS: u32 = 4;
 
 impl Engine {
-    /// As [`Engine::start`], and if a device turns out to hold less than it said when the plan was made, `planner` makes a
-    /// smaller one for what it holds: with more of the model on other devices, or with a smaller chunk, fewer slots, in the
-    /// end a shorter context, as far as these were not asked for. A device that does not open is left out. `less` is told why,
-    /// the planner with what it knows now, and its plan, which is tried next.
+    /// Starts the plan that `planner` makes. If a device holds less than it said, the planner makes a smaller plan for what it
+    /// holds: with more of the model on other devices, or with a smaller chunk, fewer slots, in the end a shorter context, as
+    /// far as these were not asked for. A device that does not open is left out. [`Engine::plan`] returns the plan that runs.
     ///
     /// # Errors
-    /// As [`Engine::start`]; if nothing smaller fits, what a device said to the first plan, with sizes.
-    pub fn start_fitting(
+    /// As [`Planner::plan`] and [`Engine::start_exact`]; if nothing smaller fits, what a device said to the first plan, with
+    /// sizes.
+    pub fn start(
+        model: &Model,
+        devices: &Devices,
+        planner: &Planner,
+        options: EngineOptions,
+    ) -> Result<Self> {
+        Self::start_replanning(model, devices, planner, &planner.plan()?, options, |_, _, _| ())
+    }
+
+    /// [`Engine::start`] with a plan that `planner` has made. `less` receives the error that a smaller plan follows from, the
+    /// planner with what it knows now, and that plan.
+    ///
+    /// # Errors
+    /// As [`Engine::start`].
+    pub fn start_replanning(
         model: &Model,
         devices: &Devices,
         planner: &Planner,

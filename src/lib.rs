@@ -11,13 +11,16 @@
 //!
 //! # fn main() -> ragtag::Result<()> {
 //! let model = Model::bundled()?;
-//! let devices = Devices::probe(&DeviceOptions { cpu_devices: 2, ..Default::default() })?;
+//! let mut options = DeviceOptions::default();
+//! options.cpu_devices = 2;
+//! let devices = Devices::probe(&options)?;
 //! let options = CalibrationOptions::default();
 //! # let folder = tempfile::tempdir().unwrap();
-//! # let options = CalibrationOptions { folder: Some(folder.path().into()), ..options };
+//! # let mut options = options;
+//! # options.folder = Some(folder.path().into());
 //! let calibration = Calibration::run(&model, &devices, &options, &|_, _| ())?;
-//! let plan = Planner::new(&model).devices(&devices).calibrated(&calibration).plan()?;
-//! let engine = Engine::start(&model, &devices, &plan, EngineOptions::default())?;
+//! let planner = Planner::new(&model).devices(&devices).calibrated(&calibration);
+//! let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
 //!
 //! let generation = Generation { max_tokens: 8, ..Generation::greedy() };
 //! let text = engine.session().generate("Once upon a time", &generation)?.blocking_text()?;

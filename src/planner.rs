@@ -37,7 +37,9 @@ pub const SLOTS: u32 = 3;
 /// ```no_run
 /// # fn main() -> ragtag::Result<()> {
 /// let model = ragtag::Model::open("model.gguf")?;
-/// let devices = ragtag::Devices::probe(&ragtag::DeviceOptions { cpu_devices: 2, ..Default::default() })?;
+/// let mut options = ragtag::DeviceOptions::default();
+/// options.cpu_devices = 2;
+/// let devices = ragtag::Devices::probe(&options)?;
 /// let calibration = ragtag::Calibration::run(&model, &devices, &Default::default(), &|_, _| ())?;
 /// let planner = ragtag::Planner::new(&model).devices(&devices).calibrated(&calibration);
 /// let plan = planner.context(4096).plan()?;
@@ -54,9 +56,9 @@ pub struct Planner {
     not_selected: Vec<String>,
     device_options: Option<PlanDeviceOptions>,
     links: Links,
+    host_memory_bytes: Option<u64>,
     objective: Objective,
     workload: Workload,
-    host_memory_bytes: Option<u64>,
     limits: PlanLimits,
     /// Whether the chunk was asked for.
     chunk_given: bool,
@@ -92,9 +94,9 @@ impl Planner {
             not_selected: Vec::new(),
             device_options: None,
             links: Links::default(),
+            host_memory_bytes: None,
             objective: Objective::Throughput,
             workload: Workload::default(),
-            host_memory_bytes: None,
             limits,
             chunk_given: false,
             chunks: None,
@@ -111,9 +113,9 @@ impl Planner {
         let detected = devices.report().adapters().map(Adapter::label);
         planner.not_selected = detected.filter(|label| !devices.labels().contains(label)).collect();
         planner.device_options = Some(devices.plan_options().clone());
+        planner.host_memory_bytes = devices.host_memory_bytes();
         planner
     }
-        planner.host_memory_bytes = devices.host_memory_bytes();
 
     /// Takes what was measured of the devices named so far, and of the links between them, in place of what is assumed.
     /// Devices that did not open are excluded.
@@ -128,9 +130,9 @@ impl Planner {
         self.devices = facts;
         self.not_selected.clear();
         self.device_options = None;
+        self.host_memory_bytes = None;
         self
     }
-        self.host_memory_bytes = None;
 
     /// Plans for devices and links that need not exist.
     ///
@@ -340,9 +342,9 @@ impl Planner {
             other_chunks: &others,
             devices: &self.devices,
             links: &self.links,
+            host_memory_bytes: self.host_memory_bytes,
             objective: self.objective,
             workload: self.workload,
-            host_memory_bytes: self.host_memory_bytes,
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
             trials: true,

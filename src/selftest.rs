@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_failed_test_is_an_error_with_exit_code_1() {
-        let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();
         let mut found =
             SelfTest::run(&devices, devices.selected(), "memory/fill", Shapes::default(), |_, _| {}).unwrap();
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn an_adapter_that_does_not_open_fails_its_tests() {
-        let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();
         let mut gone = devices.selected()[0].clone();
         gone.index = 77;

@@ -16,7 +16,9 @@ use ragtag_scheduler::{DeviceFacts, Links};
 ///
 /// # fn main() -> ragtag::Result<()> {
 /// let model = Model::bundled()?;
-/// let devices = Devices::probe(&DeviceOptions { cpu_devices: 2, ..Default::default() })?;
+/// let mut options = DeviceOptions::default();
+/// options.cpu_devices = 2;
+/// let devices = Devices::probe(&options)?;
 /// let plan = Planner::new(&model).devices(&devices).sequences(4).plan()?;
 /// let load = DrawnLoad {
 ///     requests: 20,

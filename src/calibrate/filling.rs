@@ -52,7 +52,7 @@ mod tests {
     fn values_are_small_and_of_both_signs() {
         let options = crate::CalibrationOptions::default();
         let steps = super::super::steps::Steps::new(&Model::bundled().unwrap(), &options).unwrap();
-        let devices = crate::DeviceOptions { requested: Some("cpu".into()), ..Default::default() };
+        let devices = crate::DeviceOptions::selecting("cpu");
         let devices = crate::Devices::probe(&devices).unwrap();
         let filling = Filling::new(&steps.compile(0..1, &devices.selected()[0]).unwrap());
         let chunk = filling.chunks(0, 1 << 20).swap_remove(0);

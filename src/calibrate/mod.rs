@@ -47,6 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What to time, and for how long.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CalibrationOptions {
     /// Form of the activations in products with quantised weights.
     pub activations: Activations,

@@ -305,7 +305,7 @@ fn runs_alike(a: &Plan, b: &Plan) -> bool {
 
 impl<'a> Runner<'a> {
     fn start(&self, contender: &Contender<'_>) -> Result<Engine> {
-        Engine::start(self.model, contender.devices, &contender.plan, EngineOptions::default())
+        Engine::start_exact(self.model, contender.devices, &contender.plan, EngineOptions::default())
     }
 
     /// Tokens per second of the default and of another contender for each cell, in turns: with both loaded if the devices

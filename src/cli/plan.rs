@@ -170,7 +170,7 @@ impl Placed {
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {
-            return Engine::start(model, devices, plan, options).map_err(|error| match error {
+            return Engine::start_exact(model, devices, plan, options).map_err(|error| match error {
                 Error::Run(cause) if cause.refused_memory().is_some() => {
                     Error::PlanMemory { path: path.clone(), cause: Box::new(cause) }
                 }
@@ -178,11 +178,11 @@ impl Placed {
             });
         }
         if *strict {
-            return Engine::start(model, devices, plan, options);
+            return Engine::start_exact(model, devices, plan, options);
         }
         let mut known = planner.clone();
         let engine =
-            Engine::start_fitting(model, devices, planner, plan, options, |error, bounded, next| {
+            Engine::start_replanning(model, devices, planner, plan, options, |error, bounded, next| {
                 let what = match error {
                     Error::Device { device, .. } => format!("trying without {device}"),
                     _ => "trying a smaller plan".into(),

@@ -119,7 +119,7 @@ mod tests {
 
     /// The CPU's report on one test, with other outcomes in place of its own.
     fn found(tests: &[(&str, Verdict)]) -> SelfTest {
-        let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let cpu = DeviceOptions::selecting("cpu");
         let devices = Devices::probe(&cpu).unwrap();
         let mut found =
             SelfTest::run(&devices, devices.selected(), "memory/fill", Shapes::default(), |_, _| {}).unwrap();

@@ -303,7 +303,7 @@ mod tests {
 
     /// The processor, on which things go wrong as told.
     fn processor(faults: Faults) -> Compute {
-        let options = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::selecting("cpu");
         let adapter = Devices::probe(&options).unwrap().selected()[0].clone();
         let backends = Backends::new(&Config::default());
         let opened = backends.open_with(&[(adapter, DeviceId(0))], &Limits::default(), &move |_, device| {

@@ -72,7 +72,7 @@ impl Compute {
     /// # Errors
     /// [`Error::Open`] if there is no such device, or it does not open.
     pub fn open(label: &str) -> Result<Self> {
-        let options = DeviceOptions { requested: Some(label.into()), ..DeviceOptions::default() };
+        let options = DeviceOptions::selecting(label);
         let devices = Devices::probe(&options).map_err(|error| Error::Open(error.to_string()))?;
         let first = devices.selected().first().ok_or_else(|| Error::Open(format!("{label}: no device")))?;
         Self::on(&devices, first)

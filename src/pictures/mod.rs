@@ -31,7 +31,9 @@ use ragtag_scheduler::plan::Plan;
 /// # fn main() -> ragtag::Result<()> {
 /// use ragtag::pictures::{self, Report};
 ///
-/// let devices = ragtag::Devices::probe(&ragtag::DeviceOptions { cpu_devices: 2, ..Default::default() })?;
+/// let mut options = ragtag::DeviceOptions::default();
+/// options.cpu_devices = 2;
+/// let devices = ragtag::Devices::probe(&options)?;
 /// let plan = ragtag::Planner::new(&ragtag::Model::bundled()?).devices(&devices).plan()?;
 /// let page = pictures::html(&Report::new(plan));
 /// assert!(page.starts_with("<!DOCTYPE html>"));

@@ -22,13 +22,10 @@ fn two() -> Devices {
 
 /// As little timing as there can be.
 fn quick(folder: &Path) -> CalibrationOptions {
-    CalibrationOptions {
-        chunk: 32,
-        seconds: 0.0,
-        limit: None,
-        folder: Some(folder.into()),
-        ..CalibrationOptions::default()
-    }
+    let mut options = CalibrationOptions::default();
+    (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
+    options.folder = Some(folder.into());
+    options
 }
 
 /// A calibration, and how many steps it took.
@@ -94,7 +91,8 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         assert_same(&again, &first);
 
         // More sequences: what is missing is measured, what was there stays.
-        let more = CalibrationOptions { sequences: 4, ..options.clone() };
+        let mut more = options.clone();
+        more.sequences = 4;
         let (wider, _) = calibrate(&model, &devices, &more);
         assert_eq!(wider.timed.len(), 2);
         let (again, steps) = calibrate(&model, &devices, &options);
@@ -158,7 +156,9 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             assert_eq!((anew.timed.len(), steps), (0, 1));
         });
 
-        let (forced, _) = calibrate(&model, &devices, &CalibrationOptions { force: true, ..options });
+        let mut forcing = options;
+        forcing.force = true;
+        let (forced, _) = calibrate(&model, &devices, &forcing);
         assert_eq!(forced.timed.len(), 2);
     });
 }
@@ -170,7 +170,8 @@ fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
         let (model, devices) = (model(), support::devices(&Setup::default()));
         let folder = tempfile::tempdir().unwrap();
         let whole = quick(folder.path());
-        let limited = CalibrationOptions { limit: Some(Duration::ZERO), ..whole.clone() };
+        let mut limited = whole.clone();
+        limited.limit = Some(Duration::ZERO);
         let (first, _) = calibrate(&model, &devices, &limited);
         assert_eq!((first.timed.len(), first.profiles[0].1.kinds.len()), (1, 1), "blocks alone");
         let plan = Planner::new(&model).devices(&devices).calibrated(&first).plan().unwrap();
@@ -192,7 +193,8 @@ fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
             assert_eq!((first.links.known.len(), again.links.known.len(), steps), (2, 2, 0));
         }
         // Larger sizes are something else.
-        let (more, _) = calibrate(&model, &devices, &CalibrationOptions { sequences: 4, ..limited });
+        limited.sequences = 4;
+        let (more, _) = calibrate(&model, &devices, &limited);
         assert_eq!(more.timed.len(), 1);
     });
 }
@@ -275,7 +277,7 @@ fn commands_say_that_nothing_is_kept() {
 /// What stages took in a run of several sequences on two CPU devices of a thread each.
 fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (Engine, Vec<StageReport>) {
     let plan = planner.plan().unwrap();
-    let engine = Engine::start(model, devices, &plan, EngineOptions::default()).unwrap();
+    let engine = Engine::start_exact(model, devices, &plan, EngineOptions::default()).unwrap();
     let session = engine.session();
     let prompts: Vec<Vec<u32>> =
         (0..parallel).map(|s| (0..64).map(|at| (at * 31 + s * 97 + 7) % 500 + 1).collect()).collect();
@@ -297,14 +299,8 @@ fn predicted_stage_times_are_near_those_of_a_run() {
         let (model, devices) = (model(), two());
         let folder = tempfile::tempdir().unwrap();
         for parallel in [1, 4] {
-            let options = CalibrationOptions {
-                sequences: parallel,
-                chunk: 64,
-                seconds: 1.0,
-                limit: None,
-                folder: Some(folder.path().into()),
-                ..CalibrationOptions::default()
-            };
+            let mut options = quick(folder.path());
+            (options.sequences, options.chunk, options.seconds) = (parallel, 64, 1.0);
             let (calibration, _) = calibrate(&model, &devices, &options);
             calibration.warnings.iter().for_each(|warning| println!("{warning}"));
             let planner = Planner::new(&model)

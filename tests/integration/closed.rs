@@ -40,7 +40,7 @@ fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<
     let plan = planner.plan().unwrap();
     assert_eq!(plan.stages.len(), 2, "{}", plan.split());
     let mut given_up = Vec::new();
-    let engine = Engine::start_fitting(
+    let engine = Engine::start_replanning(
         model,
         found,
         planner,
@@ -108,15 +108,12 @@ fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
     within(120, || {
         let model = model();
         let folder = tempfile::tempdir().unwrap();
-        let options = CalibrationOptions {
-            chunk: 32,
-            seconds: 0.0,
-            limit: None,
-            folder: Some(folder.path().into()),
-            ..CalibrationOptions::default()
-        };
+        let mut options = CalibrationOptions::default();
+        (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
+        options.folder = Some(folder.path().into());
         let calibrate = |found: &Devices| Calibration::run(&model, found, &options, &|_, _| ());
-        let anew = CalibrationOptions { force: true, ..options.clone() };
+        let mut anew = options.clone();
+        anew.force = true;
         let found = two_without(&["cpu:1"]);
         let calibration = calibrate(&found).unwrap();
         assert_eq!(

@@ -459,7 +459,7 @@ fn dimensions_of_zero_do_nothing() {
 
 #[test]
 fn memory_goes_with_the_last_tensor_and_work_outlives_its_inputs() {
-    let cpu = DeviceOptions { requested: Some("cpu".into()), ..DeviceOptions::default() };
+    let cpu = DeviceOptions::selecting("cpu");
     let limits = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
     let devices = Devices::probe(&cpu).unwrap().limited_to(limits);
     let device = Compute::on(&devices, &devices.selected()[0]).unwrap();

@@ -44,7 +44,7 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
     let engine =
-        Engine::start_fitting(model, found, planner, &plan, EngineOptions::default(), |error, _, _| {
+        Engine::start_replanning(model, found, planner, &plan, EngineOptions::default(), |error, _, _| {
             tried += 1;
             if tried == 1 {
                 first = error.to_string();
@@ -105,13 +105,15 @@ fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
         let (plan, tried, _) = fitted(&model, &found, &asked(&found));
         assert_eq!((plan.context, plan.chunk), (512, 128));
         assert!(tried > 0 && plan.slots < 3, "{plan:?}");
+        let engine = Engine::start(&model, &found, &asked(&found), EngineOptions::default()).unwrap();
+        assert_eq!(engine.plan().slots, plan.slots);
 
         let found = holding(needed / 3 * 2);
         let (asked, mut tried) = (asked(&found), 0);
         let plan = asked.plan().unwrap();
         let options = EngineOptions::default();
-        let error =
-            Engine::start_fitting(&model, &found, &asked, &plan, options, |_, _, _| tried += 1).unwrap_err();
+        let error = Engine::start_replanning(&model, &found, &asked, &plan, options, |_, _, _| tried += 1)
+            .unwrap_err();
         let Error::Run(RunError::Memory { cause, held_bytes, needed_bytes, .. }) = &error else {
             panic!("{error:?}")
         };
@@ -172,10 +174,7 @@ fn a_single_device_that_refuses_everything_is_an_error_with_sizes() {
             Checked::with_faults(device, Faults { most_bytes: Some(0), ..Faults::default() })
         });
         let planner = Planner::new(&model).devices(&found);
-        let plan = planner.plan().unwrap();
-        let error =
-            Engine::start_fitting(&model, &found, &planner, &plan, EngineOptions::default(), |_, _, _| {});
-        let error = error.unwrap_err();
+        let error = Engine::start(&model, &found, &planner, EngineOptions::default()).unwrap_err();
         let Error::Run(refused) = &error else { panic!("{error:?}") };
         let refused = refused.refused_memory().expect("it was memory");
         assert_eq!((refused.device, refused.free_bytes, refused.held_bytes), ("cpu:0", None, 0));

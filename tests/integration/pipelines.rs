@@ -618,7 +618,8 @@ fn copy() -> Copy {
     let path = folder.path().join("copy.gguf");
     std::fs::copy(model_path(LLAMA), &path).unwrap();
     let model = Model::open(&path).unwrap();
-    let options = DeviceOptions { requested: Some("cpu".into()), cpu_threads: Some(1), ..Default::default() };
+    let mut options = DeviceOptions::selecting("cpu");
+    options.cpu_threads = Some(1);
     let devices = Devices::probe(&options).unwrap();
     let plan = Planner::new(&model).devices(&devices).context(32).plan().unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -632,8 +633,8 @@ fn a_file_that_shrank_before_loading_is_a_clear_error() {
         let bytes = copy.model.file_bytes();
         for left in [bytes - 1, bytes / 2, 100, 0] {
             copy.file.set_len(left).unwrap();
-            let error =
-                Engine::start(&copy.model, &copy.devices, &copy.plan, EngineOptions::default()).unwrap_err();
+            let error = Engine::start_exact(&copy.model, &copy.devices, &copy.plan, EngineOptions::default())
+                .unwrap_err();
             let message = error.to_string();
             let expected = format!("shrank while in use: it had {bytes} bytes and now has {left}");
             assert!(message.contains("cpu:0") && message.contains(&expected), "{message}");
@@ -656,8 +657,9 @@ fn a_file_that_shrinks_while_loading_is_a_clear_error() {
             // Called by the one thread that reads: nothing is being read meanwhile.
             file.set_len(4096).unwrap();
         });
-        let options = EngineOptions { progress: Some(progress), ..EngineOptions::default() };
-        let error = Engine::start(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
+        let mut options = EngineOptions::default();
+        options.progress = Some(progress);
+        let error = Engine::start_exact(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
         assert!(error.to_string().contains("shrank while in use"), "{error}");
         let told = told.lock().unwrap();
         assert!(told.iter().all(|(done, total)| done < total), "it was cut before the end: {told:?}");

@@ -107,13 +107,9 @@ impl Default for Setup<'_> {
 }
 
 pub fn devices(setup: &Setup<'_>) -> Devices {
-    let options = DeviceOptions {
-        requested: Some(setup.devices.into()),
-        cpu_devices: setup.cpu_devices,
-        cpu_threads: Some(setup.threads),
-        gemm: setup.gemm,
-        ..Default::default()
-    };
+    let mut options = DeviceOptions::selecting(setup.devices);
+    (options.cpu_devices, options.cpu_threads) = (setup.cpu_devices, Some(setup.threads));
+    options.gemm = setup.gemm;
     Devices::probe(&options).unwrap()
 }
 
@@ -161,8 +157,9 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
         planner = planner.split(split.parse::<Split>().unwrap());
     }
     let plan = planner.plan()?;
-    let options = EngineOptions { all_logits: setup.all_logits, trace: setup.trace, progress: None };
-    Engine::start(model, devices, &plan, options)
+    let mut options = EngineOptions::default();
+    (options.all_logits, options.trace) = (setup.all_logits, setup.trace);
+    Engine::start_exact(model, devices, &plan, options)
 }
 
 /// Everything that one stream said.
