@@ -13,6 +13,15 @@ pub use test_support::model as model_path;
 /// The four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
+/// Two of the four models. The next turn and the next `RAGTAG_TEST_SEED` have the other two. `RAGTAG_TEST_ALL` asks for all.
+pub fn half_of_models(turn: u32) -> Vec<&'static str> {
+    if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
+        return MODELS.to_vec();
+    }
+    let first = (u64::from(turn) + test_support::seed() % 2) % 2;
+    MODELS.into_iter().skip(first as usize).step_by(2).collect()
+}
+
 /// The repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

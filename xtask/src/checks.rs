@@ -133,7 +133,7 @@ fn deny(root: &Path, done: &mut Done) -> Result<(), String> {
 fn fuzz_targets(root: &Path, done: &mut Done) -> Result<(), String> {
     let arguments = ["check", "--manifest-path", "fuzz/Cargo.toml", "--locked"];
     // With a library of libFuzzer named, its C++ is not built. Nothing is linked.
-    done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "libfuzzer.a")])
+    done.cargo(root, &arguments, &[("CUSTOM_LIBFUZZER_PATH", "target/libfuzzer.a")])
 }
 
 /// What cargo prints with these arguments.
