@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::context::Context;
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
-use crate::program::Entry;
+use crate::program::{Entry, entries};
 use crate::queue::Queue;
 use crate::recording::recorded;
 use crate::script::{HostSpan, Launch, Registered, Script, Span, Step};
@@ -54,8 +54,7 @@ impl OpenClDevice {
         mode: TransferMode,
         limits: &Limits,
     ) -> Result<Self> {
-        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, &found.adapter.label(), limits));
+        let common = Common::new(id, &found.adapter.label(), limits);
         let clock = Arc::new(Mutex::new(Clock::new(found.device)));
         let api_queue = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
         let lane = |kind: QueueKind| {
@@ -229,7 +228,7 @@ impl Device for OpenClDevice {
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.common.check()?;
-        let entries = self.context.programs().entries(&self.context, &self.found, module);
+        let entries = entries(&self.context, &self.found, module);
         self.modules.insert(id, self.common.noted(entries)?);
         Ok(())
     }

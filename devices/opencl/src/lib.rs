@@ -37,5 +37,5 @@ mod tests;
 mod transfer;
 
 pub use backend::{OpenClBackend, OpenClConfig};
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;
 pub use transfer::{MemoryCaps, TransferMode, transfer_mode};

@@ -37,7 +37,7 @@ impl DriverQueue for Queue {
     type Script = Script;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
         let ends = script.enqueue(&self.api, &api::raw(after.iter().copied()))?;
         self.api.flush().map(|()| ends)
     }

@@ -53,8 +53,7 @@ impl<D: Driver> StreamDevice<D> {
         pins: Arc<Pins<D>>,
         limits: &Limits,
     ) -> Result<Self> {
-        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, &adapter.label(), limits));
+        let common = Common::new(id, &adapter.label(), limits);
         let clock = Arc::new(Mutex::new(Clock::new()));
         let lane = |kind: QueueKind| {
             let name = format!("{} {}", adapter.label(), kind.name());

@@ -43,7 +43,7 @@ impl<D: Driver> DriverQueue for Queue<D> {
     type Script = Script<D>;
     type Event = D::Event;
 
-    fn enqueue(&self, script: &Script<D>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
+    fn enqueue(&self, script: &Arc<Script<D>>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
         let first = self.mark()?;
         script.enqueue(self.driver.as_ref(), &self.stream)?;

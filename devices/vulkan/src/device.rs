@@ -9,11 +9,12 @@ use crate::api::{Instance, Logical, SharedQueue};
 use crate::clock::Clock;
 use crate::memory::{Buffer, DeviceMemory};
 use crate::probe::Found;
-use crate::program::{Entry, Kept, Programs};
+use crate::program::{Entry, Programs};
 use crate::queue::Queue;
 use crate::recording::Recorders;
 use crate::region::Registered;
 use crate::script::{HostSpan, Script, Span, Step};
+use ragtag_hal::cache::Shelf;
 use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
 use ragtag_hal::{
     Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
@@ -45,7 +46,7 @@ pub(crate) struct VulkanDevice {
 pub(crate) struct Opening<'a> {
     pub(crate) instance: &'a Arc<Instance>,
     pub(crate) found: Found,
-    pub(crate) kept: &'a Arc<Kept>,
+    pub(crate) shelf: &'a Arc<Shelf>,
     /// Whether host regions are imported, if the device can.
     pub(crate) import_regions: bool,
 }
@@ -56,12 +57,11 @@ impl VulkanDevice {
     /// # Errors
     /// If the driver refuses, or the system gives no more threads.
     pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Result<Self> {
-        let Opening { instance, found, kept, import_regions } = opening;
+        let Opening { instance, found, shelf, import_regions } = opening;
         let logical = Arc::new(Logical::new(instance, &found.facts, &counts(&found.queues))?);
         let memory = DeviceMemory::new(Arc::clone(&logical), &found.adapter, found.types.clone(), limits);
         let label = found.adapter.label();
-        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, &label, limits));
+        let common = Common::new(id, &label, limits);
         let mut lanes = Lanes::new(&logical, memory.host_reads());
         let mut lane = |kind: QueueKind| {
             let queue = lanes.queue(found.queues[kind.index()])?;
@@ -80,7 +80,7 @@ impl VulkanDevice {
             regions: HashMap::new(),
             import_regions,
             memory,
-            compiled: Programs::new(&logical, found.target.clone(), kept, label),
+            compiled: Programs::new(&logical, found.target.clone(), Arc::clone(shelf), label),
             common,
             logical,
             found,

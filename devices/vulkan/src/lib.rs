@@ -43,5 +43,5 @@ mod translate;
 
 pub use backend::{MatrixUnits, Validation, VulkanBackend, VulkanConfig};
 pub use compiler::PipelineCompiler;
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;
 pub use translate::{SpirV, SpirVTarget, translate};

@@ -189,7 +189,7 @@ impl DriverQueue for Queue {
     type Script = Script;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
         let recording = script.recording(&self.recorders)?;
         let stamps = recording.as_ref().and_then(|recording| recording.stamps()).cloned();
         if let Some(stamps) = &stamps {

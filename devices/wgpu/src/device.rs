@@ -71,8 +71,7 @@ impl WgpuDevice {
         let gpu = Arc::new(gpu);
         let label = found.adapter.label();
         let memory = DeviceMemory::new(Arc::clone(&gpu), found.clone(), limits)?;
-        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, &label, limits));
+        let common = Common::new(id, &label, limits);
         tell_loss(&gpu, &common);
         let (jobs, inbox) = unbounded();
         let stamps = Stamps::new(&gpu);

@@ -38,4 +38,4 @@ mod tools;
 mod vulkan;
 
 pub use backend::{WgpuBackend, WgpuConfig};
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;

@@ -103,12 +103,12 @@ impl DriverQueue for Queue {
     type Script = Script;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
         let (sender, progress) = unbounded();
         let fate = Arc::<Fate>::default();
         let job = Job {
             lane: self.lane,
-            script: script.clone(),
+            script: Script::clone(script),
             after: after.iter().map(|event| Arc::clone(&event.fate)).collect(),
             fate: Arc::clone(&fate),
             progress: sender,

@@ -21,7 +21,7 @@ use crate::anticipation::{Anticipation, Outcome, Turn};
 use crate::backend::{Limits, Timing};
 use crate::duty::Duty;
 use crate::error::{Error, Result};
-use crate::ids::{Point, QueueKind};
+use crate::ids::{DeviceId, Point, QueueKind, TimelineId};
 use crate::region::Reservation;
 use crate::timeline::Timeline;
 use crossbeam_channel::{Receiver, Sender, unbounded};
@@ -79,7 +79,7 @@ pub trait DriverQueue: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the driver refuses; some of the script may be under way then.
-    fn enqueue(&self, script: &Self::Script, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
+    fn enqueue(&self, script: &Arc<Self::Script>, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
 
     /// Whether an event has passed, or failed; `None` where asking costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
@@ -110,10 +110,16 @@ pub struct Common {
 }
 
 impl Common {
-    /// For a device of this label with these timelines.
-    pub fn new(timelines: [Arc<Timeline>; 3], label: &str, limits: &Limits) -> Self {
+    /// For a device of this label.
+    pub fn new(device: DeviceId, label: &str, limits: &Limits) -> Arc<Self> {
+        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
         let duty_percent = limits.duty_percent.get(label).copied();
-        Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent }
+        Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent })
+    }
+
+    /// The device.
+    pub fn device(&self) -> DeviceId {
+        self.timelines[0].id().device
     }
 
     /// The timelines, by [`QueueKind::index`](crate::QueueKind::index).
@@ -132,7 +138,7 @@ impl Common {
             error
         });
         if first {
-            tracing::warn!(error = %lost, "{} is lost", self.timelines[0].id().device);
+            tracing::warn!(error = %lost, "{} is lost", self.device());
             self.timelines.iter().for_each(|timeline| timeline.fail(lost.clone()));
         }
         lost.clone()
