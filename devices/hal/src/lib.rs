@@ -27,6 +27,7 @@ pub mod cache;
 mod caps;
 mod checked;
 mod command;
+pub mod driver;
 mod duty;
 mod error;
 mod exit;

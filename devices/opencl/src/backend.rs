@@ -3,7 +3,7 @@
 //! This module must not know how a device works.
 
 use crate::context::Context;
-use crate::device::OpenClDevice;
+use crate::driver::{self, OpenClDevice};
 use crate::probe::{Found, PlatformId, probe};
 use crate::transfer::{TransferMode, transfer_mode};
 use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
@@ -79,7 +79,7 @@ impl OpenClBackend {
     ) -> Result<OpenClDevice> {
         let mode = self.config.transfer.unwrap_or_else(|| transfer_mode(&found.memory));
         found.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
-        OpenClDevice::open(id, found, context, mode, limits)
+        driver::open(id, found, context, mode, limits)
     }
 
     #[cfg(test)]

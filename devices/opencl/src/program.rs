@@ -56,7 +56,6 @@ impl Source<'_> {
 /// An entry of a module: a function, and how it is launched.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) abi: &'static EntryAbi,
     pub(crate) work_group: [usize; 3],
     program: Arc<Program>,
     name: CString,
@@ -161,7 +160,7 @@ fn checked(
     let DeviceFunction { name, work_group, .. } = function;
     let c_name =
         CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
-    let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };
+    let entry = Entry { work_group: work_group.map(|side| side as usize), program, name: c_name };
     let kernel =
         entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
     let (has, wanted) = (kernel.parameters()?, abi.bindings.len() + abi.constants);
