@@ -3,7 +3,7 @@
 
 mod fake;
 
-use crate::{Pins, StreamDevice};
+use crate::{Pins, open};
 use fake::{Fake, TOTAL_BYTES};
 use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
@@ -133,7 +133,7 @@ impl Bench {
 
     fn limited(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16, limits: &Limits) -> Self {
         let driver = Arc::new(fake.clone());
-        let device = StreamDevice::open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
+        let device = open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
         let mut device = Checked::new(Box::new(device));
         device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
         let region = Arc::new(HostRegion::new(WORDS as usize * 4).unwrap());
