@@ -4,7 +4,7 @@
 
 use crate::api::{Instance, Messages};
 use crate::compiler::PipelineCompiler;
-use crate::device::{Opening, VulkanDevice};
+use crate::driver::{self, Opening, VulkanDevice};
 use crate::probe::{Common, Found, compiled_for, devices};
 use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
@@ -176,7 +176,7 @@ impl VulkanBackend {
         let found = present.iter().find(same);
         let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
         let (found, import_regions) = (found.clone(), self.config.import_regions);
-        VulkanDevice::open(id, Opening { instance, found, shelf: &self.shelf, import_regions }, limits)
+        driver::open(id, Opening { instance, found, shelf: &self.shelf, import_regions }, limits)
     }
 
     #[cfg(test)]

@@ -19,12 +19,6 @@ const PLACE_WORDS: usize = 3;
 /// Bytes of a word.
 const WORD_BYTES: usize = 4;
 
-/// An entry of a module: a kernel, and its interface.
-pub(crate) struct Entry {
-    pub(crate) abi: &'static EntryAbi,
-    pub(crate) pipeline: Arc<Pipeline>,
-}
-
 /// What is kept of a text: SPIR-V, and what the driver gave away.
 struct Artefact {
     words: Vec<u32>,
@@ -88,14 +82,13 @@ impl Programs {
     /// # Errors
     /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
     /// function that is too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
-    pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Entry>>> {
+    pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a Vulkan device", module.name) });
         };
         let entries: Vec<(&TextEntry, &&'static EntryAbi)> = entries.iter().zip(&module.entries).collect();
         let entry = |(entry, abi): &(&TextEntry, &&'static EntryAbi)| {
-            let source = Source { text: &entry.text, function: &entry.function, abi };
-            self.pipeline(source).map(|pipeline| Arc::new(Entry { abi, pipeline }))
+            self.pipeline(Source { text: &entry.text, function: &entry.function, abi })
         };
         entries.par_iter().map(entry).collect()
     }
@@ -140,7 +133,7 @@ impl Programs {
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
         let Artefact { words, kept } = artefact;
         // Drivers do not say how much they have no memory for; they need the words at least.
-        let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64, None);
+        let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64);
         let cache = PipelineCache::new(&self.logical, kept).map_err(short)?;
         let most = self.logical.facts().full_sub_groups;
         let whole = |most: u32| most > 0 && source.function.work_group[0].is_multiple_of(most);

@@ -8,8 +8,8 @@
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
+use crate::driver::{HostSpan, Script};
 use crate::recording::Recorders;
-use crate::script::{HostSpan, Script};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::lanes::{DriverQueue, Ends, spawn};
 use ragtag_hal::{Result, Timing};
@@ -103,7 +103,7 @@ fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
     for cast in casts {
         let left = cast.after.iter().all(|(settled, value)| settled.wait(*value));
         if left {
-            cast.spans.iter().for_each(|span| span.registered.cast(&span.range));
+            cast.spans.iter().for_each(|span| span.registered().hold.cast(span.range()));
         }
         settled.reach(cast.value, !left);
         if let Err(error) = done.signal(cast.value) {
@@ -171,7 +171,7 @@ impl Queue {
         script: &Script,
         after: &[&Event],
     ) -> Result<Option<(&'a mut Caster, Cast)>> {
-        if script.casts.is_empty() {
+        if script.recording().casts.is_empty() {
             return Ok(None);
         }
         let caster = match &mut order.caster {
@@ -180,7 +180,7 @@ impl Queue {
         };
         let others = after.iter().map(|event| (Arc::clone(&event.settled), event.value));
         let after = others.chain([(Arc::clone(&self.settled), order.value)]).collect();
-        let cast = Cast { spans: Arc::clone(&script.casts), after, value: caster.value + 1 };
+        let cast = Cast { spans: Arc::clone(&script.recording().casts), after, value: caster.value + 1 };
         Ok(Some((caster, cast)))
     }
 }
@@ -190,7 +190,7 @@ impl DriverQueue for Queue {
     type Event = Event;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
-        let recording = script.recording(&self.recorders)?;
+        let recording = script.recording().recording(&self.recorders, script.steps())?;
         let stamps = recording.as_ref().and_then(|recording| recording.stamps()).cloned();
         if let Some(stamps) = &stamps {
             stamps.reset();
@@ -205,7 +205,7 @@ impl DriverQueue for Queue {
         // semaphores are kept by the device's queues, which end after that. `Checked` lets no program be submitted before its
         // last run has ended. The waits are values that were enqueued before, or that a thread signals after such.
         let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
-        submitted.map_err(|error| script.refused(error))?;
+        submitted.map_err(|error| script.recording().refused(error))?;
         // Only now: of what the driver refuses nothing may be read any more.
         let cast = cast.map(|(caster, cast)| {
             let settled = (Arc::clone(&caster.settled), cast.value);
@@ -214,7 +214,7 @@ impl DriverQueue for Queue {
         });
         order.value = value;
         let (semaphore, settled) = (Arc::clone(&self.semaphore), Arc::clone(&self.settled));
-        let collects = Arc::clone(&script.collects);
+        let collects = Arc::clone(&script.recording().collects);
         let last = Event { semaphore, value, stamps, collects, settled, cast };
         Ok(Ends { first: None, last: Arc::new(last) })
     }
@@ -231,7 +231,7 @@ impl DriverQueue for Queue {
             cast.wait(*value);
         }
         if ended.is_ok() {
-            event.collects.iter().for_each(|span| span.registered.collect(&span.range));
+            event.collects.iter().for_each(|span| span.registered().hold.collect(span.range()));
         }
         event.settled.reach(event.value, ended.is_err());
         ended

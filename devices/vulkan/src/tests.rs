@@ -42,7 +42,7 @@ fn a_lost_device_says_so_and_closes() {
             device.submit(fill(queue, 2, vec![abroad.id().at(1)])).unwrap();
         }
         let lost = Error::Lost { cause: "unplugged for a test".into() };
-        device.lose(lost.clone());
+        device.common().told(lost.clone());
         for queue in QueueKind::ALL {
             let waited = device.timeline(queue).wait(2, Some(PATIENCE));
             assert_eq!(

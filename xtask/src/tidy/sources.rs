@@ -26,7 +26,6 @@ const UNSAFE: &[&str] = &[
     "devices/vulkan/src/api/",
     "devices/vulkan/src/queue.rs",
     "devices/vulkan/src/region.rs",
-    "devices/vulkan/src/script.rs",
     // wgpu's calls that ask for a promise, questions to Vulkan, and the bytes of host regions.
     "devices/wgpu/src/program.rs",
     "devices/wgpu/src/script.rs",
