@@ -2,7 +2,7 @@
 //!
 //! This module must not know how a device works.
 
-use crate::device::WgpuDevice;
+use crate::driver::{self, WgpuDevice};
 use crate::gpu::{Gpu, ready};
 use crate::probe::{Found, instance, probe, wanted_features};
 use crate::program::Programs;
@@ -54,7 +54,7 @@ impl WgpuBackend {
 
     fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<WgpuDevice> {
         let programs = Programs::new(Arc::clone(&self.shelf));
-        WgpuDevice::open(id, open(&found)?, found, programs, limits)
+        driver::open(id, open(&found)?, found, programs, limits)
     }
 }
 

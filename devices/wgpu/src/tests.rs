@@ -44,10 +44,10 @@ fn a_lost_device_says_so_and_closes() {
         for queue in QueueKind::ALL {
             device.submit(fill(queue, 2, vec![abroad.id().at(1)])).unwrap();
         }
-        device.gpu().device.destroy();
+        device.driver().gpu.device.destroy();
         // wgpu tells when it is asked next.
-        assert_eq!(device.gpu().guarded(|| ()), Ok(()));
-        let polled = device.gpu().device.poll(wgpu::PollType::Poll);
+        assert_eq!(device.driver().gpu.guarded(|| ()), Ok(()));
+        let polled = device.driver().gpu.device.poll(wgpu::PollType::Poll);
         assert!(polled.is_ok(), "{label}: {polled:?}");
         for queue in QueueKind::ALL {
             let waited = device.timeline(queue).wait(2, Some(PATIENCE));
@@ -74,7 +74,7 @@ fn what_wgpu_refuses_is_an_error() {
         return test_support::skip!("Vulkan driver", "wgpu shows no device");
     };
     let device = open_one(ID, found, &Limits::default()).unwrap();
-    let gpu = device.gpu();
+    let gpu = &device.driver().gpu;
     let size = gpu.device.limits().max_buffer_size + 4;
     let usage = wgpu::BufferUsages::STORAGE;
     let too_large = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };

@@ -47,6 +47,13 @@ impl<B: Allocation> Span<B> {
         self.bytes
     }
 
+    /// The part from `offset` on, of at most `most` bytes.
+    pub fn part(&self, offset: u64, most: u64) -> Self {
+        let offset = offset.min(self.bytes);
+        let bytes = most.min(self.bytes - offset);
+        Self { buffer: Arc::clone(&self.buffer), offset: self.offset + offset, bytes }
+    }
+
     fn is_of(&self, buffer: &Arc<B>) -> bool {
         Arc::ptr_eq(&self.buffer, buffer)
     }
@@ -96,6 +103,13 @@ impl<R> HostSpan<R> {
     /// The first byte.
     pub fn pointer(&self) -> *mut u8 {
         self.registered.region.as_ptr().wrapping_add(self.range.start)
+    }
+
+    /// The part from `offset` on, of at most `most` bytes.
+    pub fn part(&self, offset: u64, most: u64) -> Self {
+        let start = self.range.start + (offset as usize).min(self.range.len());
+        let bytes = (self.range.end - start).min(usize::try_from(most).unwrap_or(usize::MAX));
+        Self { registered: Arc::clone(&self.registered), range: start..start + bytes }
     }
 
     fn claim(&self, writes: bool) -> Claim {
