@@ -14,6 +14,8 @@
 mod device;
 mod memory;
 mod script;
+#[cfg(test)]
+mod tests;
 
 pub use device::DriverDevice;
 pub use script::{HostSpan, Launch, Registered, Script, Span, Step};

@@ -11,8 +11,10 @@ mod claims;
 mod clock;
 mod feeder;
 mod lane;
+mod thread;
 
 pub use claims::{Claim, Claims};
 pub use clock::Difference;
 pub use feeder::{Feeder, Task, Wait};
-pub use lane::{After, Common, DriverQueue, Ends, Lane, Order, Script, spawn};
+pub use lane::{After, Common, DriverQueue, Ends, Lane, Order, Script};
+pub use thread::Thread;

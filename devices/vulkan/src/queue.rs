@@ -11,10 +11,9 @@ use crate::clock::Clock;
 use crate::driver::{HostSpan, Script};
 use crate::recording::Recorders;
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends, spawn};
+use ragtag_hal::lanes::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 /// A value of a queue's semaphore.
 pub(crate) struct Event {
@@ -77,7 +76,7 @@ struct Caster {
     semaphore: Arc<Semaphore>,
     settled: Arc<Settled>,
     value: u64,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Caster {
@@ -86,8 +85,8 @@ impl Caster {
         let (inbox, casts) = unbounded();
         let settled = Arc::<Settled>::default();
         let (signal, theirs) = (Arc::clone(&semaphore), Arc::clone(&settled));
-        let thread = spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
-        Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread: Some(thread) })
+        let thread = Thread::spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
+        Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread })
     }
 
     /// Has shadows filled. The thread ends only when the queue does.
@@ -115,10 +114,7 @@ fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
 impl Drop for Caster {
     fn drop(&mut self) {
         self.inbox = None;
-        if let Some(thread) = self.thread.take() {
-            // It fails only with the device.
-            let _ = thread.join();
-        }
+        self.thread.end();
     }
 }
 

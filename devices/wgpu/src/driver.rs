@@ -14,12 +14,11 @@ use crate::tools::Tools;
 use crate::vulkan;
 use crossbeam_channel::unbounded;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::{Common, spawn};
+use ragtag_hal::lanes::{Common, Thread};
 use ragtag_hal::{
     DeviceId, Error, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, QueueKind, Result,
 };
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use wgpu::{BufferDescriptor, BufferUsages, DeviceLostReason};
 
 pub(crate) type WgpuDevice = DriverDevice<Wgpu>;
@@ -41,12 +40,11 @@ pub(crate) struct Wgpu {
 }
 
 /// A thread that is waited for.
-struct Joined(Option<JoinHandle<()>>);
+struct Joined(Thread);
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        // What went wrong is on the timelines.
-        let _ = self.0.take().map(JoinHandle::join);
+        self.0.end();
     }
 }
 
@@ -78,7 +76,7 @@ pub(crate) fn open(
     let (jobs, inbox) = unbounded();
     let stamps = Stamps::new(&gpu);
     let encoder = Encoder::new(Arc::clone(&gpu), stamps.clone());
-    let encoder = Joined(Some(spawn(format!("{label} encoder"), move || encoder.serve(&inbox))?));
+    let encoder = Joined(Thread::spawn(format!("{label} encoder"), move || encoder.serve(&inbox))?);
     let queues = QueueKind::ALL.map(|lane| Queue {
         gpu: Arc::clone(&gpu),
         stamps: stamps.clone(),

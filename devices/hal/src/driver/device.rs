@@ -16,7 +16,12 @@ use crate::pool::PoolStats;
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use std::collections::HashMap;
+use std::mem::{forget, take};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a device that is closed waits for the driver: longer than any submission takes.
+const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// An opened device over a driver.
 pub struct DriverDevice<D: Driver> {
@@ -28,10 +33,11 @@ pub struct DriverDevice<D: Driver> {
     common: Arc<Common>,
     /// Its drop waits for the driver, so it goes before what the driver uses.
     feeder: Feeder<D::Queue>,
-    buffers: HashMap<BufferId, Arc<D::Buffer>>,
+    pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
     memory: DeviceMemory<D>,
     driver: Arc<D>,
+    closed: bool,
 }
 
 impl<D: Driver> DriverDevice<D> {
@@ -58,6 +64,8 @@ impl<D: Driver> DriverDevice<D> {
             lane(QueueKind::Download, download)?,
         ];
         let driver = Arc::new(driver);
+        let largest_bytes = adapter.caps.max_allocation_bytes;
+        let memory = DeviceMemory::new(Arc::clone(&driver), largest_bytes, limits)?;
         Ok(Self {
             id: common.device(),
             programs: HashMap::new(),
@@ -66,10 +74,11 @@ impl<D: Driver> DriverDevice<D> {
             feeder: Feeder::new(format!("{label} feeder"), lanes)?,
             buffers: HashMap::new(),
             regions: HashMap::new(),
-            memory: DeviceMemory::new(Arc::clone(&driver), &adapter, limits),
+            memory,
             common,
             driver,
             adapter,
+            closed: false,
         })
     }
 
@@ -170,6 +179,26 @@ impl<D: Driver> DriverDevice<D> {
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
+    /// Waits for what the driver has, and leaves behind a driver that does not end it: with everything that its threads may
+    /// still use.
+    pub(super) fn close(&mut self, deadline: Instant) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        if self.feeder.close(deadline) {
+            self.forget_programs(|_, _| true);
+            return;
+        }
+        let label = self.adapter.label();
+        tracing::warn!(
+            "{label} does not end its work; its memory and its threads stay until the process ends"
+        );
+        self.memory.leak();
+        forget(Arc::clone(&self.driver));
+        forget((take(&mut self.programs), take(&mut self.modules)));
+        forget((take(&mut self.buffers), take(&mut self.regions)));
+    }
+
     fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Script<D>) -> bool) {
         let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
         if programs.peek().is_some() {
@@ -185,7 +214,7 @@ fn unknown(what: impl std::fmt::Display) -> Error {
 
 impl<D: Driver> Drop for DriverDevice<D> {
     fn drop(&mut self) {
-        self.forget_programs(|_, _| true);
+        self.close(Instant::now() + CLOSING_LIMIT);
     }
 }
 

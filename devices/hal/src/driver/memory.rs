@@ -3,9 +3,9 @@
 //! This module must not know commands.
 
 use super::{Allocation, Driver};
-use crate::backend::{Adapter, Limits, Memory, Timing};
+use crate::backend::{Limits, Memory, Timing};
 use crate::error::{Error, Result};
-use crate::pool::{Pool, PoolStats};
+use crate::pool::{Pool, PoolLimits, PoolStats};
 use std::sync::Arc;
 
 pub(super) struct DeviceMemory<D: Driver> {
@@ -17,14 +17,9 @@ pub(super) struct DeviceMemory<D: Driver> {
 }
 
 impl<D: Driver> DeviceMemory<D> {
-    pub(super) fn new(driver: Arc<D>, adapter: &Adapter, limits: &Limits) -> Self {
-        let total_bytes = adapter.memory.first().map(|memory| memory.total_bytes);
-        let limit_bytes = match (limits.memory_bytes, total_bytes) {
-            (Some(limit), Some(total)) => limit.min(total),
-            (limit, total) => limit.or(total).unwrap_or(0),
-        };
-        let pool = Pool::new(limits.pool.clone(), limit_bytes, adapter.caps.max_allocation_bytes);
-        Self { pool, driver, limit_bytes }
+    pub(super) fn new(driver: Arc<D>, largest_bytes: u64, limits: &Limits) -> Result<Self> {
+        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(driver.heap()?.total_bytes);
+        Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
     }
 
     /// The heap as it is now, within the limit. Cached allocations count as free.
@@ -76,5 +71,11 @@ impl<D: Driver> DeviceMemory<D> {
             }
             Err(_) => self.pool.forget(bytes),
         }
+    }
+
+    /// Never gives the cached allocations back.
+    pub(super) fn leak(&mut self) {
+        let empty = Pool::new(PoolLimits::default(), 0, 0);
+        std::mem::forget(std::mem::replace(&mut self.pool, empty));
     }
 }
