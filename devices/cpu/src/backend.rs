@@ -2,7 +2,7 @@
 //!
 //! This module must not know how a device works.
 
-use crate::device::CpuDevice;
+use crate::driver;
 use crate::features;
 use crate::memory::HostMemory;
 use ragtag_hal::{
@@ -147,9 +147,11 @@ impl Backend for CpuBackend {
             let found = present.iter().find(|adapter| adapter.label() == wanted.label());
             let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
             let duty = self.handicap(adapter.index).duty_percent;
+            let duty_percent = duty.map(|percent| (adapter.label(), percent)).into_iter().collect();
+            let limits = Limits { duty_percent, ..limits.clone() };
             let mut adapter = adapter.clone();
             adapter.caps.parallel_units = wanted.caps.parallel_units.clamp(1, adapter.caps.parallel_units);
-            Ok(Box::new(CpuDevice::open(*id, adapter, duty, limits)?) as Box<dyn Device>)
+            Ok(Box::new(driver::open(*id, adapter, &limits)?) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }
