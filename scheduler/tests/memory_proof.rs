@@ -22,7 +22,6 @@ fn caps() -> Caps {
         languages: [KernelLanguage::Host].into(),
         features: Default::default(),
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: true,
         max_allocation_bytes: 1 << 40,
         max_binding_bytes: 1 << 40,

@@ -110,7 +110,6 @@ impl CpuBackend {
                 languages: BTreeSet::from([KernelLanguage::Host]),
                 features: features.clone(),
                 queues: QueueLayout::Separate,
-                foreign_points: true,
                 records_programs: true,
                 max_allocation_bytes: isize::MAX as u64,
                 max_binding_bytes: isize::MAX as u64,

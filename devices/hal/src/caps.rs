@@ -82,9 +82,6 @@ pub struct Caps {
     pub features: Features,
     /// How the three queues lie on the hardware.
     pub queues: QueueLayout,
-    /// Whether a submission may wait for a point of another device that has not passed yet. Without it the actor holds
-    /// the submission until the point has passed.
-    pub foreign_points: bool,
     /// Whether recorded programs are cheaper to submit than the same commands one by one.
     pub records_programs: bool,
     /// Largest single allocation, in bytes.

@@ -27,7 +27,6 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
             languages: Default::default(),
             features: Features::new(),
             queues: QueueLayout::Single,
-            foreign_points: false,
             records_programs: false,
             max_allocation_bytes: total_bytes,
             max_binding_bytes: total_bytes,

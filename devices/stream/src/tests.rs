@@ -37,7 +37,6 @@ fn adapter() -> Adapter {
             languages: [KernelLanguage::Ptx].into(),
             features: [].into(),
             queues: QueueLayout::Separate,
-            foreign_points: true,
             records_programs: true,
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,

@@ -33,7 +33,6 @@ impl NullDevice {
                 languages: BTreeSet::from([KernelLanguage::Host]),
                 features: Features::default(),
                 queues: QueueLayout::Separate,
-                foreign_points: true,
                 records_programs: true,
                 max_allocation_bytes: u64::MAX,
                 max_binding_bytes: u64::MAX,
@@ -67,10 +66,6 @@ impl Device for NullDevice {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.timelines[queue.index()])
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

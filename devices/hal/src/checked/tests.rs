@@ -43,9 +43,6 @@ impl Device for Fake {
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.timelines[queue.index()])
     }
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
-    }
     fn import_timeline(&mut self, _: Arc<Timeline>) -> Result<()> {
         self.note("import_timeline")
     }
@@ -128,7 +125,6 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
             languages: languages.into_iter().collect(),
             features: Features::new(),
             queues: QueueLayout::Separate,
-            foreign_points: true,
             records_programs: true,
             max_allocation_bytes: 4096,
             max_binding_bytes: 256,

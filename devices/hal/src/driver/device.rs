@@ -7,7 +7,7 @@
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
-use crate::backend::{Adapter, Device, Limits, Memory, Timing, Waiter};
+use crate::backend::{Adapter, Device, Limits, Memory, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
@@ -234,10 +234,6 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(self.feeder.lane(queue).timeline())
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
