@@ -4,6 +4,7 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `text.rs` | the kernel, in the languages of GPUs |
+//! | `suite.rs` | the tests that every backend passes |
 //! | `stray.rs` | a kernel that writes where nothing is |
 //! | `faults.rs` | what becomes of a device that is lost, or has no memory left |
 //!
@@ -13,10 +14,11 @@
 
 pub mod faults;
 mod stray;
+pub mod suite;
 mod text;
 
 pub use stray::goes_astray;
-pub use text::{SCALE, function, module_of, scale_text};
+pub use text::{SCALE, function, module_of, scale_text, scale_text_adding};
 
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,

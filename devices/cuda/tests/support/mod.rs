@@ -4,6 +4,7 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
 use ragtag_cuda::{CudaBackend, CudaConfig};
@@ -47,4 +48,29 @@ pub fn cuda_source() -> Arc<str> {
 
 pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::Ptx, text, function("scale"))
+}
+
+/// The backend for tests that all backends share.
+pub struct Tested(pub CudaBackend);
+
+pub fn subject() -> Tested {
+    Tested(backend())
+}
+
+impl suite::Subject for Tested {
+    fn api(&self) -> &'static str {
+        "CUDA"
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn adapters(&self) -> Vec<Adapter> {
+        adapters(&self.0)
+    }
+
+    fn skip(&self, missing: &str, why: &str) {
+        test_support::skip!(missing, "{why}");
+    }
 }

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
 use ragtag_hal::{Adapter, Backend, KernelLanguage, Module, ModuleSource, TextEntry};
@@ -59,4 +60,33 @@ pub fn module(text: Arc<str>) -> Module {
 /// WGSL.
 pub fn text(entries: Vec<TextEntry>) -> ModuleSource {
     ModuleSource::Text { language: KernelLanguage::Wgsl, entries }
+}
+
+/// The backend for tests that all backends share.
+pub struct Tested(pub VulkanBackend);
+
+pub fn subject() -> Tested {
+    Tested(backend())
+}
+
+impl suite::Subject for Tested {
+    fn api(&self) -> &'static str {
+        "Vulkan"
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        &self.0
+    }
+
+    fn adapters(&self) -> Vec<Adapter> {
+        adapters(&self.0)
+    }
+
+    fn skip(&self, missing: &str, why: &str) {
+        test_support::skip!(missing, "{why}");
+    }
+
+    fn check(&self) {
+        no_objections(&self.0);
+    }
 }

@@ -1,0 +1,84 @@
+//! The tests that every backend over a GPU API passes, on each of its devices.
+//!
+//! [`device_tests!`](crate::device_tests) and [`point_tests!`](crate::point_tests) make a test of each function here.
+
+pub mod devices;
+pub mod points;
+
+use crate::{Bench, open};
+use ragtag_hal::{Adapter, Backend, Limits};
+
+/// A backend to be tested.
+pub trait Subject {
+    /// Its API, for skips: `OpenCL`.
+    fn api(&self) -> &'static str;
+
+    /// The backend. It keeps no programs on disk.
+    fn backend(&self) -> &dyn Backend;
+
+    /// Its adapters, or none with a skip.
+    fn adapters(&self) -> Vec<Adapter>;
+
+    /// Records a skip.
+    fn skip(&self, missing: &str, why: &str);
+
+    /// Fails if the driver has objected to anything so far.
+    fn check(&self) {}
+}
+
+/// Runs a test on each device.
+#[track_caller]
+pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
+    for adapter in on.adapters() {
+        println!("{}: {}", adapter.label(), adapter.driver);
+        test(Bench::new(open(on.backend(), &adapter, 0, &Limits::default())));
+        on.check();
+    }
+}
+
+/// Makes tests of functions of the suite.
+#[macro_export]
+macro_rules! suite_tests {
+    ($subject:expr, $module:ident: $($test:ident),* $(,)?) => {$(
+        #[test]
+        fn $test() {
+            $crate::suite::$module::$test(&$subject);
+        }
+    )*};
+}
+
+/// Makes the tests of `suite::devices` for a [`Subject`].
+#[macro_export]
+macro_rules! device_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, devices:
+            a_kernel_computes,
+            bindings_may_start_inside_buffers,
+            programs_replay,
+            programs_of_many_launches_run_in_order,
+            an_empty_grid_does_nothing,
+            the_programs_of_a_module_are_compiled_side_by_side,
+            after_running_out_of_memory_less_works,
+            what_the_host_holds_no_device_copies,
+            regions_come_and_go,
+            timings_lie_in_order_between_submitting_and_hearing,
+        }
+    };
+}
+
+/// Makes the tests of `suite::points` for a [`Subject`].
+#[macro_export]
+macro_rules! point_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, points:
+            points_cross_to_the_cpu_and_back,
+            points_cross_between_devices,
+            submitting_does_not_wait_for_a_point_that_is_pending,
+            points_that_pass_while_submissions_are_made_are_not_missed,
+            a_failure_abroad_reaches_all_that_waits_for_it,
+            closing_with_waits_that_never_end_does_not_hang,
+        }
+    };
+}
