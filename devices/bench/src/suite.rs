@@ -1,9 +1,14 @@
 //! The tests that every backend over a GPU API passes, on each of its devices.
 //!
-//! [`device_tests!`](crate::device_tests) and [`point_tests!`](crate::point_tests) make a test of each function here.
+//! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and [`cache_tests!`](crate::cache_tests) make a
+//! test of each function here; `lost.rs` is for devices that a crate opens by itself.
 
+pub mod cache;
 pub mod devices;
+mod lost;
 pub mod points;
+
+pub use lost::a_lost_device_says_so_and_closes;
 
 use crate::{Bench, open};
 use ragtag_hal::{Adapter, Backend, Limits};
@@ -79,6 +84,20 @@ macro_rules! point_tests {
             points_that_pass_while_submissions_are_made_are_not_missed,
             a_failure_abroad_reaches_all_that_waits_for_it,
             closing_with_waits_that_never_end_does_not_hang,
+        }
+    };
+}
+
+/// Makes the tests of `suite::cache` for a [`Cached`](crate::suite::cache::Cached).
+#[macro_export]
+macro_rules! cache_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, cache:
+            what_was_compiled_once_is_not_compiled_again,
+            damaged_and_foreign_files_are_replaced,
+            twins_have_programs_of_their_own,
+            without_a_folder_everything_works,
         }
     };
 }

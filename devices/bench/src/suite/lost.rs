@@ -1,0 +1,39 @@
+//! A device that is lost.
+
+use crate::{PATIENCE, all, in_time};
+use ragtag_hal::driver::{Driver, DriverDevice};
+use ragtag_hal::{
+    BufferId, Command, Device, DeviceId, Error, Point, ProgramId, QueueKind, Submission, Timeline,
+    TimelineId, Work,
+};
+use std::sync::Arc;
+
+/// A device that its driver says is lost tells so on every queue and in every call, and can be closed.
+pub fn a_lost_device_says_so_and_closes<D: Driver>(mut device: DriverDevice<D>) {
+    let (id, label) = (device.id(), device.adapter().label());
+    let abroad = Timeline::new(TimelineId { device: DeviceId(900), queue: QueueKind::Compute });
+    device.import_timeline(Arc::clone(&abroad)).unwrap();
+    device.create_buffer(BufferId(0), all(0).bytes).unwrap();
+    let fill = |queue: QueueKind, value: u64, waits: Vec<Point>| {
+        let commands = match queue {
+            QueueKind::Compute => vec![Command::Fill { to: all(0), word: 1 }],
+            QueueKind::Upload | QueueKind::Download => vec![],
+        };
+        let signal = TimelineId { device: id, queue }.at(value);
+        Submission { queue, work: Work::Commands(commands), waits, signal }
+    };
+    device.submit(fill(QueueKind::Compute, 1, vec![])).unwrap();
+    for queue in QueueKind::ALL {
+        device.submit(fill(queue, 2, vec![abroad.id().at(1)])).unwrap();
+    }
+    let lost = Error::Lost { cause: "unplugged for a test".into() };
+    device.common().told(lost.clone());
+    for queue in QueueKind::ALL {
+        let waited = device.timeline(queue).wait(2, Some(PATIENCE));
+        assert_eq!(waited.map_err(|error| error.root().clone()), Err(lost.clone()), "{label}");
+    }
+    assert_eq!(device.submit(fill(QueueKind::Upload, 3, vec![])), Err(lost.clone()));
+    assert_eq!(device.create_buffer(BufferId(1), 64), Err(lost.clone()));
+    assert_eq!(device.record(ProgramId(0), vec![]), Err(lost.clone()));
+    in_time(&label, move || drop(device));
+}
