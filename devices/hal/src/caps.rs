@@ -110,6 +110,29 @@ pub struct Caps {
     pub sharing: MemorySharing,
 }
 
+impl Default for Caps {
+    /// What a processor can do where nothing narrows it: three queues, memory without limits, groups that are not divided.
+    fn default() -> Self {
+        Self {
+            languages: BTreeSet::new(),
+            features: Features::new(),
+            queues: QueueLayout::Separate,
+            records_programs: true,
+            max_allocation_bytes: isize::MAX as u64,
+            max_binding_bytes: isize::MAX as u64,
+            // A cache line: two kernels' outputs never share one.
+            binding_alignment_bytes: 64,
+            copy_alignment_bytes: 1,
+            parallel_units: 1,
+            max_work_group_items: 1,
+            local_memory_bytes: 0,
+            clocks: Clocks::default(),
+            gemm: None,
+            sharing: MemorySharing::default(),
+        }
+    }
+}
+
 /// Clocks and widths as an API reports them, from which peak rates follow; 0 where it says nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clocks {

@@ -78,19 +78,10 @@ impl FakeDevice {
             memory: Vec::new(),
             caps: Caps {
                 languages: BTreeSet::from([KernelLanguage::Host]),
-                features: Features::default(),
-                queues: QueueLayout::Separate,
-                records_programs: true,
                 max_allocation_bytes: options.memory_bytes,
                 max_binding_bytes: options.memory_bytes,
                 binding_alignment_bytes: 4,
-                copy_alignment_bytes: 1,
-                parallel_units: 1,
-                max_work_group_items: 1,
-                local_memory_bytes: 0,
-                clocks: Default::default(),
-                gemm: None,
-                sharing: Default::default(),
+                ..Caps::default()
             },
         };
         let mut device = Self {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
-use crate::caps::{Caps, Features, KernelLanguage, QueueLayout};
+use crate::caps::{Caps, KernelLanguage};
 use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, LinkedEntry, ModuleSource};
 use crate::gemm::GemmEntry;
 use crate::host::{HostCall, HostFn};
@@ -123,19 +123,9 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
         }],
         caps: Caps {
             languages: languages.into_iter().collect(),
-            features: Features::new(),
-            queues: QueueLayout::Separate,
-            records_programs: true,
             max_allocation_bytes: 4096,
             max_binding_bytes: 256,
-            binding_alignment_bytes: 64,
-            copy_alignment_bytes: 1,
-            parallel_units: 1,
-            max_work_group_items: 1,
-            local_memory_bytes: 0,
-            clocks: Default::default(),
-            gemm: None,
-            sharing: Default::default(),
+            ..Caps::default()
         },
     }
 }
