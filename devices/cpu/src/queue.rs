@@ -2,7 +2,7 @@
 //!
 //! This module must not know ids or points.
 
-use crate::driver::Script;
+use crate::driver::{Cpu, Script};
 use crate::team::{Team, run_alone};
 use ragtag_hal::lanes::{DriverQueue, Ends};
 use ragtag_hal::{Result, Timing};
@@ -23,7 +23,7 @@ pub(crate) struct Event {
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = Cpu;
     type Event = Event;
 
     const RUNS_IN_WAIT: bool = true;

@@ -18,7 +18,7 @@ mod script;
 mod tests;
 
 pub use device::DriverDevice;
-pub use script::{HostSpan, Launch, Registered, Script, Span, Step};
+pub use script::{HostSpan, Launch, Registered, Script, Span, Step, grid_parts};
 
 use crate::backend::Memory;
 use crate::command::Module;
@@ -59,7 +59,7 @@ pub trait Driver: Send + Sync + Sized + 'static {
     /// What the driver keeps of a script beside its steps. Dropped before them.
     type Recording: Send + Sync;
     /// A queue of the device.
-    type Queue: DriverQueue<Script = Script<Self>>;
+    type Queue: DriverQueue<Driver = Self>;
 
     /// # Errors
     /// If the driver has objected to an earlier call.

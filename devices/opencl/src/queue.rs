@@ -11,7 +11,7 @@
 
 use crate::api::{self, Event, Part};
 use crate::clock::Clock;
-use crate::driver::{Script, Span, Step};
+use crate::driver::{OpenCl, Script, Span, Step};
 use opencl3::types::cl_event;
 use ragtag_hal::lanes::{DriverQueue, Ends};
 use ragtag_hal::{Error, Result};
@@ -78,7 +78,7 @@ pub(crate) fn part(span: &Span) -> Part<'_> {
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = OpenCl;
     type Event = Event;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {

@@ -10,7 +10,7 @@
 //! This module must not know buffers, kernels or points.
 
 use crate::clock::Clock;
-use crate::device::{Script, enqueue};
+use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
 
 use ragtag_hal::Result;
@@ -41,7 +41,7 @@ impl<D: Driver> Queue<D> {
 }
 
 impl<D: Driver> DriverQueue for Queue<D> {
-    type Script = Script<D>;
+    type Driver = Streams<D>;
     type Event = D::Event;
 
     fn enqueue(&self, script: &Arc<Script<D>>, after: &[&D::Event]) -> Result<Ends<D::Event>> {

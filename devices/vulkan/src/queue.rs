@@ -8,7 +8,7 @@
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
-use crate::driver::{HostSpan, Script};
+use crate::driver::{HostSpan, Script, Vulkan};
 use crate::recording::Recorders;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::lanes::{DriverQueue, Ends, Thread};
@@ -182,7 +182,7 @@ impl Queue {
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = Vulkan;
     type Event = Event;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {

@@ -6,6 +6,7 @@ use crate::api::{Part, Recorder, SharedQueue, Stamps};
 use crate::driver::{HostSpan, Launch, Span, Step};
 use crate::error::allocation_failure;
 use crate::hazards::{Hazards, Use};
+use ragtag_hal::driver::grid_parts;
 use ragtag_hal::{Access, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -201,43 +202,9 @@ fn record_launch(recorder: &Recorder, launch: &Launch, spans: &[Span], max_group
     recorder.bind(pipeline, &parts)?;
     let mut words = vec![0; 3];
     words.extend_from_slice(constants);
-    for (first, groups) in pieces(*grid, max_groups) {
+    for (first, groups) in grid_parts(*grid, max_groups) {
         words[..3].copy_from_slice(&first);
         recorder.dispatch(pipeline, &words, groups);
     }
     Ok(())
-}
-
-/// The first group and the number of groups of each piece of a grid.
-fn pieces(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
-    let [x, y, z] = [0, 1, 2].map(|axis| {
-        let (all, most) = (grid[axis], most[axis].max(1));
-        move || (0..all).step_by(most as usize).map(move |first| (first, most.min(all - first)))
-    });
-    z().flat_map(move |(z, depth)| {
-        y().flat_map(move |(y, height)| x().map(move |(x, width)| ([x, y, z], [width, height, depth])))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_a_grid_once() {
-        let all: Vec<_> = pieces([5, 1, 3], [2, 9, 2]).collect();
-        assert_eq!(
-            all,
-            [
-                ([0, 0, 0], [2, 1, 2]),
-                ([2, 0, 0], [2, 1, 2]),
-                ([4, 0, 0], [1, 1, 2]),
-                ([0, 0, 2], [2, 1, 1]),
-                ([2, 0, 2], [2, 1, 1]),
-                ([4, 0, 2], [1, 1, 1]),
-            ]
-        );
-        assert_eq!(pieces([7, 8, 9], [u32::MAX; 3]).collect::<Vec<_>>(), [([0; 3], [7, 8, 9])]);
-        assert_eq!(pieces([u32::MAX, 1, 1], [65535; 3]).count(), 65537);
-    }
 }

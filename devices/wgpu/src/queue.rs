@@ -5,7 +5,7 @@
 //! done, and moves what came down into its region. This module must not know buffers or kernels.
 
 use crate::belt::Chunk;
-use crate::driver::{HostSpan, Script};
+use crate::driver::{HostSpan, Script, Wgpu};
 use crate::gpu::Gpu;
 use crate::script::write;
 use crate::stamps::{Reading, Stamps};
@@ -101,7 +101,7 @@ impl Queue {
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = Wgpu;
     type Event = Event;
 
     fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {

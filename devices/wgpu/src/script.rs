@@ -5,7 +5,7 @@
 use crate::driver::{HostSpan, Span};
 use crate::gpu::Gpu;
 use crate::program::{Entry, FIRST_GROUP_WORDS};
-use ragtag_hal::driver::Allocation;
+use ragtag_hal::driver::{Allocation, grid_parts};
 use ragtag_hal::{HostRegion, Result};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -101,40 +101,7 @@ impl Launch {
             immediates.resize(entry.immediate_bytes, 0);
             Part { immediates, groups }
         };
-        let parts = grid_parts(grid, most).into_iter().map(part).collect();
+        let parts = grid_parts(grid, [most; 3]).map(part).collect();
         Ok(Self { pipeline: entry.pipeline.clone(), bind_group, parts })
-    }
-}
-
-/// A grid in parts of at most `most` groups along each axis: their first groups and sizes.
-fn grid_parts(grid: [u32; 3], most: u32) -> Vec<([u32; 3], [u32; 3])> {
-    let most = most.max(1);
-    let starts = |axis: usize| (0..grid[axis]).step_by(most as usize);
-    let size = |axis: usize, start: u32| most.min(grid[axis] - start);
-    let all = starts(2).flat_map(|z| starts(1).flat_map(move |y| starts(0).map(move |x| [x, y, z])));
-    all.map(|first| (first, [0, 1, 2].map(|axis| size(axis, first[axis])))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn grids_are_cut_along_each_axis() {
-        assert_eq!(grid_parts([3, 2, 1], 65_535), [([0; 3], [3, 2, 1])]);
-        let parts = grid_parts([5, 1, 3], 2);
-        let wanted = [
-            ([0, 0, 0], [2, 1, 2]),
-            ([2, 0, 0], [2, 1, 2]),
-            ([4, 0, 0], [1, 1, 2]),
-            ([0, 0, 2], [2, 1, 1]),
-            ([2, 0, 2], [2, 1, 1]),
-            ([4, 0, 2], [1, 1, 1]),
-        ];
-        assert_eq!(parts, wanted);
-        let groups: u32 =
-            grid_parts([70_000, 3, 2], 65_535).iter().map(|(_, s)| s.iter().product::<u32>()).sum();
-        assert_eq!(groups, 420_000);
-        assert_eq!(grid_parts([3, 0, 1], 2), []);
     }
 }

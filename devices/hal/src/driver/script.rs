@@ -6,7 +6,7 @@
 use super::{Allocation, Driver};
 use crate::command::EntryAbi;
 use crate::error::Result;
-use crate::lanes::{self, Claim, Claims};
+use crate::lanes::{Claim, Claims};
 use crate::region::{HostRegion, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
@@ -127,6 +127,17 @@ pub struct Launch<D: Driver> {
     pub abi: &'static EntryAbi,
 }
 
+/// A grid in parts of at most `most` groups along each axis: their first groups and sizes.
+pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
+    let [x, y, z] = [0, 1, 2].map(|axis| {
+        let (all, most) = (grid[axis], most[axis].max(1));
+        move || (0..all).step_by(most as usize).map(move |first| (first, most.min(all - first)))
+    });
+    z().flat_map(move |(z, depth)| {
+        y().flat_map(move |(y, height)| x().map(move |(x, width)| ([x, y, z], [width, height, depth])))
+    })
+}
+
 /// A command, ready for the driver. The two sides of a copy are equally long.
 pub enum Step<D: Driver> {
     /// Launch a kernel over a grid that is not empty.
@@ -228,18 +239,25 @@ impl<D: Driver> Script<D> {
     pub(super) fn uses_region(&self, region: &Arc<HostRegion>) -> bool {
         self.claims.uses(region)
     }
-}
 
-impl<D: Driver> lanes::Script for Script<D> {
-    fn reserve(&self) -> Result<Vec<Reservation>> {
+    /// Leases what it uses of host regions.
+    ///
+    /// # Errors
+    /// If somebody else uses it.
+    pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
         self.claims.reserve()
     }
 
-    fn host_bytes(&self) -> Option<usize> {
+    /// The bytes that it copies, if it does nothing but copies that the host can make.
+    pub(crate) fn host_bytes(&self) -> Option<usize> {
         self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
     }
 
-    fn run_on_host(&self) -> Result<()> {
+    /// Makes the host's copies.
+    ///
+    /// # Errors
+    /// If somebody else uses the bytes of a host region.
+    pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
             // SAFETY: both ends are inside live memory and equally long; a region's memory is never a buffer's. The region

@@ -4,7 +4,7 @@ use super::*;
 use crate::backend::{
     Adapter, AdapterKind, Device, HeapKind, Limits, MemorySource, PhysicalIdentity, Timing,
 };
-use crate::caps::{Caps, QueueLayout};
+use crate::caps::Caps;
 use crate::command::{BufferRange, Command, Submission, Work};
 use crate::error::Error;
 use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, TimelineId};
@@ -89,7 +89,7 @@ impl Driver for Fake {
 struct FakeQueue(Option<Receiver<()>>);
 
 impl DriverQueue for FakeQueue {
-    type Script = Script<Fake>;
+    type Driver = Fake;
     type Event = ();
 
     fn enqueue(&self, _: &Arc<Script<Fake>>, _: &[&()]) -> Result<Ends<()>> {
@@ -126,20 +126,10 @@ fn adapter() -> Adapter {
         identity: PhysicalIdentity::default(),
         memory: Vec::new(),
         caps: Caps {
-            languages: [].into(),
-            features: [].into(),
-            queues: QueueLayout::Separate,
-            records_programs: true,
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
             binding_alignment_bytes: 16,
-            copy_alignment_bytes: 1,
-            parallel_units: 1,
-            max_work_group_items: 1,
-            local_memory_bytes: 0,
-            clocks: Default::default(),
-            gemm: None,
-            sharing: Default::default(),
+            ..Caps::default()
         },
     }
 }
@@ -250,4 +240,21 @@ fn a_shortage_is_told_with_sizes() {
         assert_eq!(refused, Err(Error::OutOfMemory { wanted: 20_000, free: Some(10_000) }), "{trusts}");
         assert_eq!(bench.device.create_buffer(BufferId(0), 5000), Ok(()));
     }
+}
+
+#[test]
+fn parts_cover_a_grid_once() {
+    let all: Vec<_> = grid_parts([5, 1, 3], [2, 9, 2]).collect();
+    let wanted = [
+        ([0, 0, 0], [2, 1, 2]),
+        ([2, 0, 0], [2, 1, 2]),
+        ([4, 0, 0], [1, 1, 2]),
+        ([0, 0, 2], [2, 1, 1]),
+        ([2, 0, 2], [2, 1, 1]),
+        ([4, 0, 2], [1, 1, 1]),
+    ];
+    assert_eq!(all, wanted);
+    assert_eq!(grid_parts([7, 8, 9], [u32::MAX; 3]).collect::<Vec<_>>(), [([0; 3], [7, 8, 9])]);
+    assert_eq!(grid_parts([u32::MAX, 1, 1], [65535; 3]).count(), 65537);
+    assert_eq!(grid_parts([3, 0, 1], [2; 3]).count(), 0);
 }

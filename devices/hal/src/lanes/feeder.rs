@@ -12,6 +12,7 @@
 use super::lane::{After, DriverQueue, LINGER, Lane, Order, closed};
 use super::thread::Thread;
 use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
 use crate::timeline::Timeline;
@@ -36,9 +37,9 @@ impl Wait {
 }
 
 /// A submission whose names are resolved.
-pub struct Task<S> {
+pub struct Task<D: Driver> {
     /// What to do.
-    pub script: Arc<S>,
+    pub script: Arc<Script<D>>,
     /// What it waits for.
     pub waits: Vec<Wait>,
     /// What passes when it is done.
@@ -56,7 +57,7 @@ enum Readiness<E> {
 }
 
 /// A task with what is to become of it.
-type Fate<Q> = (Task<<Q as DriverQueue>::Script>, Readiness<<Q as DriverQueue>::Event>);
+type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// What wakes the thread.
 #[derive(Default)]
@@ -120,16 +121,16 @@ impl Alarm {
 struct Shared<Q: DriverQueue> {
     lanes: [Lane<Q>; 3],
     /// Tasks of each lane that are held, in order. Locked after the lane's order.
-    held: [Mutex<VecDeque<Task<Q::Script>>>; 3],
+    held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
 
 impl<Q: DriverQueue> Shared<Q> {
-    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task<Q::Script>>> {
+    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task<Q::Driver>>> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, queue: QueueKind, task: &Task<Q::Script>) -> Readiness<Q::Event> {
+    fn readiness(&self, queue: QueueKind, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         if let Some(point) = self.lanes[queue.index()].resting() {
             return Readiness::Waiting(point);
         }
@@ -194,7 +195,7 @@ impl<Q: DriverQueue> Shared<Q> {
 fn feed_one<Q: DriverQueue>(
     lane: &Lane<Q>,
     order: &mut Order<Q>,
-    task: Task<Q::Script>,
+    task: Task<Q::Driver>,
     readiness: Readiness<Q::Event>,
 ) -> Result<()> {
     match readiness {
@@ -269,7 +270,7 @@ impl<Q: DriverQueue> Feeder<Q> {
     ///
     /// # Errors
     /// If it can be now and the driver refuses, or somebody else uses its bytes of a host region.
-    pub fn submit(&self, queue: QueueKind, task: Task<Q::Script>) -> Result<()> {
+    pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
         let lane = self.lane(queue);
         if lane.timeline().failure().is_some() {
             return Ok(());

@@ -20,6 +20,7 @@
 use super::thread::Thread;
 use crate::anticipation::{Anticipation, Outcome, Turn};
 use crate::backend::{Limits, Timing};
+use crate::driver::{Driver, Script};
 use crate::duty::Duty;
 use crate::error::{Error, Result};
 use crate::ids::{DeviceId, Point, QueueKind, TimelineId};
@@ -51,24 +52,6 @@ pub(super) fn closed(point: Point) -> Error {
     Error::Lost { cause: format!("the device was closed while it waited for {point}") }
 }
 
-/// The work of a submission: commands ready for the driver. It keeps alive what they name.
-pub trait Script: Send + Sync + 'static {
-    /// Leases what it uses of host regions.
-    ///
-    /// # Errors
-    /// If somebody else uses it.
-    fn reserve(&self) -> Result<Vec<Reservation>>;
-
-    /// The bytes that it copies, if it does nothing but copies that the host can make.
-    fn host_bytes(&self) -> Option<usize>;
-
-    /// Makes the host's copies.
-    ///
-    /// # Errors
-    /// If somebody else uses the bytes of a host region.
-    fn run_on_host(&self) -> Result<()>;
-}
-
 /// The ends of a script on its way through a queue.
 #[derive(Debug)]
 pub struct Ends<E> {
@@ -80,8 +63,8 @@ pub struct Ends<E> {
 
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
-    /// What it takes.
-    type Script: Script;
+    /// The driver whose scripts it takes.
+    type Driver: Driver;
     /// What passes when something that was enqueued has ended.
     type Event: Send + Sync + 'static;
 
@@ -93,7 +76,11 @@ pub trait DriverQueue: Send + Sync + 'static {
     ///
     /// # Errors
     /// If the driver refuses; some of the script may be under way then.
-    fn enqueue(&self, script: &Arc<Self::Script>, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
+    fn enqueue(
+        &self,
+        script: &Arc<Script<Self::Driver>>,
+        after: &[&Self::Event],
+    ) -> Result<Ends<Self::Event>>;
 
     /// Whether an event has passed, or failed; `None` where asking costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
@@ -203,7 +190,7 @@ struct Enqueued<Q: DriverQueue> {
     /// Taken already, if it could start at once.
     reserved: Option<Vec<Reservation>>,
     /// Keeps alive what the driver uses.
-    script: Arc<Q::Script>,
+    script: Arc<Script<Q::Driver>>,
 }
 
 /// What becomes of a submission, as the watcher sees it.
@@ -213,7 +200,7 @@ enum Flight<Q: DriverQueue> {
     /// It was never enqueued, because what it waits for has failed, or something before it.
     Doomed(Error),
     /// It was enqueued in part, and no event tells its end.
-    Abandoned(Arc<Q::Script>),
+    Abandoned(Arc<Script<Q::Driver>>),
 }
 
 /// What is guarded by a lane's order: whoever holds this may enqueue.
@@ -319,7 +306,7 @@ impl<Q: DriverQueue> Lane<Q> {
     pub fn start(
         &self,
         order: &mut Order<Q>,
-        script: Arc<Q::Script>,
+        script: Arc<Script<Q::Driver>>,
         after: Vec<After<Q::Event>>,
         signal: Point,
     ) -> Result<()> {
@@ -373,7 +360,7 @@ impl<Q: DriverQueue> Lane<Q> {
     }
 
     /// Makes the host's copies, for which nothing has to be waited.
-    fn run(&self, script: &Q::Script, signal: Point) -> Result<()> {
+    fn run(&self, script: &Script<Q::Driver>, signal: Point) -> Result<()> {
         let start_ns = Timing::now_ns();
         script.run_on_host()?;
         self.common.add(Timing { point: signal, start_ns, end_ns: Timing::now_ns() });
@@ -384,7 +371,7 @@ impl<Q: DriverQueue> Lane<Q> {
     fn enqueue(
         &self,
         order: &mut Order<Q>,
-        script: &Arc<Q::Script>,
+        script: &Arc<Script<Q::Driver>>,
         after: &[After<Q::Event>],
     ) -> Result<Ends<Q::Event>> {
         let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
