@@ -8,7 +8,7 @@ pub mod devices;
 mod lost;
 pub mod points;
 
-pub use lost::a_lost_device_says_so_and_closes;
+pub use lost::{a_lost_device_says_so_and_closes, unplug};
 
 use crate::{Bench, open};
 use ragtag_hal::{Adapter, Backend, Limits};
@@ -41,6 +41,62 @@ pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
     }
 }
 
+/// Makes `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the one of `backend()` and
+/// `adapters()`: all adapters, or none with a skip for the missing thing. There are `$wanted` at least, and `$check` looks for
+/// objections.
+#[macro_export]
+macro_rules! tested {
+    ($backend:ty, $api:literal, $missing:literal) => {
+        $crate::tested!($backend, $api, $missing, 0, |_| ());
+    };
+    ($backend:ty, $api:literal, $missing:literal, $wanted:expr, $check:expr) => {
+        /// The backend for tests that all backends share.
+        pub struct Tested(pub $backend);
+
+        pub fn subject() -> Tested {
+            Tested(backend())
+        }
+
+        pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
+            let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
+            let wanted: usize = $wanted;
+            match found.and_then($crate::some) {
+                Ok(adapters) => {
+                    assert!(adapters.len() >= wanted, "{} adapters of {wanted}", adapters.len());
+                    adapters
+                }
+                Err(why) => {
+                    assert_eq!(wanted, 0, "{why}");
+                    test_support::skip!($missing, "{why}");
+                    Vec::new()
+                }
+            }
+        }
+
+        impl $crate::suite::Subject for Tested {
+            fn api(&self) -> &'static str {
+                $api
+            }
+
+            fn backend(&self) -> &dyn ragtag_hal::Backend {
+                &self.0
+            }
+
+            fn adapters(&self) -> Vec<ragtag_hal::Adapter> {
+                adapters(&self.0)
+            }
+
+            fn skip(&self, missing: &str, why: &str) {
+                test_support::skip!(missing, "{why}");
+            }
+
+            fn check(&self) {
+                ($check)(&self.0);
+            }
+        }
+    };
+}
+
 /// Makes tests of functions of the suite.
 #[macro_export]
 macro_rules! suite_tests {
@@ -68,6 +124,10 @@ macro_rules! device_tests {
             what_the_host_holds_no_device_copies,
             regions_come_and_go,
             timings_lie_in_order_between_submitting_and_hearing,
+            large_grids_are_launched_in_parts,
+            commands_that_overlap_in_part_take_effect_in_order,
+            a_build_failure_shows_the_log,
+            a_missing_function_is_named,
         }
     };
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout)] // a skip is visible
 
 use crate::{OpenClBackend, OpenClConfig};
+use device_bench::suite;
 use ragtag_hal::{Adapter, Backend, DeviceId, Limits};
 
 fn backend() -> OpenClBackend {
@@ -55,6 +56,6 @@ fn a_lost_device_says_so_and_closes() {
         let found =
             backend.found().unwrap().into_iter().find(|found| found.adapter.label() == adapter.label());
         let device = backend.open_one(DeviceId(0), found.unwrap(), &Limits::default()).unwrap();
-        device_bench::suite::a_lost_device_says_so_and_closes(device);
+        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
     }
 }

@@ -4,19 +4,11 @@
 
 mod support;
 
-use ragtag_hal::{Backend, BufferId, Command, Device, Error, Limits, Module, ModuleId, QueueKind, TextEntry};
+use ragtag_hal::{Backend, BufferId, Command, Device, Error, Limits, ModuleId, QueueKind};
 use ragtag_opencl::{OpenClBackend, OpenClConfig, TransferMode};
 use support::*;
 
 device_bench::device_tests!(subject());
-
-fn label(bench: &Bench) -> String {
-    bench.device.adapter().label()
-}
-
-fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
-    (0..WORDS as u32).map(word).collect()
-}
 
 #[test]
 fn programs_replay_as_command_buffers_and_as_loops() {
@@ -64,32 +56,10 @@ fn all_ways_to_transfer_give_the_same() {
 }
 
 #[test]
-fn a_build_failure_shows_the_log() {
-    each(&subject(), |mut bench| {
-        let broken = module("__kernel void scale(__global uint *out) { out[0] = no_such_name; }".into());
-        match bench.device.create_module(ModuleId(1), &broken) {
-            Err(Error::Compile { log }) => assert!(log.contains("no_such_name"), "{log}"),
-            other => panic!("{other:?}"),
-        }
-        let fine = bench.device.create_module(ModuleId(1), &module(source()));
-        assert_eq!(fine, Ok(()), "the device is as good as before");
-    });
-}
-
-#[test]
 fn functions_are_held_to_their_abi() {
     each(&subject(), |mut bench| {
-        let with = |source: &str, name: &str| Module {
-            source: text(vec![TextEntry { text: source.into(), function: function(name) }]),
-            ..module("".into())
-        };
-        let missing = bench.device.create_module(ModuleId(1), &with(&source(), "no_such_kernel"));
-        assert!(
-            matches!(&missing, Err(Error::Compile { log }) if log.contains("no_such_kernel")),
-            "{missing:?}"
-        );
         let short = "__kernel void scale(__global const uint *in, __global uint *out) { out[0] = in[0]; }";
-        let arity = bench.device.create_module(ModuleId(1), &with(short, "scale"));
+        let arity = bench.device.create_module(ModuleId(1), &module(short.into()));
         assert!(matches!(&arity, Err(Error::Invalid { what }) if what.contains("2 parameters")), "{arity:?}");
     });
 }
@@ -120,6 +90,6 @@ fn memory_that_a_driver_gives_and_does_not_have_is_found_out() {
         let fill = Command::Fill { to: buffer_range(0, 0, WORDS), word: 3 };
         let filled = bench.commands(QueueKind::Compute, vec![fill], &[]);
         bench.wait(filled);
-        same(&bench.words(0), &vec![3; WORDS], label(&bench));
+        same(&bench.words(0), &vec![3; WORDS], bench.label());
     }
 }

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout)] // a skip is visible
 
 use crate::{VulkanBackend, VulkanConfig};
+use device_bench::suite;
 use ragtag_hal::{Backend, DeviceId, Limits};
 
 #[test]
@@ -15,7 +16,7 @@ fn a_lost_device_says_so_and_closes() {
     });
     for adapter in adapters {
         let device = backend.open_one(DeviceId(0), &adapter, &Limits::default()).unwrap();
-        device_bench::suite::a_lost_device_says_so_and_closes(device);
+        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
     }
     assert_eq!(backend.validation_messages(), Vec::<String>::new());
 }

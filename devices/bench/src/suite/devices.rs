@@ -4,14 +4,6 @@ use super::{Subject, each};
 use crate::*;
 use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
 
-fn label(bench: &Bench) -> String {
-    bench.device.adapter().label()
-}
-
-fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
-    (0..WORDS as u32).map(word).collect()
-}
-
 /// The language in which a device has the tests' kernel.
 fn language(bench: &Bench) -> KernelLanguage {
     let languages = &bench.device.adapter().caps.languages;
@@ -28,7 +20,7 @@ pub fn a_kernel_computes(on: &dyn Subject) {
         let computed = bench.commands(QueueKind::Compute, vec![fill, scale(from, to, 3)], &[up]);
         let down = bench.commands(QueueKind::Download, vec![download(1)], &[computed]);
         bench.wait(down);
-        same(&bench.region_words(), &expected(|at| 3 * (at ^ 0x5555) + 1), label(&bench));
+        same(&bench.region_words(), &expected(|at| 3 * (at ^ 0x5555) + 1), bench.label());
     });
 }
 
@@ -45,7 +37,7 @@ pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
         let wanted: Vec<_> = (0..WORDS)
             .map(|at| if inside.contains(&at) { 2 * (at + alignment) as u32 + 1 } else { 7 })
             .collect();
-        same(&bench.words(1), &wanted, label(&bench));
+        same(&bench.words(1), &wanted, bench.label());
     });
 }
 
@@ -60,7 +52,7 @@ pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
         let second = bench.program(0, &[]);
         bench.wait(second);
         let word = (0..400).fold(5u32, |word, _| word.wrapping_mul(3).wrapping_add(1));
-        same(&bench.words(0), &vec![word; WORDS], label(&bench));
+        same(&bench.words(0), &vec![word; WORDS], bench.label());
     });
 }
 
@@ -76,7 +68,7 @@ pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
         let ran = bench.commands(QueueKind::Compute, vec![clear, Command::Dispatch(dispatch)], &[]);
         let again = bench.program(0, &[ran]);
         bench.wait(again);
-        same(&bench.words(1), &vec![9; WORDS], label(&bench));
+        same(&bench.words(1), &vec![9; WORDS], bench.label());
     });
 }
 
@@ -106,7 +98,7 @@ pub fn the_programs_of_a_module_are_compiled_side_by_side(on: &dyn Subject) {
         let ran = bench.commands(QueueKind::Compute, commands, &[]);
         bench.wait(ran);
         let wanted = expected(|at| 10 + at / (WORDS / offsets.len()) as u32);
-        same(&bench.words(1), &wanted, label(&bench));
+        same(&bench.words(1), &wanted, bench.label());
     });
 }
 
@@ -218,9 +210,88 @@ pub fn programs_replay(on: &dyn Subject) {
             let ran = bench.program(0, &[]);
             bench.wait(ran);
             let result = |at: u32| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 };
-            same(&bench.region_words(), &expected(result), format!("{} round {round}", label(&bench)));
+            same(&bench.region_words(), &expected(result), format!("{} round {round}", bench.label()));
             let copied = |at: u32| if (8..16).contains(&at) { 43 } else { 5 * at.wrapping_mul(round) + 1 };
-            same(&bench.words(1), &expected(copied), format!("{} round {round}", label(&bench)));
+            same(&bench.words(1), &expected(copied), format!("{} round {round}", bench.label()));
         }
+    });
+}
+
+/// A grid with more groups than a device launches at once: along each axis the limit is 65535 at least.
+pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);
+        let words = (most / 4).min(70_000 * 64) as usize;
+        for id in [10, 11] {
+            bench.device.create_buffer(BufferId(id), words as u64 * 4).unwrap();
+        }
+        let fill = |buffer, word| Command::Fill { to: buffer_range(buffer, 0, words), word };
+        let from = buffer_range(10, 0, words);
+        let commands = vec![fill(10, 3), fill(11, 0), scale(from, buffer_range(11, 0, words), 5)];
+        let ran = bench.commands(QueueKind::Compute, commands, &[]);
+        bench.wait(ran);
+        for first in [0, words / 2, words - WORDS] {
+            let piece = Command::Copy { from: buffer_range(11, first, WORDS), to: buffer_range(0, 0, WORDS) };
+            let copied = bench.commands(QueueKind::Compute, vec![piece], &[]);
+            bench.wait(copied);
+            same(&bench.words(0), &vec![16; WORDS], format!("{} from {first} on", bench.label()));
+        }
+    });
+}
+
+/// Commands that touch each other's bytes take effect in order, others as they like.
+pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
+        let part = |buffer, at: usize| buffer_range(buffer, at * alignment, alignment);
+        for _ in 0..20 {
+            let mut commands = vec![Command::Fill { to: buffer_range(0, 0, WORDS), word: 1 }];
+            for at in 0..8 {
+                commands.push(scale(part(0, at), part(0, at + 1), 2));
+                commands.push(Command::Copy { from: part(0, at + 1), to: part(1, at) });
+                commands.push(Command::Fill { to: part(0, at), word: 9 });
+            }
+            let ran = bench.commands(QueueKind::Compute, commands, &[]);
+            bench.wait(ran);
+            let words = bench.words(1);
+            for at in 0..8 {
+                let wanted = vec![(2 << (at + 1)) - 1; alignment];
+                same(&words[at * alignment..(at + 1) * alignment], &wanted, format!("part {at}"));
+            }
+        }
+    });
+}
+
+/// A text with a mistake shows the compiler's log, and does no harm.
+pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let language = language(&bench);
+        let text = scale_text(language).unwrap();
+        let (from, to, said) = match language {
+            KernelLanguage::Ptx => ("mul.wide.u32", "no.such.instruction", "line"),
+            KernelLanguage::Wgsl => ("constants.factor", "no_such_name", "no_such_name"),
+            _ => ("factor * in", "no_such_name * in", "no_such_name"),
+        };
+        let broken = module_of(language, text.replacen(from, to, 1).into(), function("scale"));
+        match bench.device.create_module(ModuleId(1), &broken) {
+            Err(Error::Compile { log }) => assert!(log.contains(said), "{log}"),
+            other => panic!("{other:?}"),
+        }
+        let fine = bench.device.create_module(ModuleId(1), &module_of(language, text, function("scale")));
+        assert_eq!(fine, Ok(()), "the device is as good as before");
+    });
+}
+
+/// A function that a module names and its text lacks is an error with its name.
+pub fn a_missing_function_is_named(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let language = language(&bench);
+        let text = scale_text(language).unwrap();
+        let missing = module_of(language, text, function("no_such_kernel"));
+        let refused = bench.device.create_module(ModuleId(1), &missing);
+        assert!(
+            matches!(&refused, Err(Error::Compile { log }) if log.contains("no_such_kernel")),
+            "{refused:?}"
+        );
     });
 }

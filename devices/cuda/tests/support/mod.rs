@@ -8,21 +8,12 @@ pub use device_bench::suite::each;
 pub use device_bench::*;
 
 use ragtag_cuda::{CudaBackend, CudaConfig};
-use ragtag_hal::{Adapter, Backend, KernelLanguage, Module};
+use ragtag_hal::{KernelLanguage, Module};
 use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
 pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
-}
-
-/// All adapters, or none with a skip.
-pub fn adapters(backend: &CudaBackend) -> Vec<Adapter> {
-    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
-    found.and_then(some).unwrap_or_else(|why| {
-        test_support::skip!("CUDA driver", "{why}");
-        Vec::new()
-    })
 }
 
 /// `SCALE` in PTX for any device: launches wait for each other.
@@ -50,27 +41,4 @@ pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::Ptx, text, function("scale"))
 }
 
-/// The backend for tests that all backends share.
-pub struct Tested(pub CudaBackend);
-
-pub fn subject() -> Tested {
-    Tested(backend())
-}
-
-impl suite::Subject for Tested {
-    fn api(&self) -> &'static str {
-        "CUDA"
-    }
-
-    fn backend(&self) -> &dyn Backend {
-        &self.0
-    }
-
-    fn adapters(&self) -> Vec<Adapter> {
-        adapters(&self.0)
-    }
-
-    fn skip(&self, missing: &str, why: &str) {
-        test_support::skip!(missing, "{why}");
-    }
-}
+device_bench::tested!(CudaBackend, "CUDA", "CUDA driver");

@@ -1,21 +1,10 @@
 //! Every Vulkan device of this machine: kernels, programs, memory, leases, what a failure says.
 
 use crate::support::*;
-use ragtag_hal::{
-    Adapter, AdapterKind, BufferId, Command, Device, Error, Feature, Limits, Module, ModuleId, QueueKind,
-    TextEntry,
-};
+use ragtag_hal::{Adapter, AdapterKind, Command, Device, Error, Feature, Limits, ModuleId, QueueKind};
 use ragtag_vulkan::{MatrixUnits, VulkanBackend, VulkanConfig};
 
 device_bench::device_tests!(subject());
-
-fn label(bench: &Bench) -> String {
-    bench.device.adapter().label()
-}
-
-fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
-    (0..WORDS as u32).map(word).collect()
-}
 
 #[test]
 fn programs_replay_whatever_memory_they_use() {
@@ -92,78 +81,9 @@ fn what_comes_down_into_a_shadow_goes_up_again() {
     no_objections(&backend);
 }
 
-/// Commands that touch each other's bytes take effect in order, others as they like.
-#[test]
-fn commands_that_overlap_in_part_take_effect_in_order() {
-    each(&subject(), |mut bench| {
-        let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
-        let part = |buffer, at: usize| buffer_range(buffer, at * alignment, alignment);
-        for _ in 0..20 {
-            let mut commands = vec![Command::Fill { to: buffer_range(0, 0, WORDS), word: 1 }];
-            for at in 0..8 {
-                commands.push(scale(part(0, at), part(0, at + 1), 2));
-                commands.push(Command::Copy { from: part(0, at + 1), to: part(1, at) });
-                commands.push(Command::Fill { to: part(0, at), word: 9 });
-            }
-            let ran = bench.commands(QueueKind::Compute, commands, &[]);
-            bench.wait(ran);
-            let words = bench.words(1);
-            for at in 0..8 {
-                let wanted = vec![(2 << (at + 1)) - 1; alignment];
-                same(&words[at * alignment..(at + 1) * alignment], &wanted, format!("part {at}"));
-            }
-        }
-    });
-}
-
-/// A grid with more groups than a device launches at once: along each axis the limit is 65535 at least.
-#[test]
-fn large_grids_are_launched_in_parts() {
-    each(&subject(), |mut bench| {
-        let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);
-        let words = (most / 4).min(70_000 * 64) as usize;
-        for id in [10, 11] {
-            bench.device.create_buffer(BufferId(id), words as u64 * 4).unwrap();
-        }
-        let fill = |buffer, word| Command::Fill { to: buffer_range(buffer, 0, words), word };
-        let from = buffer_range(10, 0, words);
-        let commands = vec![fill(10, 3), fill(11, 0), scale(from, buffer_range(11, 0, words), 5)];
-        let ran = bench.commands(QueueKind::Compute, commands, &[]);
-        bench.wait(ran);
-        for first in [0, words / 2, words - WORDS] {
-            let piece = Command::Copy { from: buffer_range(11, first, WORDS), to: buffer_range(0, 0, WORDS) };
-            let copied = bench.commands(QueueKind::Compute, vec![piece], &[]);
-            bench.wait(copied);
-            same(&bench.words(0), &vec![16; WORDS], format!("{} from {first} on", label(&bench)));
-        }
-    });
-}
-
-#[test]
-fn a_build_failure_shows_the_log() {
-    each(&subject(), |mut bench| {
-        let broken = module(source().replace("result[at] =", "no_such_name[at] =").into());
-        match bench.device.create_module(ModuleId(1), &broken) {
-            Err(Error::Compile { log }) => assert!(log.contains("no_such_name"), "{log}"),
-            other => panic!("{other:?}"),
-        }
-        let fine = bench.device.create_module(ModuleId(1), &module(source()));
-        assert_eq!(fine, Ok(()), "the device is as good as before");
-    });
-}
-
 #[test]
 fn functions_are_held_to_their_abi() {
     each(&subject(), |mut bench| {
-        let with = |source: &str, name: &str| Module {
-            source: text(vec![TextEntry { text: source.into(), function: function(name) }]),
-            ..module("".into())
-        };
-        let missing = bench.device.create_module(ModuleId(1), &with(&source(), "no_such_kernel"));
-        assert!(
-            matches!(&missing, Err(Error::Compile { log }) if log.contains("no_such_kernel")),
-            "{missing:?}"
-        );
         for (from, to) in [
             ("@binding(1)", "@binding(2)"),
             ("count: u32 }", "count: u32, more: vec4<u32> }"),
@@ -171,7 +91,7 @@ fn functions_are_held_to_their_abi() {
         ] {
             let other = source().replacen(from, to, 1);
             assert_ne!(*other, *source());
-            let refused = bench.device.create_module(ModuleId(1), &with(&other, "scale"));
+            let refused = bench.device.create_module(ModuleId(1), &module(other.into()));
             assert!(matches!(&refused, Err(Error::Invalid { .. })), "{to}: {refused:?}");
         }
     });
