@@ -247,9 +247,6 @@ impl Copier {
         // Its number tells its timelines from those of engines.
         let id = DeviceId(u16::MAX);
         let mut device = backends.open(&[(adapter, id)], &Limits::default()).map_err(failed)?.swap_remove(0);
-        if let Some(mut waiter) = device.waiter() {
-            std::thread::spawn(move || while waiter.wait() == Ok(true) {});
-        }
         (0..2).try_for_each(|id| device.create_buffer(BufferId(id), COPY_BYTES)).map_err(failed)?;
         Ok(Self { label: label.into(), device, signalled: 0 })
     }

@@ -31,7 +31,6 @@ fn plain_caps() -> Caps {
         languages: [KernelLanguage::Host].into(),
         features: Default::default(),
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: false,
         max_allocation_bytes: u64::MAX,
         max_binding_bytes: u64::MAX,

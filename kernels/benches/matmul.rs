@@ -60,7 +60,6 @@ fn caps() -> Caps {
         languages: [KernelLanguage::Host].into(),
         features: features(),
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: false,
         max_allocation_bytes: u64::MAX,
         max_binding_bytes: u64::MAX,

@@ -275,7 +275,6 @@ mod tests {
             languages: [KernelLanguage::Host].into(),
             features: features.iter().copied().collect(),
             queues: QueueLayout::Separate,
-            foreign_points: true,
             records_programs: false,
             max_allocation_bytes: 1 << 40,
             max_binding_bytes: 1 << 40,

@@ -150,7 +150,6 @@ fn processor(features: &[Feature]) -> Caps {
         languages: [KernelLanguage::Host].into(),
         features: features.iter().copied().collect(),
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: false,
         max_allocation_bytes: 1 << 40,
         max_binding_bytes: 1 << 40,

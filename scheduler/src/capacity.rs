@@ -12,10 +12,10 @@ pub struct Lanes {
 
 impl Lanes {
     /// A stage's mailbox. Waking: a hand-off for each micro-batch in flight, a chunk for each slot of the incoming ring,
-    /// and one pending notice each of its own progress, of its neighbours' and of the outgoing ring. Quiet: a credit for
-    /// each slot of the outgoing ring.
+    /// and one pending notice each of its own progress and of the outgoing ring. Quiet: a credit for each slot of the
+    /// outgoing ring.
     pub fn of_stage(credits: u32, incoming_depth: u32, outgoing_depth: u32) -> Self {
-        Self { waking: credits as usize + incoming_depth as usize + 3, quiet: outgoing_depth as usize }
+        Self { waking: credits as usize + incoming_depth as usize + 2, quiet: outgoing_depth as usize }
     }
 
     /// The coordinator's mailbox. Waking: one pending notice of progress. Quiet: a return for each micro-batch in flight.

@@ -12,8 +12,6 @@ pub(crate) enum StageMessage {
     Event(StageEvent),
     /// Its download timeline has moved.
     Downloaded,
-    /// A neighbour's timeline has moved.
-    NeighbourMoved,
     /// A slot of the outgoing ring came back on the quiet lane.
     RingSlot,
 }

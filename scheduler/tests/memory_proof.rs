@@ -3,7 +3,7 @@
 
 use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFile};
 use ragtag_hal::pool::class_bytes;
-use ragtag_hal::{Caps, Feature, KernelLanguage, QueueLayout};
+use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_scheduler::planner::{self, ModelFacts, PlanError, PlanLimits, PlannerInput};
 use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, Links, Objective, Plan, Split, Workload};
@@ -21,20 +21,9 @@ fn model(name: &str) -> Model {
 fn caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
-        features: Default::default(),
-        queues: QueueLayout::Separate,
-        foreign_points: true,
-        records_programs: true,
         max_allocation_bytes: 1 << 40,
         max_binding_bytes: 1 << 40,
-        binding_alignment_bytes: 64,
-        copy_alignment_bytes: 1,
-        parallel_units: 1,
-        max_work_group_items: 1,
-        local_memory_bytes: 0,
-        clocks: Default::default(),
-        gemm: None,
-        sharing: Default::default(),
+        ..Caps::default()
     }
 }
 

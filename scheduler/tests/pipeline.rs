@@ -158,29 +158,11 @@ fn pipelines_of_any_length_say_the_same() {
 }
 
 #[test]
-fn devices_without_foreign_points_say_the_same() {
-    let mut setup = Setup::new(3);
-    setup.devices.iter_mut().for_each(|d| d.foreign_points = false);
-    check(&setup);
-    setup.devices[1].foreign_points = true;
-    check(&setup);
-}
-
-#[test]
-fn devices_that_need_a_waiter_say_the_same() {
-    let mut setup = Setup::new(2);
-    setup.devices.iter_mut().for_each(|d| d.lazy = true);
-    check(&setup);
-}
-
-#[test]
 fn tight_slots_credits_and_rings_say_the_same() {
     for (slots, credits, depth) in [(1, 1, 1), (1, 6, 1), (2, 4, 3), (4, 6, 1)] {
         let mut setup = Setup::new(3);
         (setup.options.slots, setup.options.credits) = (slots, credits);
         setup.options.routes = vec![Route::HostStaged { chunk_bytes: 37, depth }; 2];
-        check(&setup);
-        setup.devices.iter_mut().for_each(|d| d.foreign_points = false);
         check(&setup);
     }
 }
@@ -336,7 +318,6 @@ fn a_lost_device_ends_every_sequence_with_one_clear_error() {
                 continue;
             }
             let mut setup = Setup::new(3);
-            setup.devices.iter_mut().for_each(|d| d.foreign_points = stage != 1);
             setup.devices[stage].fails = Some((queue, 20));
             let pipeline = setup.start().unwrap();
             let requests: Vec<_> = (0..5).map(|i| submit(&pipeline, &prompt(9, i), generate(50))).collect();
@@ -391,34 +372,31 @@ fn nothing_leaks(watches: &[LeakWatch], how: &str) {
 
 #[test]
 fn a_pipeline_that_ran_or_was_cancelled_or_dropped_leaves_nothing_on_its_devices() {
-    for foreign_points in [true, false] {
-        let mut setup = Setup::new(3);
-        setup.devices.iter_mut().for_each(|d| d.foreign_points = foreign_points);
-        let (specs, watches) = setup.watched();
-        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
-        all(&submit(&pipeline, &prompt(20, 1), generate(10)).1);
-        assert!(pipeline.stats().stages.iter().all(|stage| stage.pool.in_use_bytes > 0));
-        assert_eq!(watches[0].leaks(), None, "still open");
-        pipeline.shutdown();
-        nothing_leaks(&watches, "ran");
+    let mut setup = Setup::new(3);
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    all(&submit(&pipeline, &prompt(20, 1), generate(10)).1);
+    assert!(pipeline.stats().stages.iter().all(|stage| stage.pool.in_use_bytes > 0));
+    assert_eq!(watches[0].leaks(), None, "still open");
+    pipeline.shutdown();
+    nothing_leaks(&watches, "ran");
 
-        setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(1));
-        let (specs, watches) = setup.watched();
-        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
-        let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
-        replies.recv_timeout(PATIENCE).unwrap();
-        pipeline.cancel(id);
-        all(&replies);
-        pipeline.shutdown();
-        nothing_leaks(&watches, "cancelled");
+    setup.devices.iter_mut().for_each(|d| d.delay = Duration::from_millis(1));
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    let (id, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+    replies.recv_timeout(PATIENCE).unwrap();
+    pipeline.cancel(id);
+    all(&replies);
+    pipeline.shutdown();
+    nothing_leaks(&watches, "cancelled");
 
-        let (specs, watches) = setup.watched();
-        let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
-        let (_, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
-        replies.recv_timeout(PATIENCE).unwrap();
-        drop(pipeline);
-        nothing_leaks(&watches, "dropped");
-    }
+    let (specs, watches) = setup.watched();
+    let pipeline = Pipeline::start(specs, &setup.options, |_| {}).unwrap();
+    let (_, replies) = submit(&pipeline, &prompt(20, 2), generate(100));
+    replies.recv_timeout(PATIENCE).unwrap();
+    drop(pipeline);
+    nothing_leaks(&watches, "dropped");
 }
 
 #[test]

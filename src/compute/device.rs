@@ -11,7 +11,6 @@ use ragtag_hal::{
 use ragtag_kernels::{Kernel, Variant, module_source, select};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
 /// A device that several threads may give work.
 pub(super) struct Shared {
@@ -23,8 +22,6 @@ pub(super) struct Shared {
 
 struct Core {
     device: Option<Checked>,
-    /// The thread that waits for hardware, where the device needs one.
-    companion: Option<JoinHandle<()>>,
     next_id: u32,
     signalled: u64,
     modules: HashMap<(Kernel, &'static str), ModuleId>,
@@ -51,25 +48,14 @@ impl Drop for Memory {
 }
 
 impl Shared {
-    pub(super) fn new(mut device: Checked) -> Result<Arc<Self>> {
-        let companion = device.waiter().map(|mut waiter| {
-            let wait = move || while waiter.wait() == Ok(true) {};
-            thread::Builder::new().name("compute-waiter".into()).spawn(wait)
-        });
-        let companion = companion.transpose().map_err(|error| Error::Open(error.to_string()))?;
+    pub(super) fn new(device: Checked) -> Result<Arc<Self>> {
         let (adapter, timeline) = (device.adapter().clone(), device.timeline(QueueKind::Compute));
         let wakers = Wakers::new()?;
         let woken = Arc::clone(&wakers);
         timeline.subscribe(move |progress| woken.wake(progress));
         let signalled = timeline.value();
-        let core = Core {
-            device: Some(device),
-            companion,
-            next_id: 0,
-            signalled,
-            modules: HashMap::new(),
-            left: Vec::new(),
-        };
+        let core =
+            Core { device: Some(device), next_id: 0, signalled, modules: HashMap::new(), left: Vec::new() };
         Ok(Arc::new(Self { adapter, timeline, wakers, core: Mutex::new(core) }))
     }
 
@@ -273,11 +259,6 @@ impl Drop for Core {
             for (_, id) in self.modules.drain() {
                 let _ = device.destroy_module(id);
             }
-        }
-        // Dropped before the companion is joined: that is what ends it.
-        self.device = None;
-        if let Some(companion) = self.companion.take() {
-            let _ = companion.join();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What can go wrong in a transfer: a route that cannot be taken, or halves that disagree.
 
 use crate::message::TransferId;
-use crate::topology::Route;
+use crate::route::Route;
 use serde::{Deserialize, Serialize};
 
 /// A route that cannot be taken, or a message that breaks the protocol between the two halves.

@@ -1,5 +1,5 @@
-//! How activations cross from one device to the next: which devices are linked and how fast, which route an edge
-//! takes, and the machine that moves bytes along a host-staged route.
+//! How activations cross from one device to the next: which route an edge takes, and the machine that moves bytes along a
+//! host-staged route.
 //!
 //! The machine is two steppers, one on each device's actor: events in, actions out. This crate must not know any
 //! backend, model or plan; it does no I/O, starts no thread and reads no clock.
@@ -10,12 +10,12 @@ mod error;
 mod message;
 mod points;
 mod receiver;
+mod route;
 mod sender;
-mod topology;
 
 pub use error::Error;
 pub use message::{Chunk, ChunkFree, ChunkReady, TransferId};
 pub use points::Points;
 pub use receiver::{Receiver, ReceiverAction, ReceiverEvent};
+pub use route::Route;
 pub use sender::{Sender, SenderAction, SenderEvent};
-pub use topology::{Link, Route, Topology};

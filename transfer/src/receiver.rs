@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::message::{Chunk, ChunkFree, ChunkReady, TransferId};
 use crate::points::Points;
-use crate::topology::Route;
+use crate::route::Route;
 use ragtag_hal::Point;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;

@@ -4,6 +4,7 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `text.rs` | the kernel, in the languages of GPUs |
+//! | `suite.rs` | the tests that every backend passes |
 //! | `stray.rs` | a kernel that writes where nothing is |
 //! | `faults.rs` | what becomes of a device that is lost, or has no memory left |
 //!
@@ -13,10 +14,11 @@
 
 pub mod faults;
 mod stray;
+pub mod suite;
 mod text;
 
 pub use stray::goes_astray;
-pub use text::{SCALE, function, module_of, scale_text};
+pub use text::{SCALE, function, module_of, scale_text, scale_text_adding};
 
 use ragtag_hal::{
     Access, Adapter, Backend, Binding, BufferId, BufferRange, Checked, Command, Device, DeviceId, Dispatch,
@@ -117,6 +119,11 @@ impl Bench {
         Ok(Bench { device, region, next: [0; 3] })
     }
 
+    /// The device's name: `opencl:0`.
+    pub fn label(&self) -> String {
+        self.device.adapter().label()
+    }
+
     /// The next point of a queue.
     pub fn point(&mut self, queue: QueueKind) -> Point {
         self.next[queue.index()] += 1;
@@ -215,6 +222,11 @@ impl Bench {
         let wanted: Vec<_> = (0..WORDS as u32).map(|at| 3 * at + 1).collect();
         same(&self.words(1), &wanted, self.device.adapter().label());
     }
+}
+
+/// Words of a buffer of [`Bench`] that are told by their places.
+pub fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
+    (0..WORDS as u32).map(word).collect()
 }
 
 /// Fails unless words are as wanted, and says where they first differ.

@@ -90,6 +90,15 @@ pub fn scale_text(language: KernelLanguage) -> Option<Arc<str>> {
     }
 }
 
+/// The same for another sum than plus one: another program.
+pub fn scale_text_adding(language: KernelLanguage, addend: u32) -> Option<Arc<str>> {
+    let (one, other) = match language {
+        KernelLanguage::Ptx => ("%r1, 1;", format!("%r1, {addend};")),
+        _ => ("+ 1u", format!("+ {addend}u")),
+    };
+    scale_text(language).map(|text| text.replace(one, &other).into())
+}
+
 /// A function whose groups have as many work items as the tests' kernels want.
 pub fn function(name: &str) -> DeviceFunction {
     DeviceFunction { name: name.into(), work_group: [GROUP, 1, 1], dynamic_local_bytes: 0 }

@@ -1,12 +1,10 @@
 //! A device with what tests need around it: ids and points allotted in turn, data moved in and out, a limit on waiting.
 
-use crate::report::Verdict;
 use ragtag_hal::{
     BufferId, BufferRange, Caps, Checked, Command, Device, HostRegion, Module, ModuleId, Point, ProgramId,
     QueueKind, RegionId, Submission, Timeline, Work,
 };
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// How long any one point may take. Far more than any test needs, so that only a hang runs into it: a driver for processors may
@@ -61,7 +59,6 @@ pub(crate) fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
 
 /// A device on which tests run.
 pub(crate) struct Bench {
-    // Dropped before the companion is joined: that is what ends it.
     device: Checked,
     next_id: u32,
     signalled: [u64; 3],
@@ -71,7 +68,6 @@ pub(crate) struct Bench {
     staging: Option<(RegionId, Arc<HostRegion>)>,
     programs: Vec<ProgramId>,
     modules: Vec<ModuleId>,
-    _companion: Option<Companion>,
 }
 
 impl Drop for Bench {
@@ -87,23 +83,8 @@ impl Drop for Bench {
     }
 }
 
-/// The thread that waits for hardware, where the device needs one.
-struct Companion(Option<JoinHandle<()>>);
-
-impl Drop for Companion {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // Its failure is on the timelines already.
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Bench {
-    pub(crate) fn new(mut device: Checked) -> Self {
-        let companion = device
-            .waiter()
-            .map(|mut waiter| Companion(Some(thread::spawn(move || while waiter.wait() == Ok(true) {}))));
+    pub(crate) fn new(device: Checked) -> Self {
         Self {
             device,
             next_id: 0,
@@ -113,7 +94,6 @@ impl Bench {
             staging: None,
             programs: Vec::new(),
             modules: Vec::new(),
-            _companion: companion,
         }
     }
 
@@ -283,9 +263,4 @@ impl Bench {
 /// Part of a range.
 pub(crate) fn part(of: BufferRange, offset: u64, bytes: u64) -> BufferRange {
     BufferRange { buffer: of.buffer, offset: of.offset + offset, bytes }
-}
-
-/// The verdict of a device that cannot wait for points of other devices.
-pub(crate) fn without_foreign_points() -> Verdict {
-    Verdict::skipped("the device cannot wait for points of other devices; its actor holds such submissions")
 }

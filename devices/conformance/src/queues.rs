@@ -1,6 +1,6 @@
 //! Queues, timelines and points.
 
-use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, pattern, without_foreign_points};
+use crate::bench::{Attempt, Bench, Context, expect_bytes, expect_equal, pattern};
 use crate::report::Verdict;
 use crate::suite::{Outcomes, Test};
 use ragtag_hal::{Command, Device, DeviceId, Error, QueueKind, Timeline, TimelineId, Timing};
@@ -111,19 +111,16 @@ fn timings(bench: &mut Bench) -> Outcomes {
     }
 }
 
-/// Imports a timeline of another device. `None` if the device cannot, which it then must say.
-fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Option<Arc<Timeline>>> {
+/// Imports a timeline of another device.
+fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     let abroad = Timeline::new(TimelineId { device: ABROAD, queue });
-    match (bench.device().import_timeline(Arc::clone(&abroad)), bench.caps().foreign_points) {
-        (Ok(()), true) => Ok(Some(abroad)),
-        (Err(Error::Unsupported { .. }), false) => Ok(None),
-        (result, claimed) => Err(format!("foreign points: claimed {claimed}, importing gives {result:?}")),
-    }
+    bench.device().import_timeline(Arc::clone(&abroad)).context("importing a timeline")?;
+    Ok(abroad)
 }
 
 /// Work that waits for a point of another device starts when another thread lets it pass, and not before.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
-    let Some(abroad) = import(bench, QueueKind::Upload)? else { return Ok(without_foreign_points()) };
+    let abroad = import(bench, QueueKind::Upload)?;
     let data = pattern(4096, 11);
     let buffer = bench.filled(&data)?;
     let (id, region) = bench.region(4096)?;
@@ -155,7 +152,7 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
 
 /// A point that fails takes along all that waits for it, with its cause, and nothing that has passed.
 fn poison(bench: &mut Bench) -> Outcomes {
-    let Some(abroad) = import(bench, QueueKind::Download)? else { return Ok(without_foreign_points()) };
+    let abroad = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;
     let passed = bench.commands(QueueKind::Compute, vec![], &[])?;
     bench.wait(passed)?;

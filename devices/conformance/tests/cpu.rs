@@ -7,7 +7,7 @@ use ragtag_devices::{Backends, Config};
 use ragtag_hal::{
     Adapter, Backend, BufferId, Checked, Command, Device, DeviceId, Feature, Features, HostRegion, Limits,
     Memory, Module, ModuleId, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
-    Timing, Waiter, Work,
+    Timing, Work,
 };
 use ragtag_kernels::NumericsClass;
 use std::sync::Arc;
@@ -176,9 +176,6 @@ impl Device for Faulty {
     }
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         self.inner.timeline(queue)
-    }
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        self.inner.waiter()
     }
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
         self.inner.import_timeline(timeline)

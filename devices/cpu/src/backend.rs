@@ -2,19 +2,16 @@
 //!
 //! This module must not know how a device works.
 
-use crate::device::CpuDevice;
+use crate::driver;
 use crate::features;
 use crate::memory::HostMemory;
 use ragtag_hal::{
     Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Error, Features, HeapKind, KernelLanguage, Limits,
-    Memory, MemorySource, PhysicalIdentity, QueueLayout, Result, Unavailable,
+    Memory, MemorySource, PhysicalIdentity, Result, Unavailable,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::available_parallelism;
 use sysinfo::{CpuRefreshKind, RefreshKind, System};
-
-/// Bindings start on a cache line, so that two kernels' outputs never share one.
-const BINDING_ALIGNMENT_BYTES: u64 = 64;
 
 /// How the host's processor is divided into devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,19 +106,8 @@ impl CpuBackend {
             caps: Caps {
                 languages: BTreeSet::from([KernelLanguage::Host]),
                 features: features.clone(),
-                queues: QueueLayout::Separate,
-                foreign_points: true,
-                records_programs: true,
-                max_allocation_bytes: isize::MAX as u64,
-                max_binding_bytes: isize::MAX as u64,
-                binding_alignment_bytes: BINDING_ALIGNMENT_BYTES,
-                copy_alignment_bytes: 1,
                 parallel_units: self.threads(index),
-                max_work_group_items: 1,
-                local_memory_bytes: 0,
-                clocks: Default::default(),
-                gemm: None,
-                sharing: Default::default(),
+                ..Caps::default()
             },
         };
         (0..self.config.devices).map(adapter).collect()
@@ -147,9 +133,11 @@ impl Backend for CpuBackend {
             let found = present.iter().find(|adapter| adapter.label() == wanted.label());
             let adapter = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
             let duty = self.handicap(adapter.index).duty_percent;
+            let duty_percent = duty.map(|percent| (adapter.label(), percent)).into_iter().collect();
+            let limits = Limits { duty_percent, ..limits.clone() };
             let mut adapter = adapter.clone();
             adapter.caps.parallel_units = wanted.caps.parallel_units.clamp(1, adapter.caps.parallel_units);
-            Ok(Box::new(CpuDevice::open(*id, adapter, duty, limits)?) as Box<dyn Device>)
+            Ok(Box::new(driver::open(*id, adapter, &limits)?) as Box<dyn Device>)
         };
         adapters.iter().map(open).collect()
     }

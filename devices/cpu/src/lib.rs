@@ -7,17 +7,17 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
-//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
-//! | `queue.rs` | a queue: waits, order, failures, closing |
-//! | `script.rs` | commands with their names resolved, and how each is executed |
+//! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
+//! | `queue.rs` | a queue, as the lanes of `ragtag-hal` use it |
+//! | `script.rs` | how each step is executed |
 //! | `team.rs` | the threads that share a script |
-//! | `memory.rs` | buffers, and what the host has left |
+//! | `memory.rs` | memory of buffers, and what the host has left |
 //! | `features.rs` | what the processor can do |
 //!
 //! This crate must not know any operator, kernel or model.
 
 mod backend;
-mod device;
+mod driver;
 mod features;
 mod memory;
 mod queue;

@@ -1,10 +1,9 @@
-//! Buffers of a CPU device, where they come from, and what memory the host has left.
+//! Memory of buffers, and what the host has left.
 //!
 //! This module must not know commands or queues.
 
 use memmap2::{MmapMut, MmapRaw};
-use ragtag_hal::{Error, Limits, Pool, PoolStats, Result, Timing};
-use std::sync::Arc;
+use ragtag_hal::driver::Allocation;
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// From this size on a buffer asks for huge pages: a matrix that is streamed through costs fewer misses of the
@@ -31,73 +30,23 @@ impl Buffer {
         Some(Self { map: MmapRaw::from(map) })
     }
 
-    /// Size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.map.len()
-    }
-
     /// The first byte.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 }
 
-/// Where a device's buffers come from.
-#[derive(Debug)]
-pub(crate) struct DeviceMemory {
-    pool: Pool<Buffer>,
-    /// Most bytes that the buffers may take together.
-    limit_bytes: u64,
-}
-
-impl DeviceMemory {
-    /// Memory for buffers within the limits: of the whole, or of the device's share of the host.
-    pub(crate) fn new(limits: &Limits, share_bytes: u64, largest_bytes: u64) -> Self {
-        let limit_bytes = limits.memory_bytes.unwrap_or(share_bytes);
-        Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), limit_bytes }
+impl Allocation for Buffer {
+    fn bytes(&self) -> u64 {
+        self.map.len() as u64
     }
 
-    /// Most bytes that the buffers may take together.
-    pub(crate) fn limit_bytes(&self) -> u64 {
-        self.limit_bytes
+    fn writable(&self) -> Option<*mut u8> {
+        Some(self.pointer())
     }
 
-    /// What the device may still allocate: within its limit, and within what the host has or the pool would give back.
-    pub(crate) fn free_bytes(&self) -> u64 {
-        let host = HostMemory::now().free_bytes.saturating_add(self.pool.stats().cached_bytes);
-        self.pool.free_bytes().min(host)
-    }
-
-    pub(crate) fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-
-    /// A buffer of at least `bytes` bytes.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with sizes.
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Arc<Buffer>> {
-        let free = self.free_bytes();
-        let out_of_memory = || Error::OutOfMemory { wanted: bytes, free: Some(free) };
-        if bytes > free {
-            return Err(out_of_memory());
-        }
-        let new = |size| Buffer::new(size).ok_or_else(out_of_memory);
-        self.pool.acquire(bytes, Timing::now_ns(), new).map(Arc::new)
-    }
-
-    /// Gives up what the pool holds and no buffer uses.
-    pub(crate) fn trim(&mut self) -> u64 {
-        self.pool.drain()
-    }
-
-    /// Takes a buffer back. One that a submission still holds on to goes with it.
-    pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
-        let bytes = buffer.bytes() as u64;
-        match Arc::try_unwrap(buffer) {
-            Ok(buffer) => self.pool.put(buffer, bytes, Timing::now_ns()),
-            Err(_) => self.pool.forget(bytes),
-        }
+    fn readable(&self) -> Option<*const u8> {
+        Some(self.pointer().cast_const())
     }
 }
 
@@ -140,25 +89,9 @@ mod tests {
     fn buffers_are_page_aligned() {
         for bytes in [1, 4096, 5 << 20] {
             let buffer = Buffer::new(bytes).unwrap();
-            assert_eq!((buffer.bytes() as u64, buffer.pointer() as usize % 4096), (bytes, 0));
+            assert_eq!((buffer.bytes(), buffer.pointer() as usize % 4096), (bytes, 0));
         }
         assert!(Buffer::new(1 << 60).is_none(), "no host has that");
-    }
-
-    #[test]
-    fn a_buffer_in_use_is_never_handed_out_again() {
-        let mut memory = DeviceMemory::new(&Limits::default(), 1 << 20, 1 << 20);
-        let (idle, busy) = (memory.allocate(5000).unwrap(), memory.allocate(5000).unwrap());
-        let held = Arc::clone(&busy);
-        let first = idle.pointer();
-        memory.release(busy);
-        assert_eq!((memory.stats().in_use_buffers, memory.stats().cached_buffers), (1, 0));
-        memory.release(idle);
-        let again = memory.allocate(4700).unwrap();
-        assert_eq!((again.pointer(), again.bytes(), memory.stats().hits), (first, 5120, 1));
-        let other = memory.allocate(5000).unwrap();
-        assert_ne!(other.pointer(), held.pointer());
-        assert_eq!(memory.free_bytes(), (1 << 20) - 2 * 5120);
     }
 
     #[test]

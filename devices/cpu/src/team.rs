@@ -7,20 +7,22 @@
 //!
 //! This module must not know queues, points or timelines.
 
-use crate::script::{Script, Step};
+use crate::driver::{Script, Step};
+use crate::script::{name, pieces, run};
 use crossbeam_channel::{Sender, unbounded};
+use ragtag_hal::lanes::Thread;
 use ragtag_hal::{Error, Result};
 use std::any::Any;
 use std::hint::spin_loop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
 /// Chunks per thread into which a step is divided: enough to even out threads of unequal speed.
 const CHUNKS_PER_THREAD: u32 = 4;
 /// Turns of a waiting loop before it starts to yield its processor: a few microseconds.
-pub(crate) const SPINS: u32 = 128;
+const SPINS: u32 = 128;
 
 /// How far a step has come.
 #[derive(Debug, Default)]
@@ -32,7 +34,6 @@ struct Progress {
 }
 
 /// One execution of a script.
-#[derive(Debug)]
 struct Run {
     script: Arc<Script>,
     progress: Box<[Progress]>,
@@ -62,7 +63,7 @@ impl Run {
 
     /// Takes and runs chunks of a step until none is left.
     fn share(&self, step: &Step, progress: &Progress) -> Result<()> {
-        let pieces = u64::from(step.pieces());
+        let pieces = u64::from(pieces(step));
         let chunk = match self.threads {
             1 => pieces,
             threads => pieces / u64::from(threads * CHUNKS_PER_THREAD),
@@ -83,7 +84,7 @@ impl Run {
 
     /// Waits for the other threads' chunks of a step. False if one failed.
     fn all_done(&self, step: &Step, progress: &Progress) -> bool {
-        let pieces = u64::from(step.pieces());
+        let pieces = u64::from(pieces(step));
         let mut turns = 0;
         while progress.done.load(Ordering::Acquire) < pieces {
             if self.failure.get().is_some() {
@@ -102,9 +103,10 @@ impl Run {
 
 /// Runs pieces of a step. A panic in a kernel becomes an error that names the kernel.
 fn run_caught(step: &Step, start: u32, end: u32) -> Result<()> {
-    let outcome = catch_unwind(AssertUnwindSafe(|| step.run(start..end)));
-    outcome.unwrap_or_else(|panic| {
-        Err(Error::Api { call: format!("{} (panic: {})", step.name(), panic_text(&*panic)), code: 0 })
+    let outcome = catch_unwind(AssertUnwindSafe(|| run(step, start..end)));
+    outcome.map_err(|panic| Error::Api {
+        call: format!("{} (panic: {})", name(step), panic_text(&*panic)),
+        code: 0,
     })
 }
 
@@ -118,7 +120,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 /// # Errors
 /// The first failure of a step, or the panic of a kernel.
 pub(crate) fn run_alone(script: &Script) -> Result<()> {
-    script.steps().iter().try_for_each(|step| run_caught(step, 0, step.pieces()))
+    script.steps().iter().try_for_each(|step| run_caught(step, 0, pieces(step)))
 }
 
 /// The threads of a device: the one that calls [`Team::run`], and its helpers.
@@ -131,7 +133,7 @@ pub(crate) struct Team {
 struct Helper {
     /// `None` once the team is being dropped.
     inbox: Option<Sender<Arc<Run>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Team {
@@ -142,8 +144,8 @@ impl Team {
     pub(crate) fn new(name: &str, threads: u32) -> Result<Self> {
         let helper = |number: u32| {
             let (inbox, runs) = unbounded::<Arc<Run>>();
-            let thread = spawn(format!("{name} {number}"), move || runs.iter().for_each(|run| run.work()))?;
-            Ok(Helper { inbox: Some(inbox), thread: Some(thread) })
+            let work = move || runs.iter().for_each(|run| run.work());
+            Ok(Helper { inbox: Some(inbox), thread: Thread::spawn(format!("{name} {number}"), work)? })
         };
         Ok(Self { helpers: (1..threads).map(helper).collect::<Result<_>>()? })
     }
@@ -154,7 +156,7 @@ impl Team {
     /// The first failure of a step, or the panic of a kernel. Other threads may still be in a chunk then; they keep
     /// alive what they use.
     pub(crate) fn run(&self, script: &Arc<Script>) -> Result<()> {
-        if self.helpers.is_empty() || !script.is_divisible() {
+        if self.helpers.is_empty() || !script.steps().iter().any(|step| pieces(step) > 1) {
             return run_alone(script);
         }
         let run = Arc::new(Run::new(Arc::clone(script), self.helpers.len() as u32 + 1));
@@ -172,21 +174,6 @@ impl Drop for Team {
         for helper in &mut self.helpers {
             helper.inbox = None;
         }
-        for thread in self.helpers.iter_mut().filter_map(|helper| helper.thread.take()) {
-            // A helper catches the panics of kernels; there is nothing left to report.
-            let _ = thread.join();
-        }
+        self.helpers.iter().for_each(|helper| helper.thread.end());
     }
-}
-
-/// Starts a named thread.
-///
-/// # Errors
-/// If the system gives no more threads.
-pub(crate) fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let refused = |error: std::io::Error| Error::Api {
-        call: format!("starting thread {name}"),
-        code: i64::from(error.raw_os_error().unwrap_or(0)),
-    };
-    thread::Builder::new().name(name.clone()).spawn(body).map_err(refused)
 }

@@ -235,8 +235,11 @@ fn a_region_in_use_fails_the_copy() {
     let region = Arc::clone(&bench.region);
     let lease = region.write(8..12).unwrap();
     let upload = Command::Upload { region: RegionId(0), offset: 0, to: whole(0) };
-    let point = bench.submit(QueueKind::Upload, Work::Commands(vec![upload]), vec![]);
-    assert!(matches!(bench.wait(point), Err(error) if matches!(error.root(), Error::Invalid { .. })));
+    let signal = TimelineId { device: DEVICE, queue: QueueKind::Upload }.at(1);
+    let work = Work::Commands(vec![upload]);
+    let refused = bench.device.submit(Submission { queue: QueueKind::Upload, work, waits: vec![], signal });
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+    assert!(matches!(bench.wait(signal), Err(error) if matches!(error.root(), Error::Invalid { .. })));
     drop(lease);
 }
 

@@ -10,7 +10,7 @@ use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{
     Adapter, Backend, Device, DeviceId, Error, Feature, GemmChoice, GemmLibrary, Limits, Result, Unavailable,
 };
-use ragtag_stream::{Pins, StreamDevice};
+use ragtag_stream::{Pins, StreamDevice, open};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -128,7 +128,7 @@ impl CudaBackend {
             cublas_lt: adapter.caps.gemm.as_ref().and_then(|_| libraries.cublas_lt().cloned()),
         };
         let driver = CudaDriver::new(context, tools, abilities)?;
-        StreamDevice::open(*id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
+        open(*id, adapter.clone(), Arc::new(driver), Arc::clone(&self.pins), limits)
     }
 }
 

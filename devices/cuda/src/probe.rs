@@ -197,7 +197,6 @@ impl Limits {
             languages: [KernelLanguage::Ptx].into_iter().chain(compiled).collect(),
             features: features(capability),
             queues: QueueLayout::Separate,
-            foreign_points: true,
             records_programs: true,
             max_allocation_bytes: self.total_bytes,
             max_binding_bytes: self.total_bytes,
@@ -261,6 +260,6 @@ mod tests {
         let caps = limits.caps((9, 0), false);
         assert_eq!(caps.languages, [KernelLanguage::Ptx].into());
         assert!(limits.caps((9, 0), true).languages.contains(&KernelLanguage::CudaC));
-        assert!(caps.records_programs && caps.foreign_points);
+        assert!(caps.records_programs);
     }
 }

@@ -8,24 +8,12 @@ mod support;
 use ragtag_cuda::{CudaBackend, CudaConfig};
 use ragtag_hal::{
     Command, Device, Error, Feature, HostRegion, KernelLanguage, Limits, ModuleId, ProgramId, QueueKind,
-    RegionId, Timing, Work,
+    RegionId,
 };
 use std::sync::Arc;
 use support::*;
 
-/// Runs a test on each device.
-#[track_caller]
-fn each(test: impl Fn(Bench)) {
-    let backend = backend();
-    for adapter in adapters(&backend) {
-        println!("{}: {} ({})", adapter.label(), adapter.name, adapter.driver);
-        test(Bench::new(open(&backend, &adapter, 0, &Limits::default())));
-    }
-}
-
-fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
-    (0..WORDS as u32).map(word).collect()
-}
+device_bench::device_tests!(subject());
 
 #[test]
 fn an_adapter_says_what_it_is() {
@@ -47,11 +35,6 @@ fn computes(bench: &mut Bench, module: u32) {
     let down = bench.commands(QueueKind::Download, vec![download(1)], &[computed]);
     bench.wait(down);
     assert_eq!(bench.region_words(), expected(|at| 3 * (at ^ 0x5555) + 1));
-}
-
-#[test]
-fn ptx_computes() {
-    each(|mut bench| computes(&mut bench, 0));
 }
 
 #[test]
@@ -105,7 +88,7 @@ fn chain(bench: &mut Bench, module: u32, launches: u32) {
 
 #[test]
 fn launches_run_in_order_whether_they_overlap_or_not() {
-    each(|mut bench| {
+    each(&subject(), |mut bench| {
         chain(&mut bench, 0, 400);
         if !bench.device.adapter().caps.features.contains(&Feature::Sm90) {
             test_support::skip!("compute capability 9.0", "for overlapping launches");
@@ -117,38 +100,8 @@ fn launches_run_in_order_whether_they_overlap_or_not() {
 }
 
 #[test]
-fn programs_replay_on_what_their_region_holds_then() {
-    each(|mut bench| {
-        let program = vec![
-            upload(0),
-            scale(all(0), all(1), 5),
-            scale(all(1), all(2), 7),
-            Command::Copy { from: all(2), to: all(3) },
-            Command::Fill { to: buffer_range(3, 0, 16), word: 42 },
-            download(3),
-            scale(all(3), all(0), 1),
-        ];
-        bench.device.record(ProgramId(0), program).unwrap();
-        for round in 0..10u32 {
-            bench.fill_region(|at| at.wrapping_mul(round));
-            let ran = bench.program(0, &[]);
-            bench.wait(ran);
-            let result = |at: u32| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 };
-            assert_eq!(bench.region_words(), expected(result), "round {round}");
-        }
-    });
-}
-
-#[test]
-fn a_refused_text_shows_the_log_and_functions_are_held_to_their_abi() {
-    each(|mut bench| {
-        let broken = module(plain().replace("mul.wide.u32", "no.such.instruction").into());
-        let error = bench.device.create_module(ModuleId(1), &broken).unwrap_err();
-        println!("{error}");
-        assert!(matches!(&error, Error::Compile { log } if log.contains("line")), "{error}");
-        let missing = module_of(KernelLanguage::Ptx, plain(), function("no_such_kernel"));
-        let error = bench.device.create_module(ModuleId(1), &missing).unwrap_err();
-        assert!(matches!(&error, Error::Compile { log } if log.contains("no_such_kernel")), "{error}");
+fn functions_are_held_to_their_abi() {
+    each(&subject(), |mut bench| {
         let short = module(plain().replace(".param .u64 from, ", "").replace("[from]", "[to]").into());
         let error = bench.device.create_module(ModuleId(1), &short).unwrap_err();
         assert!(matches!(&error, Error::Invalid { what } if what.contains("3 parameters")), "{error}");
@@ -160,16 +113,6 @@ fn a_refused_text_shows_the_log_and_functions_are_held_to_their_abi() {
         local.dynamic_local_bytes = u32::try_from(bench.device.adapter().caps.local_memory_bytes).unwrap();
         bench.device.create_module(ModuleId(1), &module_of(KernelLanguage::Ptx, plain(), local)).unwrap();
         computes(&mut bench, 1);
-    });
-}
-
-#[test]
-fn what_the_host_holds_no_device_copies() {
-    each(|mut bench| {
-        let region = Arc::clone(&bench.region);
-        let _held = region.write(0..4).unwrap();
-        let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
-        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
     });
 }
 
@@ -198,27 +141,4 @@ fn regions_are_pinned_once_for_all_devices() {
             assert_eq!(Arc::strong_count(&region), 1, "nothing holds a region that was let go");
         }
     }
-}
-
-#[test]
-fn timings_lie_in_order_between_submitting_and_hearing() {
-    each(|mut bench| {
-        let mut timings: Vec<Timing> = Vec::new();
-        let mut last_end_ns = 0;
-        for _ in 0..10 {
-            let before_ns = Timing::now_ns();
-            let commands = vec![upload(0), scale(all(0), all(1), 3), download(1)];
-            let ran = bench.commands(QueueKind::Compute, commands, &[]);
-            bench.wait(ran);
-            timings.clear();
-            bench.device.take_timings(&mut timings);
-            let after_ns = Timing::now_ns();
-            let [timing] = timings[..] else { panic!("{timings:?}") };
-            assert_eq!(timing.point, ran);
-            let order = [before_ns, timing.start_ns, timing.end_ns, after_ns];
-            println!("{order:?}");
-            assert!(order.is_sorted() && last_end_ns <= timing.start_ns, "{order:?} after {last_end_ns}");
-            last_end_ns = timing.end_ns;
-        }
-    });
 }

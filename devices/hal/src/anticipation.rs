@@ -59,6 +59,11 @@ impl Anticipation {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
 
+    /// Of someone who looks around for so long before resting, and expects nothing.
+    pub fn brief(linger: Duration) -> Self {
+        Self { linger, habit: None }
+    }
+
     /// Waits by taking turns until something is found; `None` when nothing will come any more.
     pub fn wait<T>(&mut self, mut take: impl FnMut(Turn) -> Outcome<T>) -> Option<T> {
         let start = Instant::now();

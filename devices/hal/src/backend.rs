@@ -168,16 +168,6 @@ impl Timing {
     }
 }
 
-/// Waits for hardware on a companion thread, for backends whose timelines do not advance by themselves.
-pub trait Waiter: Send {
-    /// Blocks until some timeline of the device moved, advances its mirror, and returns. `Ok(false)` when the device
-    /// has been closed.
-    ///
-    /// # Errors
-    /// If waiting itself failed; the timelines have been failed with the same error.
-    fn wait(&mut self) -> Result<bool>;
-}
-
 /// An opened device, owned by exactly one thread. No method blocks on the device, except where it says so.
 pub trait Device: Send {
     /// The id it was opened with.
@@ -195,13 +185,10 @@ pub trait Device: Send {
     /// The mirror of a queue's timeline.
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline>;
 
-    /// The work of the companion thread, handed out once; `None` if the timelines advance by themselves.
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>>;
-
     /// Makes the points of another device's timeline usable in waits.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if `caps.foreign_points` is false.
+    /// If the API refuses.
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()>;
 
     /// What the pool that its buffers come from holds and has done.

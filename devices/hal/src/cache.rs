@@ -4,6 +4,7 @@
 //! Nothing here is an error to anybody: what cannot be read is compiled, what cannot be written is not kept. This module
 //! must not know drivers.
 
+use crate::error::Result;
 use blake3::{Hash, Hasher};
 use std::collections::HashMap;
 use std::fs;
@@ -115,77 +116,121 @@ impl Folder {
     }
 }
 
+/// Programs that a backend's devices asked for, by where they came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Compiled from their source.
+    pub compiled: u64,
+    /// Loaded from disk.
+    pub loaded: u64,
+    /// Found in this process.
+    pub reused: u64,
+}
+
 /// Programs as drivers give them away, for all devices of a backend: kept in this process as long as the backend lives and, with
 /// a folder, for later ones.
 #[derive(Debug, Default)]
 pub struct Shelf {
     folder: Option<Folder>,
-    places: Mutex<HashMap<Key, Arc<Place>>>,
+    places: Mutex<HashMap<Key, Place>>,
+    counters: Mutex<CacheCounters>,
 }
 
-/// Where a program lies.
-#[derive(Debug, Default)]
-pub struct Place(Mutex<Option<Arc<[u8]>>>);
-
-/// Where a program was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// It was put there, or looked at, since the backend was made.
-    Process,
-    /// In the folder.
-    Disk,
-}
+/// The bytes of a program; locked while it is looked for or made.
+type Place = Arc<Mutex<Option<Arc<[u8]>>>>;
 
 impl Shelf {
     /// With a folder, or for this process alone.
     pub fn new(folder: Option<Folder>) -> Self {
-        Self { folder, places: Mutex::default() }
+        Self { folder, ..Self::default() }
     }
 
-    /// The place of a program.
-    pub fn place(&self, key: &Key) -> Arc<Place> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(places.entry(*key).or_default())
+    /// Where the programs came from so far.
+    pub fn counters(&self) -> CacheCounters {
+        *lock(&self.counters)
     }
 
-    /// What the folder has of a program.
-    fn load(&self, key: &Key) -> Option<Vec<u8>> {
-        self.folder.as_ref()?.load(key)
+    /// What is kept of a program, and the counter for it.
+    fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
+        match place {
+            Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),
+            None => Some((self.folder.as_ref()?.load(key)?.into(), |counters| &mut counters.loaded)),
+        }
+    }
+
+    fn count(&self, counter: Counter) {
+        *counter(&mut lock(&self.counters)) += 1;
     }
 }
 
-impl Place {
-    /// Nobody else makes the program meanwhile, or looks whether it is there.
-    pub fn lock(&self) -> Held<'_> {
-        Held(self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+type Counter = fn(&mut CacheCounters) -> &mut u64;
 
-/// A place while its program is looked for or made.
+/// A program that was just compiled, and its bytes for the shelf where the driver gives them.
+pub type Compiled<P> = (P, Option<Vec<u8>>);
+
+/// Programs of devices, made once each.
 #[derive(Debug)]
-pub struct Held<'a>(MutexGuard<'a, Option<Arc<[u8]>>>);
+pub struct Programs<P> {
+    shelf: Arc<Shelf>,
+    /// By key and device: twins have the same key, but each needs a program of its own.
+    slots: Mutex<HashMap<(Key, usize), Slot<P>>>,
+}
 
-impl Held<'_> {
-    /// The program, and where it was.
-    pub fn get(&self, shelf: &Shelf, key: &Key) -> Option<(Arc<[u8]>, Source)> {
-        match self.0.as_ref() {
-            Some(program) => Some((Arc::clone(program), Source::Process)),
-            None => Some((shelf.load(key)?.into(), Source::Disk)),
+/// A program; locked while it is made.
+type Slot<P> = Arc<Mutex<Option<P>>>;
+
+impl<P: Clone> Programs<P> {
+    /// An empty table over a shelf.
+    pub fn new(shelf: Arc<Shelf>) -> Self {
+        Self { shelf, slots: Mutex::default() }
+    }
+
+    /// The program of a key on a device, made if it was not yet: by `load` from what the shelf has, else by `compile`.
+    ///
+    /// # Errors
+    /// What `compile` says. Where `load` fails, the program is compiled.
+    pub fn get(
+        &self,
+        key: Key,
+        device: usize,
+        load: impl FnOnce(&[u8]) -> Result<P>,
+        compile: impl FnOnce() -> Result<Compiled<P>>,
+    ) -> Result<P> {
+        let slot = Arc::clone(lock(&self.slots).entry((key, device)).or_default());
+        let mut slot = lock(&slot);
+        if let Some(program) = slot.as_ref() {
+            self.shelf.count(|counters| &mut counters.reused);
+            return Ok(program.clone());
         }
-    }
-
-    /// Keeps a program that was just compiled.
-    pub fn put(&mut self, shelf: &Shelf, key: &Key, program: Vec<u8>) {
-        if let Some(folder) = &shelf.folder {
-            folder.store(key, &program);
+        let place = Arc::clone(lock(&self.shelf.places).entry(key).or_default());
+        let mut place = lock(&place);
+        if let Some((bytes, counter)) = self.shelf.find(&key, &place) {
+            match load(&bytes) {
+                Ok(program) => {
+                    self.shelf.count(counter);
+                    tracing::debug!(%key, bytes = bytes.len(), "a program was loaded");
+                    *place = Some(bytes);
+                    return Ok(slot.insert(program).clone());
+                }
+                Err(error) => tracing::debug!(%key, %error, "a kept program was refused"),
+            }
         }
-        self.take(program.into());
+        let start = std::time::Instant::now();
+        let (program, bytes) = compile()?;
+        self.shelf.count(|counters| &mut counters.compiled);
+        tracing::debug!(%key, elapsed = ?start.elapsed(), kept = bytes.is_some(), "a program was compiled");
+        if let Some(bytes) = bytes {
+            if let Some(folder) = &self.shelf.folder {
+                folder.store(&key, &bytes);
+            }
+            *place = Some(bytes.into());
+        }
+        Ok(slot.insert(program).clone())
     }
+}
 
-    /// Keeps in this process what was loaded, and turned out to be of use.
-    pub fn take(&mut self, program: Arc<[u8]>) {
-        *self.0 = Some(program);
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn remove(path: &Path) {
@@ -197,6 +242,7 @@ fn remove(path: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
     use std::time::Duration;
 
     fn folder(max_bytes: u64) -> (tempfile::TempDir, Folder) {
@@ -227,25 +273,46 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_has_what_was_put_there_and_what_its_folder_has() {
+    fn a_program_is_made_once_and_loaded_by_later_tables() {
         let (_temporary, folder) = folder(1 << 20);
         let key = blake3::hash(b"a");
-        let got = |shelf: &Shelf| {
-            let found = shelf.place(&key).lock().get(shelf, &key);
-            found.map(|(program, source)| (program.to_vec(), source))
+        let get = |programs: &Programs<String>, device| {
+            let load = |bytes: &[u8]| Ok(format!("loaded {}", String::from_utf8_lossy(bytes)));
+            let compile = || Ok(("compiled".to_string(), Some(b"one".to_vec())));
+            programs.get(key, device, load, compile).unwrap()
         };
-        let (first, alone) = (Shelf::new(Some(folder.clone())), Shelf::default());
-        for shelf in [&first, &alone] {
-            assert_eq!(got(shelf), None);
-            shelf.place(&key).lock().put(shelf, &key, b"one".to_vec());
-            assert_eq!(got(shelf), Some((b"one".to_vec(), Source::Process)));
+        let counters = |compiled, loaded, reused| CacheCounters { compiled, loaded, reused };
+        for folder in [Some(folder.clone()), None] {
+            let shelf = Arc::new(Shelf::new(folder));
+            let programs = Programs::new(Arc::clone(&shelf));
+            assert_eq!(
+                [0, 0, 1].map(|device| get(&programs, device)),
+                ["compiled", "compiled", "loaded one"]
+            );
+            assert_eq!(get(&Programs::new(Arc::clone(&shelf)), 0), "loaded one", "a table of the same shelf");
+            assert_eq!(shelf.counters(), counters(1, 0, 3));
         }
-        assert_eq!(got(&Shelf::default()), None, "nothing is kept elsewhere");
-        let second = Shelf::new(Some(folder));
-        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Disk)));
-        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Disk)), "it may be of no use");
-        second.place(&key).lock().take(b"one"[..].into());
-        assert_eq!(got(&second), Some((b"one".to_vec(), Source::Process)));
+        let shelf = Arc::new(Shelf::new(Some(folder)));
+        let programs = Programs::new(Arc::clone(&shelf));
+        assert_eq!([0, 1].map(|device| get(&programs, device)), ["loaded one", "loaded one"]);
+        assert_eq!(shelf.counters(), counters(0, 1, 1), "from disk once");
+    }
+
+    #[test]
+    fn a_refused_program_is_compiled_and_a_failure_leaves_nothing() {
+        let (_temporary, folder) = folder(1 << 20);
+        let key = blake3::hash(b"a");
+        folder.store(&key, b"refused");
+        let shelf = Arc::new(Shelf::new(Some(folder.clone())));
+        let programs = Programs::new(Arc::clone(&shelf));
+        let refuse = |_: &[u8]| Err(Error::invalid("another driver's"));
+        let failed = programs.get(key, 0, refuse, || Err(Error::invalid("no compiler")));
+        assert_eq!(failed, Err(Error::invalid("no compiler")));
+        assert_eq!(programs.get(key, 0, refuse, || Ok((7, Some(b"new".to_vec())))), Ok(7));
+        assert_eq!((folder.load(&key), shelf.counters().compiled), (Some(b"new".to_vec()), 1));
+        let silent = blake3::hash(b"b");
+        assert_eq!(programs.get(silent, 0, refuse, || Ok((8, None))), Ok(8), "a driver that gives no bytes");
+        assert_eq!(folder.load(&silent), None);
     }
 
     #[cfg(unix)]

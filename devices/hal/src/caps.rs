@@ -82,9 +82,6 @@ pub struct Caps {
     pub features: Features,
     /// How the three queues lie on the hardware.
     pub queues: QueueLayout,
-    /// Whether a submission may wait for a point of another device that has not passed yet. Without it the actor holds
-    /// the submission until the point has passed.
-    pub foreign_points: bool,
     /// Whether recorded programs are cheaper to submit than the same commands one by one.
     pub records_programs: bool,
     /// Largest single allocation, in bytes.
@@ -111,6 +108,29 @@ pub struct Caps {
     /// Who else may reach its memory.
     #[serde(default, skip_serializing_if = "MemorySharing::is_none")]
     pub sharing: MemorySharing,
+}
+
+impl Default for Caps {
+    /// What a processor can do where nothing narrows it: three queues, memory without limits, groups that are not divided.
+    fn default() -> Self {
+        Self {
+            languages: BTreeSet::new(),
+            features: Features::new(),
+            queues: QueueLayout::Separate,
+            records_programs: true,
+            max_allocation_bytes: isize::MAX as u64,
+            max_binding_bytes: isize::MAX as u64,
+            // A cache line: two kernels' outputs never share one.
+            binding_alignment_bytes: 64,
+            copy_alignment_bytes: 1,
+            parallel_units: 1,
+            max_work_group_items: 1,
+            local_memory_bytes: 0,
+            clocks: Clocks::default(),
+            gemm: None,
+            sharing: MemorySharing::default(),
+        }
+    }
 }
 
 /// Clocks and widths as an API reports them, from which peak rates follow; 0 where it says nothing.

@@ -11,7 +11,7 @@ mod leaks;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
+use crate::backend::{Adapter, Device, Memory, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::faults::{Faults, Faulty};
@@ -201,10 +201,6 @@ impl Device for Checked {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.own[queue.index()].timeline)
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        self.inner.waiter()
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

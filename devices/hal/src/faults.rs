@@ -6,7 +6,7 @@
 
 mod mirror;
 
-use crate::backend::{Adapter, Device, Memory, Timing, Waiter};
+use crate::backend::{Adapter, Device, Memory, Timing};
 use crate::command::{Command, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, ProgramId, QueueKind, RegionId};
@@ -147,10 +147,6 @@ impl Device for Faulty {
             Some(mirror) => mirror.timeline(queue),
             None => self.inner.timeline(queue),
         }
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        self.inner.waiter()
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

@@ -2,8 +2,7 @@
 //!
 //! A [`Lane`] is one queue of the driver, what was put into it, and the thread that watches it and moves the timeline. The
 //! [`Feeder`] puts submissions into the lanes of a device: at once where the driver knows everything that they wait for,
-//! and as points pass where they wait for another device. What a submission does, and how the driver is told, a backend
-//! says with [`DriverQueue`] and [`Script`].
+//! and as points pass where they wait for another device. A backend says with [`DriverQueue`] how the driver is told.
 //!
 //! This module must not know buffers, kernels or any API.
 
@@ -11,8 +10,10 @@ mod claims;
 mod clock;
 mod feeder;
 mod lane;
+mod thread;
 
 pub use claims::{Claim, Claims};
 pub use clock::Difference;
 pub use feeder::{Feeder, Task, Wait};
-pub use lane::{After, Common, DriverQueue, Ends, Lane, Order, Script, spawn};
+pub use lane::{After, Common, DriverQueue, Ends, Lane, Order};
+pub use thread::Thread;

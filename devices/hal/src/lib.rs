@@ -13,7 +13,7 @@
 //!
 //! *The backend*
 //! - never blocks the calling thread on the device: `submit` enqueues;
-//! - advances the host mirror ([`Timeline`]) of each of its queues, from its own threads or from its [`Waiter`];
+//! - advances the host mirror ([`Timeline`]) of each of its queues, from its own threads;
 //! - keeps what a submission names until the device is done with it, also where the owner of a device that is closed has
 //!   failed the timeline and does not wait any more;
 //! - poisons a timeline with the typed error when a submission fails, and never panics on what a driver returns;
@@ -27,6 +27,7 @@ pub mod cache;
 mod caps;
 mod checked;
 mod command;
+pub mod driver;
 mod duty;
 mod error;
 mod exit;
@@ -42,7 +43,7 @@ mod timeline;
 pub use anticipation::{Anticipation, Outcome, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Device, HeapKind, Limits, Memory, MemorySource, PciAddress,
-    PhysicalIdentity, Timing, Waiter,
+    PhysicalIdentity, Timing,
 };
 pub use caps::{Caps, Clocks, Feature, Features, KernelLanguage, MemoryHandle, MemorySharing, QueueLayout};
 pub use checked::{Checked, LeakWatch, Leaks};

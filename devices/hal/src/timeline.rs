@@ -1,8 +1,6 @@
 //! The host's mirror of a queue's progress: a monotonic value that threads can wait for and subscribe to.
 //!
-//! A backend that learns of progress by callback or on its own threads advances the mirror there; one that has to wait
-//! for hardware does so in its [`Waiter`](crate::Waiter). Other devices import the mirror and turn it into what their
-//! API can wait for (a host-signalled semaphore, a stream wait on a word, a user event).
+//! A backend advances the mirror on its own threads. Other devices import the mirror and wait for its points.
 
 use crate::error::{Error, Result};
 use crate::ids::{Point, TimelineId};

@@ -7,7 +7,7 @@ use crate::probe::{Found, probe};
 use crate::program::Programs;
 use ragtag_hal::cache::{Folder, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
-use ragtag_stream::{Pins, StreamDevice};
+use ragtag_stream::Pins;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl HipBackend {
         let folder = self.config.cache_folder.clone().map(Folder::new);
         let programs = Programs::new(found, self.config.compiler.clone(), folder);
         let driver = Arc::new(HipDriver::new(found, programs)?);
-        Ok(Box::new(StreamDevice::open(*id, adapter.clone(), driver, Arc::clone(&self.pins), limits)?))
+        Ok(Box::new(ragtag_stream::open(*id, adapter.clone(), driver, Arc::clone(&self.pins), limits)?))
     }
 }
 

@@ -167,7 +167,6 @@ fn caps(api: &Api, ordinal: i32, architecture: &Architecture) -> Result<Caps> {
         languages: [KernelLanguage::HipC].into(),
         features,
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: true,
         max_allocation_bytes: total_bytes,
         max_binding_bytes: total_bytes,

@@ -3,11 +3,10 @@
 //! This module must not know how a device works.
 
 use crate::context::Context;
-use crate::device::OpenClDevice;
+use crate::driver::{self, OpenClDevice};
 use crate::probe::{Found, PlatformId, probe};
-use crate::program::{CacheCounters, Counters, Kept, Programs};
 use crate::transfer::{TransferMode, transfer_mode};
-use ragtag_hal::cache::{Folder, Shelf, default_folder};
+use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -37,7 +36,7 @@ impl Default for OpenClConfig {
 /// The OpenCL backend.
 pub struct OpenClBackend {
     config: OpenClConfig,
-    kept: Arc<Kept>,
+    shelf: Arc<Shelf>,
     /// Contexts in use: later devices of a platform join them where they can.
     contexts: Mutex<Vec<Weak<Context>>>,
 }
@@ -46,13 +45,12 @@ impl OpenClBackend {
     /// A backend with this configuration.
     pub fn new(config: OpenClConfig) -> Self {
         let shelf = Shelf::new(config.cache_folder.clone().map(Folder::new));
-        let kept = Arc::new(Kept { shelf, counters: Counters::default() });
-        Self { config, kept, contexts: Mutex::default() }
+        Self { config, shelf: Arc::new(shelf), contexts: Mutex::default() }
     }
 
     /// What became of the programs of all devices that were opened here.
     pub fn counters(&self) -> CacheCounters {
-        self.kept.counters.read()
+        self.shelf.counters()
     }
 
     pub(crate) fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
@@ -67,8 +65,7 @@ impl OpenClBackend {
         if let Some(context) = live {
             return Ok(context);
         }
-        let programs = Programs::new(Arc::clone(&self.kept));
-        let context = Arc::new(Context::new(platform, found, programs)?);
+        let context = Arc::new(Context::new(platform, found, Arc::clone(&self.shelf))?);
         contexts.push(Arc::downgrade(&context));
         Ok(context)
     }
@@ -82,7 +79,7 @@ impl OpenClBackend {
     ) -> Result<OpenClDevice> {
         let mode = self.config.transfer.unwrap_or_else(|| transfer_mode(&found.memory));
         found.command_buffers = found.command_buffers.filter(|_| self.config.command_buffers);
-        OpenClDevice::open(id, found, context, mode, limits)
+        driver::open(id, found, context, mode, limits)
     }
 
     #[cfg(test)]

@@ -2,10 +2,10 @@
 //!
 //! This module must not know how a device works.
 
-use crate::api::{self, Mem};
+use crate::api::{self, Mem, Program};
 use crate::probe::{Found, PlatformId};
-use crate::program::Programs;
 use opencl3::device::Device;
+use ragtag_hal::cache::{Programs, Shelf};
 use ragtag_hal::{HostRegion, Result};
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub(crate) struct Context {
     platform: PlatformId,
     devices: Vec<Device>,
-    programs: Programs,
+    programs: Programs<Arc<Program>>,
     /// Pinned regions by the address of their first byte: two devices that register a region pin it once.
     pins: Mutex<HashMap<usize, Weak<Pin>>>,
     /// Released last.
@@ -25,9 +25,10 @@ pub(crate) struct Context {
 impl Context {
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn new(platform: PlatformId, found: &[&Found], programs: Programs) -> Result<Self> {
+    pub(crate) fn new(platform: PlatformId, found: &[&Found], shelf: Arc<Shelf>) -> Result<Self> {
         let devices: Vec<Device> = found.iter().map(|found| found.device).collect();
         let api = api::Context::new(platform.raw(), &devices)?;
+        let programs = Programs::new(shelf);
         Ok(Self { platform, devices, programs, pins: Mutex::default(), api })
     }
 
@@ -41,7 +42,7 @@ impl Context {
         &self.api
     }
 
-    pub(crate) fn programs(&self) -> &Programs {
+    pub(crate) fn programs(&self) -> &Programs<Arc<Program>> {
         &self.programs
     }
 

@@ -26,7 +26,7 @@ pub(crate) fn failure(call: &str, code: cl_int) -> Error {
 }
 
 /// The same for calls that allocate: codes that mean too little memory then.
-pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -> Error {
+pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [cl_int; 4] = [
         CL_MEM_OBJECT_ALLOCATION_FAILURE,
         CL_OUT_OF_RESOURCES,
@@ -35,8 +35,7 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -
     ];
     match error {
         Error::Api { code, .. } if SHORTAGE.iter().any(|&shortage| i64::from(shortage) == code) => {
-            // Whatever was said to be free was not enough.
-            Error::OutOfMemory { wanted, free: free.filter(|&free| free < wanted) }
+            Error::OutOfMemory { wanted, free: None }
         }
         other => other,
     }
@@ -65,12 +64,10 @@ mod tests {
     #[test]
     fn shortages_are_told_from_other_failures() {
         for code in [-4, -5, -6, -61] {
-            let error = allocation_failure(failure("clX", code), 100, Some(50));
-            assert_eq!(error, Error::OutOfMemory { wanted: 100, free: Some(50) });
+            let error = allocation_failure(failure("clX", code), 100);
+            assert_eq!(error, Error::OutOfMemory { wanted: 100, free: None });
         }
-        let error = allocation_failure(failure("clX", -4), 100, Some(200));
-        assert_eq!(error, Error::OutOfMemory { wanted: 100, free: None });
-        assert_eq!(allocation_failure(failure("clX", -30), 100, None), failure("clX", -30));
-        assert_eq!(allocation_failure(failure("clX", -36), 100, None), failure("clX", -36));
+        assert_eq!(allocation_failure(failure("clX", -30), 100), failure("clX", -30));
+        assert_eq!(allocation_failure(failure("clX", -36), 100), failure("clX", -36));
     }
 }

@@ -10,11 +10,10 @@
 //! | `backend.rs` | probe and open |
 //! | `probe.rs` | platforms and devices, and what they say of themselves |
 //! | `context.rs` | what devices of one platform share |
-//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
-//! | `queue.rs` | a queue of the driver, as the lanes of `ragtag-hal` use it |
-//! | `script.rs`, `recording.rs` | commands with their names resolved, and how they are given to the driver |
+//! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
+//! | `queue.rs`, `recording.rs` | a queue of the driver: how it takes commands one by one and recorded |
 //! | `program.rs` | compiled programs, in this process and on disk |
-//! | `memory.rs`, `transfer.rs` | buffers, and how they are filled and read |
+//! | `memory.rs`, `transfer.rs` | memory of buffers, and how it is filled and read |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //! | `error.rs`, `api/` | OpenCL's codes, objects and calls |
 //!
@@ -24,18 +23,17 @@ mod api;
 mod backend;
 mod clock;
 mod context;
-mod device;
+mod driver;
 mod error;
 mod memory;
 mod probe;
 mod program;
 mod queue;
 mod recording;
-mod script;
 #[cfg(test)]
 mod tests;
 mod transfer;
 
 pub use backend::{OpenClBackend, OpenClConfig};
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;
 pub use transfer::{MemoryCaps, TransferMode, transfer_mode};

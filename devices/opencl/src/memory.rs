@@ -1,13 +1,11 @@
-//! Buffers of a device: where their memory comes from, how much of it is taken, and what the host has left.
+//! Memory of buffers, and what the host has left.
 //!
-//! All allocation and release of device memory is here. This module must not know commands.
+//! This module must not know commands.
 
-use crate::api::{self, Mem, SharedBlock};
-use crate::context::Context;
-use crate::error::allocation_failure;
-use crate::probe::{Found, heap};
+use crate::api::{Context, Mem, SharedBlock, UnifiedMemory};
 use crate::transfer::TransferMode;
-use ragtag_hal::{Error, Limits, Memory, Pool, PoolStats, Result, Timing};
+use ragtag_hal::driver::Allocation;
+use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
@@ -41,6 +39,37 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// # Errors
+    /// If the driver refuses, or has no memory of this kind.
+    pub(crate) fn new(
+        context: &Context,
+        bytes: u64,
+        mode: TransferMode,
+        unified: Option<UnifiedMemory>,
+    ) -> Result<Self> {
+        let shortage = || Error::OutOfMemory { wanted: bytes, free: None };
+        let size = usize::try_from(bytes).map_err(|_| shortage())?;
+        let block = match (mode, unified) {
+            (TransferMode::SharedVirtual, _) => {
+                Some(SharedBlock::fine_grained(context, size)?.ok_or_else(shortage)?)
+            }
+            (TransferMode::Unified, Some(unified)) => Some(SharedBlock::unified(context, unified, size)?),
+            (TransferMode::Unified, None) | (TransferMode::Explicit, _) => None,
+        };
+        let memory = match &block {
+            // SAFETY: the block has these bytes and stays with the memory; what touches it when is ordered by points, as
+            // for every buffer.
+            Some(block) => unsafe { Mem::over(context, block.pointer(), size) }?,
+            None => Mem::new(context, size)?,
+        };
+        Ok(Self { parts: Mutex::default(), memory, bytes: size, block })
+    }
+
+    /// Whether the host reaches its memory.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.block.is_some()
+    }
+
     pub(crate) fn memory(&self) -> &Mem {
         &self.memory
     }
@@ -57,15 +86,24 @@ impl Buffer {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.at(offset, || self.memory.part(offset, self.bytes - offset)).map(Some)
     }
+}
 
-    /// Size in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+impl Allocation for Buffer {
+    fn bytes(&self) -> u64 {
+        self.bytes as u64
     }
 
-    /// The first byte as the host addresses it, where it does.
-    pub(crate) fn host_pointer(&self) -> Option<*mut u8> {
+    fn writable(&self) -> Option<*mut u8> {
         self.block.as_ref().map(SharedBlock::pointer)
+    }
+
+    fn readable(&self) -> Option<*const u8> {
+        self.writable().map(<*mut u8>::cast_const)
+    }
+
+    /// The next buffer binds other parts.
+    fn recycle(&mut self) {
+        self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
@@ -94,135 +132,5 @@ impl Parts {
 impl Drop for Parts {
     fn drop(&mut self) {
         self.clear();
-    }
-}
-
-/// Where a device's buffers come from.
-pub(crate) struct DeviceMemory {
-    // Before the driver's part: what it keeps goes first.
-    pool: Pool<Buffer>,
-    driver: Driver,
-    /// Most bytes that the buffers may take together.
-    limit_bytes: u64,
-}
-
-impl DeviceMemory {
-    pub(crate) fn new(context: Arc<Context>, found: Found, mode: TransferMode, limits: &Limits) -> Self {
-        let total_bytes = found.adapter.memory.first().map_or(0, |memory| memory.total_bytes);
-        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(total_bytes);
-        let largest_bytes = found.adapter.caps.max_allocation_bytes;
-        Self {
-            pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes),
-            driver: Driver { context, found, mode, queue: None },
-            limit_bytes,
-        }
-    }
-
-    /// The heap as it is now.
-    ///
-    /// # Errors
-    /// If the driver does not say how large it is.
-    pub(crate) fn heap(&self) -> Result<Memory> {
-        let heap = heap(&self.driver.found.device, self.driver.found.free);
-        let heap =
-            heap.ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))?;
-        let cached = self.pool.stats().cached_bytes;
-        Ok(Memory {
-            total_bytes: heap.total_bytes.min(self.limit_bytes),
-            free_bytes: heap.free_bytes.map(|free| free.saturating_add(cached).min(self.pool.free_bytes())),
-            ..heap
-        })
-    }
-
-    pub(crate) fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-
-    /// A buffer of at least `bytes` bytes whose memory is there. Waits for the driver where the pool has none.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with sizes.
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Arc<Buffer>> {
-        let left = self.pool.free_bytes();
-        let free = self.heap()?.free_bytes;
-        let known = free.unwrap_or(left).min(left);
-        if bytes > known {
-            return Err(Error::OutOfMemory { wanted: bytes, free: Some(known) });
-        }
-        let driver = &mut self.driver;
-        let new = |size| driver.buffer(size).map_err(|error| allocation_failure(error, bytes, free));
-        self.pool.acquire(bytes, Timing::now_ns(), new).map(Arc::new)
-    }
-
-    /// Gives up what the pool holds and no buffer uses.
-    pub(crate) fn trim(&mut self) -> u64 {
-        self.pool.drain()
-    }
-
-    /// Takes a buffer back. One that a submission still holds on to goes with it.
-    pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
-        let bytes = buffer.bytes() as u64;
-        match Arc::try_unwrap(buffer) {
-            Ok(mut buffer) => {
-                // Whoever has it next binds other parts.
-                buffer.parts.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
-                self.pool.put(buffer, bytes, Timing::now_ns());
-            }
-            Err(_) => self.pool.forget(bytes),
-        }
-    }
-}
-
-/// What the driver gives.
-struct Driver {
-    context: Arc<Context>,
-    found: Found,
-    mode: TransferMode,
-    /// The queue on which new buffers are touched; renewed after a failure. It never holds anything that waits.
-    queue: Option<api::Queue>,
-}
-
-impl Driver {
-    fn buffer(&mut self, bytes: u64) -> Result<Buffer> {
-        let size = usize::try_from(bytes).map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
-        let (memory, block) = self.memory(size)?;
-        if block.is_none() {
-            self.commit(&memory)?;
-        }
-        Ok(Buffer { parts: Mutex::default(), memory, bytes: size, block })
-    }
-
-    fn memory(&self, bytes: usize) -> Result<(Mem, Option<SharedBlock>)> {
-        let context = self.context.api();
-        let shortage = || Error::OutOfMemory { wanted: bytes as u64, free: None };
-        let block = match (self.mode, self.found.unified) {
-            (TransferMode::SharedVirtual, _) => {
-                Some(SharedBlock::fine_grained(context, bytes)?.ok_or_else(shortage)?)
-            }
-            (TransferMode::Unified, Some(unified)) => Some(SharedBlock::unified(context, unified, bytes)?),
-            (TransferMode::Unified, None) | (TransferMode::Explicit, _) => None,
-        };
-        let memory = match &block {
-            // SAFETY: the block has these bytes and stays with the memory; what touches it when is ordered by points, as
-            // for every buffer.
-            Some(block) => unsafe { Mem::over(context, block.pointer(), bytes) }?,
-            None => Mem::new(context, bytes)?,
-        };
-        Ok((memory, block))
-    }
-
-    /// Uses memory once. Some drivers take it only then, and say only then that there is too little: long after they gave
-    /// the buffer away.
-    fn commit(&mut self, memory: &Mem) -> Result<()> {
-        let queue = match self.queue.take() {
-            Some(queue) => queue,
-            None => api::Queue::new(self.context.api(), self.found.device, self.found.modern)?,
-        };
-        let event = queue.touch(memory)?;
-        queue.flush()?;
-        event.wait()?;
-        // Kept only if nothing went wrong on it.
-        self.queue = Some(queue);
-        Ok(())
     }
 }

@@ -323,7 +323,6 @@ fn caps(device: &Device, features: Features, spir_v: bool) -> Result<Caps, ClErr
         languages: spir_v.into_iter().chain([KernelLanguage::OpenClC]).collect(),
         features,
         queues: QueueLayout::Separate,
-        foreign_points: true,
         records_programs: true,
         max_allocation_bytes,
         max_binding_bytes: max_allocation_bytes,

@@ -5,42 +5,11 @@
 use crate::api::{Kernel, Program};
 use crate::context::Context;
 use crate::probe::Found;
-use ragtag_hal::cache::{Held, Key, Shelf, Source as Whence, key};
+use ragtag_hal::cache::{Compiled, Key, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
-use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// What became of the programs that were asked for, since the backend was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheCounters {
-    /// Compiled from their source.
-    pub compiled: u64,
-    /// Loaded from disk.
-    pub loaded: u64,
-    /// Found in this process.
-    pub reused: u64,
-}
-
-/// The counters as they are counted.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    compiled: AtomicU64,
-    loaded: AtomicU64,
-    reused: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn read(&self) -> CacheCounters {
-        CacheCounters {
-            compiled: self.compiled.load(Ordering::Relaxed),
-            loaded: self.loaded.load(Ordering::Relaxed),
-            reused: self.reused.load(Ordering::Relaxed),
-        }
-    }
-}
+use std::sync::Arc;
 
 /// Code as a module has it.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +56,6 @@ impl Source<'_> {
 /// An entry of a module: a function, and how it is launched.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) abi: &'static EntryAbi,
     pub(crate) work_group: [usize; 3],
     program: Arc<Program>,
     name: CString,
@@ -100,144 +68,68 @@ impl Entry {
     }
 }
 
-/// A program in this process; locked while it is made.
-type Slot = Arc<Mutex<Option<Arc<Program>>>>;
-
-/// What is kept for all contexts of a backend.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
-    pub(crate) shelf: Shelf,
-    pub(crate) counters: Counters,
-}
-
-/// The programs of a context.
-pub(crate) struct Programs {
-    kept: Arc<Kept>,
-    /// By key and device: twins have the same key, but each needs a program of its own.
-    slots: Mutex<HashMap<(Key, usize), Slot>>,
-}
-
-impl Programs {
-    pub(crate) fn new(kept: Arc<Kept>) -> Self {
-        Self { kept, slots: Mutex::default() }
-    }
-
-    /// The program of a source, made if it was not yet.
-    fn get(&self, context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
-        let key = source.key(found);
-        let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry((key, found.device.id() as usize)).or_default())
-        };
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(program) = slot.as_ref() {
-            self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
-            return Ok(Arc::clone(program));
-        }
-        let place = self.kept.shelf.place(&key);
-        let mut held = place.lock();
-        let program = match self.load(context, found, source, &key, &mut held) {
-            Some(program) => program,
-            None => self.compile(context, found, source, &key, &mut held)?,
-        };
-        Ok(Arc::clone(slot.insert(Arc::new(program))))
-    }
-
-    fn load(
-        &self,
-        context: &Context,
-        found: &Found,
-        source: Source<'_>,
-        key: &Key,
-        held: &mut Held<'_>,
-    ) -> Option<Program> {
-        let (binary, whence) = held.get(&self.kept.shelf, key)?;
-        let program = Program::from_binary(context.api(), found.device, &binary);
-        let built = program
-            .and_then(|program| program.build(found.device, &source.options(found)?).map(|()| program));
-        match built {
-            Ok(program) => {
-                let counter = match whence {
-                    Whence::Disk => &self.kept.counters.loaded,
-                    Whence::Process => &self.kept.counters.reused,
-                };
-                counter.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(device = found.adapter.label(), %key, ?whence, "a program was loaded");
-                held.take(binary);
-                Some(program)
-            }
-            Err(error) => {
-                tracing::debug!(device = found.adapter.label(), %key, %error, "a kept program was refused");
-                None
-            }
-        }
-    }
-
-    fn compile(
-        &self,
-        context: &Context,
-        found: &Found,
-        source: Source<'_>,
-        key: &Key,
-        held: &mut Held<'_>,
-    ) -> Result<Program> {
-        let program = match source {
-            Source::OpenClC(text) => Program::from_source(context.api(), text)?,
-            Source::SpirV(binary) => {
-                if !whole(binary) {
-                    return Err(Error::Compile { log: "a SPIR-V binary that is not whole".into() });
-                }
-                let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
-                Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
-            }
-        };
+/// The program of a source, made if it was not yet.
+fn get(context: &Context, found: &Found, source: Source<'_>) -> Result<Arc<Program>> {
+    let load = |binary: &[u8]| {
+        let program = Program::from_binary(context.api(), found.device, binary)?;
         program.build(found.device, &source.options(found)?)?;
-        self.kept.counters.compiled.fetch_add(1, Ordering::Relaxed);
-        let bytes = source.bytes().len();
-        tracing::debug!(device = found.adapter.label(), %key, bytes, "a program was compiled");
-        match program.binary(found.device) {
-            Ok(Some(binary)) => held.put(&self.kept.shelf, key, binary),
-            Ok(None) => tracing::debug!(device = found.adapter.label(), "the driver keeps no binary"),
-            Err(error) => tracing::debug!(%error, "the driver gives no binary"),
-        }
-        Ok(program)
-    }
+        Ok(Arc::new(program))
+    };
+    let compile = || compile(context, found, source);
+    context.programs().get(source.key(found), found.device.id() as usize, load, compile)
+}
 
-    /// The entries of a module. Its distinct programs are made side by side.
-    ///
-    /// # Errors
-    /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
-    /// function whose groups are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
-    pub(crate) fn entries(&self, context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
-        let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
-            ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
-                entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
+fn compile(context: &Context, found: &Found, source: Source<'_>) -> Result<Compiled<Arc<Program>>> {
+    let program = match source {
+        Source::OpenClC(text) => Program::from_source(context.api(), text)?,
+        Source::SpirV(binary) => {
+            if !whole(binary) {
+                return Err(Error::Compile { log: "a SPIR-V binary that is not whole".into() });
             }
-            ModuleSource::SpirV { binary, functions } => {
-                functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
-            }
-            ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
-                return Err(Error::Unsupported {
-                    what: format!("module {} on an OpenCL device", module.name),
-                });
-            }
-        };
-        let mut sources: Vec<Source<'_>> = Vec::new();
-        for (source, _) in &functions {
-            if !sources.iter().any(|other| other.bytes() == source.bytes()) {
-                sources.push(*source);
-            }
+            let refused = || Error::Unsupported { what: format!("SPIR-V on {}", found.adapter.label()) };
+            Program::from_spir_v(context.api(), found.spir_v.ok_or_else(refused)?, binary)?
         }
-        let programs: Vec<Arc<Program>> =
-            sources.par_iter().map(|&source| self.get(context, found, source)).collect::<Result<_>>()?;
-        let entry = |((source, function), &abi): (&(Source<'_>, &DeviceFunction), &&'static EntryAbi)| {
-            let at = sources.iter().position(|other| other.bytes() == source.bytes());
-            let program = at.and_then(|at| programs.get(at)).map(Arc::clone);
-            let program = program.ok_or_else(|| Error::invalid("a function without a program"))?;
-            checked(program, function, abi, found)
-        };
-        functions.iter().zip(&module.entries).map(entry).collect()
+    };
+    program.build(found.device, &source.options(found)?)?;
+    let binary = program.binary(found.device).unwrap_or_else(|error| {
+        tracing::debug!(%error, "the driver gives no binary");
+        None
+    });
+    Ok((Arc::new(program), binary))
+}
+
+/// The entries of a module. Its distinct programs are made side by side.
+///
+/// # Errors
+/// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
+/// function whose groups are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
+pub(crate) fn entries(context: &Context, found: &Found, module: &Module) -> Result<Vec<Entry>> {
+    let functions: Vec<(Source<'_>, &DeviceFunction)> = match &module.source {
+        ModuleSource::Text { language: KernelLanguage::OpenClC, entries } => {
+            entries.iter().map(|entry| (Source::OpenClC(&entry.text), &entry.function)).collect()
+        }
+        ModuleSource::SpirV { binary, functions } => {
+            functions.iter().map(|function| (Source::SpirV(binary), function)).collect()
+        }
+        ModuleSource::Host(_) | ModuleSource::Text { .. } | ModuleSource::Linked { .. } => {
+            return Err(Error::Unsupported { what: format!("module {} on an OpenCL device", module.name) });
+        }
+    };
+    let mut sources: Vec<Source<'_>> = Vec::new();
+    for (source, _) in &functions {
+        if !sources.iter().any(|other| other.bytes() == source.bytes()) {
+            sources.push(*source);
+        }
     }
+    let programs: Vec<Arc<Program>> =
+        sources.par_iter().map(|&source| get(context, found, source)).collect::<Result<_>>()?;
+    let entry = |((source, function), &abi): (&(Source<'_>, &DeviceFunction), &&'static EntryAbi)| {
+        let at = sources.iter().position(|other| other.bytes() == source.bytes());
+        let program = at.and_then(|at| programs.get(at)).map(Arc::clone);
+        let program = program.ok_or_else(|| Error::invalid("a function without a program"))?;
+        checked(program, function, abi, found)
+    };
+    functions.iter().zip(&module.entries).map(entry).collect()
 }
 
 /// Whether a binary is SPIR-V and ends where an instruction does: Intel's processor runtime ends the process if not. After
@@ -268,7 +160,7 @@ fn checked(
     let DeviceFunction { name, work_group, .. } = function;
     let c_name =
         CString::new(name.as_str()).map_err(|_| Error::invalid(format!("a function named {name:?}")))?;
-    let entry = Entry { abi, work_group: work_group.map(|side| side as usize), program, name: c_name };
+    let entry = Entry { work_group: work_group.map(|side| side as usize), program, name: c_name };
     let kernel =
         entry.kernel().map_err(|error| Error::Compile { log: format!("function {name}: {error}") })?;
     let (has, wanted) = (kernel.parameters()?, abi.bindings.len() + abi.constants);

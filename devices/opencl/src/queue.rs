@@ -7,13 +7,14 @@
 //! they gain nothing: NVIDIA's driver begins to launch a waiting queue when the event is completed, and then takes as long
 //! as it takes to enqueue it.
 //!
-//! This module must not know buffers, kernels or points.
+//! This module must not know ids or points.
 
-use crate::api::{self, Event};
+use crate::api::{self, Event, Part};
 use crate::clock::Clock;
-use crate::script::Script;
-use ragtag_hal::Result;
+use crate::driver::{OpenCl, Script, Span, Step};
+use opencl3::types::cl_event;
 use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// An in-order queue of the driver.
@@ -28,17 +29,60 @@ impl Queue {
         Self { api, clock: Arc::clone(clock) }
     }
 
-    pub(crate) fn api(&self) -> &Arc<api::Queue> {
-        &self.api
+    /// Enqueues all steps, to start after some events.
+    fn steps(&self, script: &Script, after: &[cl_event]) -> Result<Ends<Event>> {
+        let nothing = || Error::invalid("a command that gave no event");
+        let (steps, mut recorded) = (script.steps(), script.recording().iter().peekable());
+        let (mut at, mut first, mut last) = (0, None, None);
+        while at < steps.len() {
+            // What the first waits for the others wait for, too.
+            let after = if at == 0 { after } else { &[] };
+            let recorded = recorded.next_if(|recorded| recorded.steps.start == at);
+            let end = recorded.map_or(at + 1, |recorded| recorded.steps.end);
+            let wanted = at == 0 || end == steps.len();
+            let event = match recorded {
+                // SAFETY: as for launches.
+                Some(recorded) => unsafe { self.api.play(&recorded.buffer, after, wanted) }?,
+                None => enqueue(&self.api, &steps[at], after, wanted)?,
+            };
+            first = first.or(last.take());
+            last = event;
+            at = end;
+        }
+        if steps.is_empty() {
+            last = self.api.marker(after, true)?;
+        }
+        Ok(Ends { first, last: Arc::new(last.ok_or_else(nothing)?) })
     }
 }
 
+fn enqueue(queue: &api::Queue, step: &Step, after: &[cl_event], wanted: bool) -> Result<Option<Event>> {
+    match step {
+        // SAFETY: `Checked` held the dispatch to the entry's ABI (number, access and extent of the bindings), which says what
+        // the kernel touches; the bindings lie inside buffers that the script keeps.
+        Step::Launch(launch) => unsafe {
+            queue.launch(&launch.code.kernel, &launch.code.size, after, wanted)
+        },
+        Step::Copy { from, to } => queue.copy(part(from), part(to), after, wanted),
+        Step::Fill { to, word } => queue.fill(part(to), *word, after, wanted),
+        // SAFETY: the bytes lie in the region, which the script keeps; the lane keeps the script until the command has ended.
+        Step::Upload { from, to } => unsafe { queue.write(from.pointer(), part(to), after, wanted) },
+        // SAFETY: as above; points and reservations keep everything else from these bytes meanwhile.
+        Step::Download { from, to } => unsafe { queue.read(part(from), to.pointer(), after, wanted) },
+    }
+}
+
+/// The bytes of a span, as OpenCL's copies take them.
+pub(crate) fn part(span: &Span) -> Part<'_> {
+    Part { memory: span.buffer().memory(), offset: span.offset() as usize, bytes: span.bytes() as usize }
+}
+
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = OpenCl;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
-        let ends = script.enqueue(&self.api, &api::raw(after.iter().copied()))?;
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
+        let ends = self.steps(script, &api::raw(after.iter().copied()))?;
         self.api.flush().map(|()| ends)
     }
 

@@ -4,85 +4,49 @@
 //! run. So a program is command buffers with such copies between them. This module must not know programs' ids.
 
 use crate::api::{self, CommandBuffer, CommandBuffers};
-use crate::script::Step;
-use ragtag_hal::Result;
+use crate::driver::Step;
+use crate::queue::part;
+use ragtag_hal::{Error, Result};
+use std::ops::Range;
 
-/// Commands that the driver keeps and runs as one.
-pub(crate) struct Recording {
-    buffer: CommandBuffer,
-    /// What it names stays alive with it.
-    steps: Vec<Step>,
+/// A run of steps that the driver keeps and runs as one.
+pub(crate) struct Recorded {
+    /// Their places in the script, which keeps what they name.
+    pub(crate) steps: Range<usize>,
+    pub(crate) buffer: CommandBuffer,
 }
 
-impl Recording {
-    /// # Errors
-    /// If the driver refuses, with the steps, for a plain loop.
-    fn new(
-        functions: CommandBuffers,
-        queue: &api::Queue,
-        steps: Vec<Step>,
-    ) -> std::result::Result<Self, Vec<Step>> {
-        match record(functions, queue, &steps) {
-            Ok(buffer) => Ok(Self { buffer, steps }),
-            Err(error) => {
-                tracing::debug!(%error, commands = steps.len(), "commands are not recorded");
-                Err(steps)
-            }
+/// Records each run of two or more steps that stay on the device, for a queue. A run that the driver refuses is left out.
+pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Vec<Recorded> {
+    let stays = |step: &Step| matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. });
+    let mut all = Vec::new();
+    let mut end = 0;
+    for run in steps.chunk_by(|a, b| stays(a) == stays(b)) {
+        let start = end;
+        end += run.len();
+        if run.len() < 2 || !stays(&run[0]) {
+            continue;
+        }
+        match record(functions, queue, run) {
+            Ok(buffer) => all.push(Recorded { steps: start..end, buffer }),
+            Err(error) => tracing::debug!(%error, commands = run.len(), "commands are not recorded"),
         }
     }
-
-    pub(crate) fn buffer(&self) -> &CommandBuffer {
-        &self.buffer
-    }
-
-    pub(crate) fn steps(&self) -> &[Step] {
-        &self.steps
-    }
+    all
 }
 
 fn record(functions: CommandBuffers, queue: &api::Queue, steps: &[Step]) -> Result<CommandBuffer> {
     let mut buffer = CommandBuffer::new(functions, queue)?;
     for step in steps {
         match step {
-            Step::Launch(launch) => buffer.launch(launch.kernel(), launch.size())?,
-            Step::Copy { from, to } => buffer.copy(from.part(), to.part())?,
-            Step::Fill { to, word } => buffer.fill(to.part(), *word)?,
-            Step::Upload { .. } | Step::Download { .. } | Step::Recorded(_) => {
-                return Err(ragtag_hal::Error::invalid("a command that cannot be recorded"));
+            Step::Launch(launch) => buffer.launch(&launch.code.kernel, &launch.code.size)?,
+            Step::Copy { from, to } => buffer.copy(part(from), part(to))?,
+            Step::Fill { to, word } => buffer.fill(part(to), *word)?,
+            Step::Upload { .. } | Step::Download { .. } => {
+                return Err(Error::invalid("a command that cannot be recorded"));
             }
         }
     }
     buffer.finalize()?;
     Ok(buffer)
-}
-
-fn recordable(step: &Step) -> bool {
-    matches!(step, Step::Launch(_) | Step::Copy { .. } | Step::Fill { .. })
-}
-
-/// The same steps with each run of two or more that stay on the device recorded for a queue.
-pub(crate) fn recorded(functions: CommandBuffers, queue: &api::Queue, steps: Vec<Step>) -> Vec<Step> {
-    let mut all: Vec<Step> = Vec::new();
-    let mut run: Vec<Step> = Vec::new();
-    let close = |run: &mut Vec<Step>, all: &mut Vec<Step>| {
-        let run = std::mem::take(run);
-        if run.len() < 2 {
-            all.extend(run);
-            return;
-        }
-        match Recording::new(functions, queue, run) {
-            Ok(recording) => all.push(Step::Recorded(recording)),
-            Err(steps) => all.extend(steps),
-        }
-    };
-    for step in steps {
-        if recordable(&step) {
-            run.push(step);
-        } else {
-            close(&mut run, &mut all);
-            all.push(step);
-        }
-    }
-    close(&mut run, &mut all);
-    all
 }

@@ -2,7 +2,7 @@
 
 use crate::table::{Backends, Probed, Row};
 use ragtag_hal::{
-    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, Features, HeapKind, Limits, Memory, MemorySource,
+    Adapter, AdapterKind, Backend, Caps, Device, DeviceId, HeapKind, Limits, Memory, MemorySource,
     PciAddress, PhysicalIdentity, QueueLayout, Result, Unavailable,
 };
 use std::sync::Arc;
@@ -24,21 +24,12 @@ pub(crate) fn adapter(backend: &str, index: u32, kind: AdapterKind, total_gib: u
             source: MemorySource::Api,
         }],
         caps: Caps {
-            languages: Default::default(),
-            features: Features::new(),
             queues: QueueLayout::Single,
-            foreign_points: false,
             records_programs: false,
             max_allocation_bytes: total_bytes,
             max_binding_bytes: total_bytes,
             binding_alignment_bytes: 16,
-            copy_alignment_bytes: 1,
-            parallel_units: 1,
-            max_work_group_items: 1,
-            local_memory_bytes: 0,
-            clocks: Default::default(),
-            gemm: None,
-            sharing: Default::default(),
+            ..Caps::default()
         },
     }
 }

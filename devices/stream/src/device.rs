@@ -1,275 +1,189 @@
-//! The device: it turns ids into memory, kernels and scripts, points into events, and hands scripts to its streams.
+//! The device over a stream-ordered API: how it stands on the API's calls.
 //!
-//! Calls are expected to come through [`Checked`](ragtag_hal::Checked). What is looked at again here (that an id is known
-//! and that a range lies in its buffer or region) is what keeps a wrong call from touching foreign memory.
-//!
-//! This module must not know how a stream or the driver works.
+//! This module must not know ids or points.
 
 use crate::clock::Clock;
-use crate::driver::Driver;
-use crate::memory::{Buffer, DeviceMemory};
-use crate::module::{Code, Entry, entries};
-use crate::pins::Pins;
+use crate::driver::{Arguments, Driver, Launch, Operands};
+use crate::memory::Buffer;
+use crate::module::{Code, Kernel, entries};
+use crate::pins::{Pin, Pins};
 use crate::queue::Queue;
-use crate::recording::recorded;
-use crate::script::{Bound, HostSpan, Product, Registered, Script, Span, Step};
-use ragtag_hal::lanes::{Common, Feeder, Lane, Task, Wait};
+use ragtag_hal::driver::{self, DriverDevice};
+use ragtag_hal::lanes::Common;
 use ragtag_hal::{
-    Adapter, BufferId, BufferRange, Command, Device, DeviceId, Dispatch, Error, HostRegion, Limits, Memory,
-    Module, ModuleId, Point, PoolStats, ProgramId, QueueKind, RegionId, Result, Submission, Timeline,
-    TimelineId, Timing, Waiter, Work,
+    Adapter, DeviceId, Error, Gemm, HeapKind, HostRegion, Limits, Memory, MemorySource, Module, Result,
 };
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// An opened device of a stream-ordered API.
-pub struct StreamDevice<D: Driver> {
-    id: DeviceId,
+pub type StreamDevice<D> = DriverDevice<Streams<D>>;
+pub(crate) type Script<D> = driver::Script<Streams<D>>;
+pub(crate) type Step<D> = driver::Step<Streams<D>>;
+pub(crate) type Span<D> = driver::Span<Buffer<D>>;
+
+/// The driver of one device.
+pub struct Streams<D: Driver> {
     adapter: Adapter,
-    programs: HashMap<ProgramId, Arc<Script<D>>>,
-    modules: HashMap<ModuleId, Vec<Entry<D>>>,
-    imported: HashMap<TimelineId, Arc<Timeline>>,
-    common: Arc<Common>,
-    /// Its drop waits for the driver, so it goes before what the driver uses.
-    feeder: Feeder<Queue<D>>,
-    buffers: HashMap<BufferId, Arc<Buffer<D>>>,
-    regions: HashMap<RegionId, Arc<Registered<D>>>,
-    memory: DeviceMemory<D>,
     /// Where programs are captured: nothing ever runs on it.
     capture: D::Stream,
     pins: Arc<Pins<D>>,
     driver: Arc<D>,
 }
 
-impl<D: Driver> StreamDevice<D> {
-    /// A device over a driver that has opened this adapter. `pins` belongs to all devices of the backend.
-    ///
-    /// # Errors
-    /// If the driver refuses, or the system gives no more threads.
-    pub fn open(
-        id: DeviceId,
-        adapter: Adapter,
-        driver: Arc<D>,
-        pins: Arc<Pins<D>>,
-        limits: &Limits,
-    ) -> Result<Self> {
-        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
-        let common = Arc::new(Common::new(timelines, &adapter.label(), limits));
-        let clock = Arc::new(Mutex::new(Clock::new()));
-        let lane = |kind: QueueKind| {
-            let name = format!("{} {}", adapter.label(), kind.name());
-            let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Lane::new(name, Arc::new(Queue::new(&driver, &clock)?), timeline, Arc::clone(&common))
-        };
-        let [compute, upload, download] = QueueKind::ALL;
-        let lanes = [lane(compute)?, lane(upload)?, lane(download)?];
-        let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
-        let largest_bytes = adapter.caps.max_allocation_bytes;
-        Ok(Self {
-            id,
-            programs: HashMap::new(),
-            modules: HashMap::new(),
-            imported: HashMap::new(),
-            feeder: Feeder::new(format!("{} feeder", adapter.label()), lanes)?,
-            buffers: HashMap::new(),
-            regions: HashMap::new(),
-            memory: DeviceMemory::new(Arc::clone(&driver), total_bytes, largest_bytes, limits),
-            capture: driver.stream()?,
-            common,
-            pins,
-            driver,
-            adapter,
+/// Opens a device over a driver that has opened this adapter. `pins` belongs to all devices of the backend.
+///
+/// # Errors
+/// If the driver refuses, or the system gives no more threads.
+pub fn open<D: Driver>(
+    id: DeviceId,
+    adapter: Adapter,
+    driver: Arc<D>,
+    pins: Arc<Pins<D>>,
+    limits: &Limits,
+) -> Result<StreamDevice<D>> {
+    let clock = Arc::new(Mutex::new(Clock::new()));
+    let queue = || Queue::new(&driver, &clock);
+    let queues = [queue()?, queue()?, queue()?];
+    let streams = Streams { adapter: adapter.clone(), capture: driver.stream()?, pins, driver };
+    DriverDevice::open(Common::new(id, &adapter.label(), limits), adapter, streams, queues, limits)
+}
+
+/// A launch, with its arguments.
+pub enum Bound<D: Driver> {
+    /// Of a kernel.
+    Kernel {
+        /// The kernel.
+        kernel: Arc<Kernel<D>>,
+        /// Work groups.
+        grid: [u32; 3],
+        /// The arguments.
+        arguments: Arguments,
+    },
+    /// Of the library's product.
+    Product(Gemm, Operands),
+}
+
+impl<D: Driver> driver::Driver for Streams<D> {
+    type Buffer = Buffer<D>;
+    type Region = Option<Arc<Pin<D>>>;
+    type Entry = Code<D>;
+    type Launch = Bound<D>;
+    /// A graph of all steps.
+    type Recording = Option<D::Graph>;
+    type Queue = Queue<D>;
+
+    fn heap(&self) -> Result<Memory> {
+        let heap = self.driver.heap()?;
+        Ok(Memory {
+            heap: HeapKind::Device,
+            total_bytes: heap.total_bytes,
+            free_bytes: Some(heap.free_bytes),
+            source: MemorySource::Api,
         })
     }
 
-    fn span(&self, range: &BufferRange) -> Result<Span<D>> {
-        let buffer = self.buffers.get(&range.buffer).ok_or_else(|| unknown(range.buffer))?;
-        Span::new(buffer, range.offset, range.bytes)
-            .ok_or_else(|| Error::invalid(format!("{range:?} of {} bytes", buffer.bytes())))
+    fn trusts_free_bytes(&self) -> bool {
+        false
     }
 
-    fn host_span(&self, id: RegionId, offset: u64, span: &Span<D>) -> Result<HostSpan<D>> {
-        let registered = self.regions.get(&id).ok_or_else(|| unknown(id))?;
-        HostSpan::new(registered, offset, span)
-            .ok_or_else(|| Error::invalid(format!("a range from {offset} on that is not in {id}")))
+    fn allocate(&self, bytes: u64) -> Result<Buffer<D>> {
+        Buffer::new(&self.driver, bytes)
     }
 
-    fn steps(&self, commands: Vec<Command>) -> Result<Vec<Step<D>>> {
-        commands.into_iter().map(|command| self.step(command)).filter_map(Result::transpose).collect()
+    fn entries(&self, module: &Module) -> Result<Vec<Code<D>>> {
+        entries(self.driver.as_ref(), &self.adapter, module)
     }
 
-    /// `None` for a command that does nothing.
-    fn step(&self, command: Command) -> Result<Option<Step<D>>> {
-        Ok(Some(match command {
-            Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
-            Command::Dispatch(dispatch) => self.bound(&dispatch)?,
-            Command::Copy { from, to } => Step::Copy { from: self.span(&from)?, to: self.span(&to)? },
-            Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
-            Command::Upload { region, offset, to } => {
-                let to = self.span(&to)?;
-                Step::Upload { from: self.host_span(region, offset, &to)?, to }
-            }
-            Command::Download { from, region, offset } => {
-                let from = self.span(&from)?;
-                Step::Download { to: self.host_span(region, offset, &from)?, from }
-            }
-        }))
-    }
-
-    fn bound(&self, dispatch: &Dispatch) -> Result<Step<D>> {
-        let Dispatch { module, entry, bindings, constants, grid } = dispatch;
-        let entries = self.modules.get(module).ok_or_else(|| unknown(module))?;
-        let Entry { abi, code } =
-            entries.get(*entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
-        // The driver reads as many arguments as the function has parameters.
-        if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
-            return Err(Error::invalid(format!("arguments that {} does not take", abi.name)));
-        }
-        let span = |at: usize| {
-            let binding = bindings.get(at).ok_or_else(|| unknown(format!("binding {at}")))?;
-            self.span(&binding.range)
-        };
-        match code {
-            Code::Kernel(kernel) => {
-                let spans = (0..bindings.len()).map(span).collect::<Result<_>>()?;
-                Ok(Step::Launch(Bound::new(kernel, *grid, spans, constants)))
-            }
+    fn launch(
+        &self,
+        entry: &Code<D>,
+        spans: &[Span<D>],
+        constants: Vec<u32>,
+        grid: [u32; 3],
+    ) -> Result<Bound<D>> {
+        Ok(match entry {
+            Code::Kernel(kernel) => Bound::Kernel {
+                kernel: Arc::clone(kernel),
+                grid,
+                arguments: Arguments::new(spans.iter().map(address), &constants),
+            },
             Code::Gemm(gemm) => {
-                let product = (gemm.product)(constants);
-                let [x, weights, y] = gemm.bindings.map(span);
-                Ok(Step::Gemm(Product { product, x: x?, weights: weights?, y: y? }))
+                let operand = |at: usize| spans.get(at).map(address);
+                let [x, weights, y] = gemm.bindings.map(operand);
+                let missing = || Error::invalid("a product without one of its matrices");
+                let operands = x.zip(weights).zip(y).map(|((x, weights), y)| Operands { x, weights, y });
+                Bound::Product((gemm.product)(&constants), operands.ok_or_else(missing)?)
+            }
+        })
+    }
+
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin<D>>>> {
+        Ok(self.pins.pin(&self.driver, region))
+    }
+
+    /// A program is captured once and launched unchanged ever after: the parameter block, which its first step copies from a
+    /// host region, says what differs from run to run. It is enqueued step by step if one call would gain nothing, or the
+    /// driver does not take it.
+    fn prepare(&self, steps: &[Step<D>], program: bool) -> Result<Option<D::Graph>> {
+        if !program || steps.len() < 2 {
+            return Ok(None);
+        }
+        match self.captured(steps) {
+            Ok(graph) => Ok(Some(graph)),
+            Err(error @ Error::Lost { .. }) => Err(error),
+            Err(error) => {
+                tracing::debug!(%error, commands = steps.len(), api = self.driver.api(), "not recorded");
+                Ok(None)
             }
         }
     }
+}
 
-    /// A point that a submission to a queue waits for. Of the same queue it need not wait for anything.
-    fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
-        let Point { timeline: TimelineId { device, queue: other }, value } = point;
-        let timeline = match device == self.id {
-            true if other == queue => return Ok(None),
-            true => self.feeder.lane(other).timeline(),
-            false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
-        };
-        let own = (device == self.id).then_some(other);
-        Ok(Some(Wait { timeline: Arc::clone(timeline), value, own }))
-    }
-
-    fn enqueue(&mut self, submission: Submission) -> Result<()> {
-        let Submission { queue, work, waits, signal } = submission;
-        self.common.check()?;
-        let script = match work {
-            Work::Commands(commands) => Arc::new(Script::new(self.steps(commands)?)),
-            Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
-        };
-        let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
-        self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+impl<D: Driver> Streams<D> {
+    fn captured(&self, steps: &[Step<D>]) -> Result<D::Graph> {
+        self.driver.begin_capture(&self.capture)?;
+        let enqueued = steps.iter().try_for_each(|step| enqueue(self.driver.as_ref(), &self.capture, step));
+        let graph = self.driver.end_capture(&self.capture);
+        enqueued.and(graph)
     }
 }
 
-fn unknown(what: impl std::fmt::Display) -> Error {
-    Error::invalid(format!("{what} is unknown to the device"))
+/// Where a span begins on the device.
+fn address<D: Driver>(span: &Span<D>) -> u64 {
+    span.buffer().address() + span.offset()
 }
 
-impl<D: Driver> Device for StreamDevice<D> {
-    fn id(&self) -> DeviceId {
-        self.id
-    }
-
-    fn adapter(&self) -> &Adapter {
-        &self.adapter
-    }
-
-    fn memory(&self) -> Result<Vec<Memory>> {
-        self.common.check()?;
-        self.common.noted(self.memory.heap()).map(|heap| vec![heap])
-    }
-
-    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(self.feeder.lane(queue).timeline())
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
-    }
-
-    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
-        self.feeder.listen(&timeline);
-        self.imported.insert(timeline.id(), timeline);
-        Ok(())
-    }
-
-    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
-        self.common.check()?;
-        if bytes == 0 {
-            return Err(Error::invalid(format!("{id} of zero bytes")));
+/// Enqueues a step, or lets it be captured.
+///
+/// # Errors
+/// If the driver refuses.
+pub(crate) fn enqueue<D: Driver>(driver: &D, stream: &D::Stream, step: &Step<D>) -> Result<()> {
+    // SAFETY: spans lie in buffers and host spans in regions that the script keeps, and the lane keeps the script until it has
+    // ended; points and reservations keep everything else from these bytes meanwhile. `Checked` held launches to the entry's
+    // ABI, which says what a kernel takes and touches, and products to what they touch, and lets no program be submitted
+    // before its last run has ended. Dispatches are on the compute stream alone, and the library was made ready with the
+    // product's module.
+    unsafe {
+        match step {
+            Step::Launch(launch) => match &launch.code {
+                Bound::Kernel { kernel, grid, arguments } => {
+                    let Kernel { function, work_group, dynamic_local_bytes } = kernel.as_ref();
+                    let (grid, work_group, dynamic_local_bytes) = (*grid, *work_group, *dynamic_local_bytes);
+                    driver.launch(
+                        stream,
+                        &Launch { function, grid, work_group, dynamic_local_bytes, arguments },
+                    )
+                }
+                Bound::Product(product, operands) => driver.gemm(stream, product, *operands),
+            },
+            Step::Copy { from, to } => driver.copy(stream, address(from), address(to), to.bytes() as usize),
+            Step::Fill { to, word } => driver.fill(stream, address(to), *word, to.bytes() as usize / 4),
+            Step::Upload { from, to } => {
+                driver.upload(stream, from.pointer(), address(to), to.bytes() as usize)
+            }
+            Step::Download { from, to } => {
+                driver.download(stream, address(from), to.pointer(), from.bytes() as usize)
+            }
         }
-        let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.common.noted(buffer)?);
-        Ok(())
-    }
-
-    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
-        let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        // A program that names it is not submitted again, and would keep the memory.
-        self.programs.retain(|_, script| !script.uses_buffer(&buffer));
-        self.memory.release(buffer);
-        Ok(())
-    }
-
-    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
-        self.common.check()?;
-        let entries = entries(self.driver.as_ref(), &self.adapter, module);
-        self.modules.insert(id, self.common.noted(entries)?);
-        Ok(())
-    }
-
-    /// Programs keep the kernels that they launch.
-    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
-        self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
-    }
-
-    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
-        self.common.check()?;
-        let _pin = self.pins.pin(&self.driver, &region);
-        self.regions.insert(id, Arc::new(Registered { region, _pin }));
-        Ok(())
-    }
-
-    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
-        let registered = self.regions.remove(&id).ok_or_else(|| unknown(id))?;
-        self.programs.retain(|_, script| !script.uses_region(&registered.region));
-        Ok(())
-    }
-
-    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
-        self.common.check()?;
-        self.programs.remove(&id);
-        let steps = self.steps(commands)?;
-        let steps = self.common.noted(recorded(self.driver.as_ref(), &self.capture, steps))?;
-        self.programs.insert(id, Arc::new(Script::new(steps)));
-        Ok(())
-    }
-
-    /// A program that went away with a buffer or region of its own is forgotten already.
-    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
-        self.programs.remove(&id);
-        Ok(())
-    }
-
-    fn submit(&mut self, submission: Submission) -> Result<()> {
-        let queue = submission.queue;
-        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
-    }
-
-    fn pool_stats(&self) -> PoolStats {
-        self.memory.stats()
-    }
-
-    fn trim_pool(&mut self) -> u64 {
-        self.memory.trim()
-    }
-
-    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
-        self.common.take_timings(timings);
     }
 }

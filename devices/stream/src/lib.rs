@@ -1,5 +1,4 @@
-//! What backends for stream-ordered GPU APIs have in common: a [`Device`](ragtag_hal::Device) over a trait for the API's
-//! calls.
+//! What backends for stream-ordered GPU APIs have in common: `ragtag-hal`'s driver over a trait for the API's calls.
 //!
 //! CUDA and HIP have the same objects: streams in which work happens in order, events that are recorded in them and waited
 //! for, graphs that are launched as one, modules of kernels. [`Driver`] names the calls; a backend implements it, and
@@ -9,9 +8,8 @@
 //! | file | subject |
 //! | --- | --- |
 //! | `driver.rs` | the API's calls |
-//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
+//! | `device.rs` | commands as the API's calls, one by one and as graphs |
 //! | `queue.rs` | a stream, as the lanes of `ragtag-hal` use it |
-//! | `script.rs`, `recording.rs` | commands with their names resolved, one by one and as graphs |
 //! | `module.rs` | modules and their kernels |
 //! | `memory.rs`, `pins.rs` | memory of the device, pinned memory of the host |
 //! | `clock.rs` | the device's clock in terms of the host's |
@@ -25,11 +23,9 @@ mod memory;
 mod module;
 mod pins;
 mod queue;
-mod recording;
-mod script;
 #[cfg(test)]
 mod tests;
 
-pub use device::StreamDevice;
+pub use device::{StreamDevice, Streams, open};
 pub use driver::{Arguments, Driver, Facts, Heap, Launch, Operands};
 pub use pins::Pins;

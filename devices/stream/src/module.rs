@@ -11,19 +11,15 @@ use rayon::prelude::*;
 use std::sync::Arc;
 
 /// An entry of a module.
-pub(crate) struct Entry<D: Driver> {
-    pub(crate) abi: &'static EntryAbi,
-    pub(crate) code: Code<D>,
-}
-
-/// What an entry is.
-pub(crate) enum Code<D: Driver> {
+pub enum Code<D: Driver> {
+    /// A kernel.
     Kernel(Arc<Kernel<D>>),
+    /// A product by the library.
     Gemm(GemmEntry),
 }
 
 /// A function, and how it is launched.
-pub(crate) struct Kernel<D: Driver> {
+pub struct Kernel<D: Driver> {
     pub(crate) function: D::Function,
     pub(crate) work_group: [u32; 3],
     pub(crate) dynamic_local_bytes: u32,
@@ -35,7 +31,7 @@ pub(crate) struct Kernel<D: Driver> {
 /// # Errors
 /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a function
 /// whose groups or local memory are too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
-pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Entry<D>>> {
+pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Result<Vec<Code<D>>> {
     let (language, texts, gemms) = parts(&module.source).ok_or_else(|| refused(driver, adapter, module))?;
     let taken = language.is_none_or(|language| adapter.caps.languages.contains(&language));
     if !taken || texts.len() + gemms.len() != module.entries.len() {
@@ -54,7 +50,7 @@ pub(crate) fn entries<D: Driver>(driver: &D, adapter: &Adapter, module: &Module)
     let mut codes: Vec<_> = kernels.into_iter().map(Code::Kernel).collect();
     // Earlier ones first: each finds all that are before it in place.
     gemms.into_iter().for_each(|(at, gemm)| codes.insert(at, Code::Gemm(gemm)));
-    Ok(codes.into_iter().zip(&module.entries).map(|(code, abi)| Entry { abi, code }).collect())
+    Ok(codes)
 }
 
 fn refused<D: Driver>(driver: &D, adapter: &Adapter, module: &Module) -> Error {

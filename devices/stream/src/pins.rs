@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A region that is pinned.
-pub(crate) struct Pin<D: Driver> {
+pub struct Pin<D: Driver> {
     driver: Arc<D>,
     /// Kept until the driver has let go of it.
     region: Arc<HostRegion>,

@@ -10,14 +10,15 @@
 //! This module must not know buffers, kernels or points.
 
 use crate::clock::Clock;
+use crate::device::{Script, Streams, enqueue};
 use crate::driver::Driver;
-use crate::script::Script;
+
 use ragtag_hal::Result;
 use ragtag_hal::lanes::{DriverQueue, Ends};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A stream of a device.
-pub(crate) struct Queue<D: Driver> {
+pub struct Queue<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
     /// The device's, which all its queues share.
@@ -40,13 +41,20 @@ impl<D: Driver> Queue<D> {
 }
 
 impl<D: Driver> DriverQueue for Queue<D> {
-    type Script = Script<D>;
+    type Driver = Streams<D>;
     type Event = D::Event;
 
-    fn enqueue(&self, script: &Script<D>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
+    fn enqueue(&self, script: &Arc<Script<D>>, after: &[&D::Event]) -> Result<Ends<D::Event>> {
         after.iter().try_for_each(|event| self.driver.wait(&self.stream, event))?;
         let first = self.mark()?;
-        script.enqueue(self.driver.as_ref(), &self.stream)?;
+        match script.recording() {
+            // SAFETY: as for each step.
+            Some(graph) => unsafe { self.driver.play(&self.stream, graph) }?,
+            None => script
+                .steps()
+                .iter()
+                .try_for_each(|step| enqueue(self.driver.as_ref(), &self.stream, step))?,
+        }
         Ok(Ends { first: Some(first), last: Arc::new(self.mark()?) })
     }
 

@@ -3,14 +3,14 @@
 
 mod fake;
 
-use crate::{Pins, StreamDevice};
+use crate::{Pins, open};
 use fake::{Fake, TOTAL_BYTES};
 use ragtag_hal::{
     Access, Adapter, AdapterKind, Binding, BufferId, BufferRange, Caps, Checked, Command, Device,
     DeviceFunction, DeviceId, Dispatch, EntryAbi, Error, Gemm, GemmEntry, GemmLibrary, HeapKind, HostRegion,
     KernelLanguage, Limits, LinkedEntry, Memory, MemorySource, Module, ModuleId, ModuleSource,
-    PhysicalIdentity, Point, ProgramId, QueueKind, QueueLayout, RegionId, Result, Submission, TextEntry,
-    Timeline, TimelineId, Work,
+    PhysicalIdentity, Point, ProgramId, QueueKind, RegionId, Result, Submission, TextEntry, Timeline,
+    TimelineId, Work,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,25 +35,18 @@ fn adapter() -> Adapter {
         }],
         caps: Caps {
             languages: [KernelLanguage::Ptx].into(),
-            features: [].into(),
-            queues: QueueLayout::Separate,
-            foreign_points: true,
-            records_programs: true,
             max_allocation_bytes: TOTAL_BYTES,
             max_binding_bytes: TOTAL_BYTES,
             binding_alignment_bytes: 16,
-            copy_alignment_bytes: 1,
-            parallel_units: 1,
             max_work_group_items: 1024,
             local_memory_bytes: 48 << 10,
-            clocks: Default::default(),
             gemm: Some(GemmLibrary {
                 name: "made up".into(),
                 version: "1".into(),
                 workspace_bytes: 0,
                 preferred: false,
             }),
-            sharing: Default::default(),
+            ..Caps::default()
         },
     }
 }
@@ -133,7 +126,7 @@ impl Bench {
 
     fn limited(fake: Fake, pins: &Arc<Pins<Fake>>, id: u16, limits: &Limits) -> Self {
         let driver = Arc::new(fake.clone());
-        let device = StreamDevice::open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
+        let device = open(DeviceId(id), adapter(), driver, Arc::clone(pins), limits).unwrap();
         let mut device = Checked::new(Box::new(device));
         device.create_module(ModuleId(0), &module(TEXT, &["scale", "hold"], [64, 1, 1])).unwrap();
         let region = Arc::new(HostRegion::new(WORDS as usize * 4).unwrap());

@@ -4,10 +4,9 @@
 
 use crate::api::{Instance, Messages};
 use crate::compiler::PipelineCompiler;
-use crate::device::{Opening, VulkanDevice};
+use crate::driver::{self, Opening, VulkanDevice};
 use crate::probe::{Common, Found, compiled_for, devices};
-use crate::program::{CacheCounters, Kept};
-use ragtag_hal::cache::{Folder, default_folder};
+use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -104,19 +103,19 @@ pub struct VulkanBackend {
     config: VulkanConfig,
     instance: OnceLock<std::result::Result<Arc<Instance>, String>>,
     messages: Arc<Messages>,
-    kept: Arc<Kept>,
+    shelf: Arc<Shelf>,
 }
 
 impl VulkanBackend {
     /// A backend with this configuration. The loader is looked for at the first probe.
     pub fn new(config: VulkanConfig) -> Self {
-        let kept = Arc::new(Kept::new(config.cache_folder.clone().map(Folder::new)));
-        Self { config, instance: OnceLock::new(), messages: Arc::default(), kept }
+        let shelf = Arc::new(Shelf::new(config.cache_folder.clone().map(Folder::new)));
+        Self { config, instance: OnceLock::new(), messages: Arc::default(), shelf }
     }
 
     /// What became of the programs of all devices that were opened here.
     pub fn counters(&self) -> CacheCounters {
-        self.kept.counters()
+        self.shelf.counters()
     }
 
     /// What the validation layer objected to, if it was there.
@@ -177,7 +176,7 @@ impl VulkanBackend {
         let found = present.iter().find(same);
         let found = found.ok_or_else(|| Error::invalid(format!("no adapter {}", wanted.label())))?;
         let (found, import_regions) = (found.clone(), self.config.import_regions);
-        VulkanDevice::open(id, Opening { instance, found, kept: &self.kept, import_regions }, limits)
+        driver::open(id, Opening { instance, found, shelf: &self.shelf, import_regions }, limits)
     }
 
     #[cfg(test)]

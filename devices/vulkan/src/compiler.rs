@@ -4,7 +4,8 @@
 
 use crate::api::{Instance, Logical};
 use crate::probe::{Common, Compiles};
-use crate::program::{Kept, Programs};
+use crate::program::Programs;
+use ragtag_hal::cache::Shelf;
 use ragtag_hal::{Caps, Module, Result};
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ impl PipelineCompiler {
         let Compiles { facts, caps, queues, target } = found;
         let (name, facts) = (format!("{}, {}", facts.name, facts.driver), Arc::new(facts));
         let logical = Arc::new(Logical::new(instance, &facts, &[(queues[0].0, 1)])?);
-        let programs = Programs::new(&logical, target, &Arc::new(Kept::new(None)), common.backend.into());
+        let programs = Programs::new(&logical, target, Arc::new(Shelf::default()), common.backend.into());
         Ok(Self { name, caps, programs })
     }
 

@@ -18,7 +18,7 @@ pub(crate) fn failure(call: &str, code: vk::Result) -> Error {
 
 /// The same for calls that allocate: codes that mean too little memory then. A driver that keeps no more allocations has none
 /// for this one either, nor has one whose pool of anything is used up.
-pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -> Error {
+pub(crate) fn allocation_failure(error: Error, wanted: u64) -> Error {
     const SHORTAGE: [vk::Result; 4] = [
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
         vk::Result::ERROR_OUT_OF_POOL_MEMORY,
@@ -27,8 +27,7 @@ pub(crate) fn allocation_failure(error: Error, wanted: u64, free: Option<u64>) -
     ];
     match error {
         Error::Api { code, .. } if SHORTAGE.iter().any(|shortage| i64::from(shortage.as_raw()) == code) => {
-            // Whatever was said to be free was not enough.
-            Error::OutOfMemory { wanted, free: free.filter(|&free| free < wanted) }
+            Error::OutOfMemory { wanted, free: None }
         }
         other => other,
     }
@@ -49,19 +48,17 @@ mod tests {
     fn a_lost_device_is_lost_whatever_was_called() {
         let lost = failure("vkWaitSemaphores", vk::Result::ERROR_DEVICE_LOST);
         assert!(matches!(&lost, Error::Lost { cause } if cause.contains("-4")));
-        assert_eq!(allocation_failure(lost.clone(), 100, None), lost);
+        assert_eq!(allocation_failure(lost.clone(), 100), lost);
     }
 
     #[test]
     fn shortages_are_told_from_other_failures() {
         for code in [-1, -2, -10, -1_000_069_000] {
             let error = failure("vkAllocateMemory", vk::Result::from_raw(code));
-            let short = allocation_failure(error.clone(), 100, Some(50));
-            assert_eq!(short, Error::OutOfMemory { wanted: 100, free: Some(50) });
-            let short = allocation_failure(error, 100, Some(200));
+            let short = allocation_failure(error, 100);
             assert_eq!(short, Error::OutOfMemory { wanted: 100, free: None });
         }
         let other = failure("vkAllocateMemory", vk::Result::ERROR_INITIALIZATION_FAILED);
-        assert_eq!(allocation_failure(other.clone(), 100, None), other);
+        assert_eq!(allocation_failure(other.clone(), 100), other);
     }
 }

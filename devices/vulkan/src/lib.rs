@@ -9,13 +9,13 @@
 //! | --- | --- |
 //! | `backend.rs` | probe and open |
 //! | `probe.rs` | physical devices, and what they say of themselves |
-//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
+//! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
 //! | `queue.rs` | a queue of the driver, as the lanes of `ragtag-hal` use it |
-//! | `script.rs`, `recording.rs` | commands with their names resolved, and how they become a command buffer |
+//! | `recording.rs` | how commands become a command buffer |
 //! | `hazards.rs` | which commands must wait for which |
 //! | `program.rs`, `translate.rs` | pipelines, in this process and on disk, and the SPIR-V that they are made of |
 //! | `compiler.rs` | pipelines for devices that only compile |
-//! | `memory.rs`, `region.rs` | buffers, and the host's memory that they are filled from |
+//! | `memory.rs`, `region.rs` | memory of buffers, and the host's memory that they are filled from |
 //! | `clock.rs` | the device's clock in terms of the host's |
 //! | `error.rs`, `api/` | Vulkan's codes, objects and calls |
 //!
@@ -25,7 +25,7 @@ mod api;
 mod backend;
 mod clock;
 mod compiler;
-mod device;
+mod driver;
 mod error;
 mod halves;
 mod hazards;
@@ -36,12 +36,11 @@ mod program;
 mod queue;
 mod recording;
 mod region;
-mod script;
 #[cfg(test)]
 mod tests;
 mod translate;
 
 pub use backend::{MatrixUnits, Validation, VulkanBackend, VulkanConfig};
 pub use compiler::PipelineCompiler;
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;
 pub use translate::{SpirV, SpirVTarget, translate};

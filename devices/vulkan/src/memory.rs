@@ -1,12 +1,11 @@
-//! Buffers of a device: where their memory comes from, how much of it is taken, and what the host has left.
+//! Memory of buffers, the types that a device has of it, and what the host has left.
 //!
-//! All allocation and release of device memory is here. This module must not know commands.
+//! This module must not know commands.
 
-use crate::api::{Logical, Memory, Part};
-use crate::error::allocation_failure;
+use crate::api::{Logical, Memory};
 use ash::vk::{self, MemoryPropertyFlags as Flags};
-use ragtag_hal::{AdapterKind, Error, HeapKind, Limits, MemorySource, Pool, PoolStats, Result, Timing};
-use std::sync::Arc;
+use ragtag_hal::driver::Allocation;
+use ragtag_hal::{AdapterKind, HeapKind, MemorySource};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// What host and device both see, without calls to make it so.
@@ -79,107 +78,27 @@ pub(crate) fn heap(kind: AdapterKind, (total_bytes, free_bytes): (u64, Option<u6
     ragtag_hal::Memory { heap, total_bytes, free_bytes, source }
 }
 
-/// A buffer.
-pub(crate) struct Buffer(Memory);
+/// Whether the host may read buffers where they lie.
+pub(crate) fn host_reads(logical: &Logical, types: &MemoryTypes) -> bool {
+    let all = &logical.facts().memory.memory_types;
+    let best = types.device.first().and_then(|&at| all.get(at as usize));
+    best.is_some_and(|best| best.property_flags.contains(SHARED | Flags::HOST_CACHED))
+}
 
-impl Buffer {
-    /// Size in bytes.
-    pub(crate) fn bytes(&self) -> u64 {
+/// A buffer.
+pub(crate) struct Buffer(pub(crate) Memory);
+
+impl Allocation for Buffer {
+    fn bytes(&self) -> u64 {
         self.0.bytes()
     }
 
-    /// Some of its bytes.
-    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Part<'_> {
-        Part { memory: &self.0, offset, bytes }
-    }
-
-    /// The first byte as the host writes it, where it can.
-    pub(crate) fn writable(&self) -> Option<*mut u8> {
+    fn writable(&self) -> Option<*mut u8> {
         self.0.mapped().map(|mapped| mapped.address as *mut u8)
     }
 
-    /// The first byte as the host reads it, where it can, and fast.
-    pub(crate) fn readable(&self) -> Option<*const u8> {
+    fn readable(&self) -> Option<*const u8> {
         self.0.mapped().filter(|mapped| mapped.cached).map(|mapped| mapped.address as *const u8)
-    }
-}
-
-/// Where a device's buffers come from.
-pub(crate) struct DeviceMemory {
-    pool: Pool<Buffer>,
-    logical: Arc<Logical>,
-    kind: AdapterKind,
-    types: MemoryTypes,
-    /// Most bytes that the buffers may take together.
-    limit_bytes: u64,
-}
-
-impl DeviceMemory {
-    pub(crate) fn new(
-        logical: Arc<Logical>,
-        adapter: &ragtag_hal::Adapter,
-        types: MemoryTypes,
-        limits: &Limits,
-    ) -> Self {
-        let total_bytes = adapter.memory.first().map_or(0, |memory| memory.total_bytes);
-        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(total_bytes);
-        let largest_bytes = adapter.caps.max_allocation_bytes;
-        let pool = Pool::new(limits.pool.clone(), limit_bytes, largest_bytes);
-        Self { pool, logical, kind: adapter.kind, types, limit_bytes }
-    }
-
-    /// The heap as it is now.
-    pub(crate) fn heap(&self) -> ragtag_hal::Memory {
-        let heap = heap(self.kind, self.logical.heap(self.types.heap));
-        let cached = self.pool.stats().cached_bytes;
-        ragtag_hal::Memory {
-            total_bytes: heap.total_bytes.min(self.limit_bytes),
-            free_bytes: heap.free_bytes.map(|free| free.saturating_add(cached).min(self.pool.free_bytes())),
-            ..heap
-        }
-    }
-
-    /// Whether the host may read buffers where they lie.
-    pub(crate) fn host_reads(&self) -> bool {
-        let types = &self.logical.facts().memory.memory_types;
-        let best = self.types.device.first().and_then(|&at| types.get(at as usize));
-        best.is_some_and(|best| best.property_flags.contains(SHARED | Flags::HOST_CACHED))
-    }
-
-    pub(crate) fn stats(&self) -> PoolStats {
-        self.pool.stats()
-    }
-
-    /// A buffer of at least `bytes` bytes.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] with sizes.
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<Arc<Buffer>> {
-        let left = self.pool.free_bytes();
-        let free = self.heap().free_bytes;
-        // What drivers say of their own heaps is advice; a processor that has too little memory swaps, or ends the process.
-        let known = free.filter(|_| self.kind != AdapterKind::Discrete).unwrap_or(left).min(left);
-        if bytes > known {
-            return Err(Error::OutOfMemory { wanted: bytes, free: Some(known) });
-        }
-        let (logical, types) = (&self.logical, &self.types.device);
-        let new =
-            |size| Memory::new(logical, size, types).map_err(|error| allocation_failure(error, bytes, free));
-        self.pool.acquire(bytes, Timing::now_ns(), |size| new(size).map(Buffer)).map(Arc::new)
-    }
-
-    /// Gives up what the pool holds and no buffer uses.
-    pub(crate) fn trim(&mut self) -> u64 {
-        self.pool.drain()
-    }
-
-    /// Takes a buffer back. One that a submission still holds on to goes with it.
-    pub(crate) fn release(&mut self, buffer: Arc<Buffer>) {
-        let bytes = buffer.bytes();
-        match Arc::try_unwrap(buffer) {
-            Ok(buffer) => self.pool.put(buffer, bytes, Timing::now_ns()),
-            Err(_) => self.pool.forget(bytes),
-        }
     }
 }
 

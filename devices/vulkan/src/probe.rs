@@ -166,7 +166,6 @@ fn caps(facts: &Facts, features: Features, queues: &[QueuePlace; 3]) -> Caps {
         languages: [KernelLanguage::Wgsl].into(),
         features,
         queues: if single { QueueLayout::Single } else { QueueLayout::Separate },
-        foreign_points: true,
         records_programs: true,
         max_allocation_bytes: facts.max_allocation_bytes,
         max_binding_bytes: u64::from(limits.max_storage_buffer_range).min(facts.max_allocation_bytes),

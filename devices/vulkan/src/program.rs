@@ -9,41 +9,15 @@
 use crate::api::{Logical, Pipeline, PipelineCache};
 use crate::error::allocation_failure;
 use crate::translate::{SpirVTarget, VERSION, translate, uses_sub_groups};
-use ragtag_hal::cache::{Folder, Key, key};
+use ragtag_hal::cache::{self, Compiled, Key, Shelf, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result, TextEntry};
 use rayon::prelude::*;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// Words of a kernel's constants that are the place of its first group.
 const PLACE_WORDS: usize = 3;
 /// Bytes of a word.
 const WORD_BYTES: usize = 4;
-
-/// What became of the programs that were asked for, since the backend was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheCounters {
-    /// Compiled from their text.
-    pub compiled: u64,
-    /// Loaded from disk.
-    pub loaded: u64,
-    /// Found in this process.
-    pub reused: u64,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    compiled: AtomicU64,
-    loaded: AtomicU64,
-    reused: AtomicU64,
-}
-
-/// An entry of a module: a kernel, and its interface.
-pub(crate) struct Entry {
-    pub(crate) abi: &'static EntryAbi,
-    pub(crate) pipeline: Arc<Pipeline>,
-}
 
 /// What is kept of a text: SPIR-V, and what the driver gave away.
 struct Artefact {
@@ -71,35 +45,6 @@ impl Artefact {
     }
 }
 
-/// What is kept of a text in this process; locked while it is made.
-type Slot = Arc<Mutex<Option<Artefact>>>;
-
-/// What is kept for all devices of a backend.
-pub(crate) struct Kept {
-    folder: Option<Folder>,
-    counters: Counters,
-    slots: Mutex<HashMap<Key, Slot>>,
-}
-
-impl Kept {
-    pub(crate) fn new(folder: Option<Folder>) -> Self {
-        Self { folder, counters: Counters::default(), slots: Mutex::default() }
-    }
-
-    pub(crate) fn counters(&self) -> CacheCounters {
-        CacheCounters {
-            compiled: self.counters.compiled.load(Ordering::Relaxed),
-            loaded: self.counters.loaded.load(Ordering::Relaxed),
-            reused: self.counters.reused.load(Ordering::Relaxed),
-        }
-    }
-
-    fn slot(&self, key: Key) -> Slot {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(slots.entry(key).or_default())
-    }
-}
-
 /// A text to be compiled for an entry.
 #[derive(Clone, Copy)]
 struct Source<'a> {
@@ -121,17 +66,15 @@ impl Source<'_> {
 
 /// The pipelines of a device.
 pub(crate) struct Programs {
-    kept: Arc<Kept>,
     target: SpirVTarget,
-    pipelines: Mutex<HashMap<Key, Arc<Pipeline>>>,
+    pipelines: cache::Programs<Arc<Pipeline>>,
     logical: Arc<Logical>,
     label: String,
 }
 
 impl Programs {
-    pub(crate) fn new(logical: &Arc<Logical>, target: SpirVTarget, kept: &Arc<Kept>, label: String) -> Self {
-        let (kept, logical) = (Arc::clone(kept), Arc::clone(logical));
-        Self { kept, target, pipelines: Mutex::default(), logical, label }
+    pub(crate) fn new(logical: &Arc<Logical>, target: SpirVTarget, shelf: Arc<Shelf>, label: String) -> Self {
+        Self { target, pipelines: cache::Programs::new(shelf), logical: Arc::clone(logical), label }
     }
 
     /// The entries of a module. Its distinct texts are compiled side by side.
@@ -139,50 +82,24 @@ impl Programs {
     /// # Errors
     /// [`Error::Compile`] with the log; [`Error::Unsupported`] for a language that the device does not take, and for a
     /// function that is too large for it; [`Error::Invalid`] for a function that is not what its ABI says.
-    pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Entry>>> {
+    pub(crate) fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {
         let ModuleSource::Text { language: KernelLanguage::Wgsl, entries } = &module.source else {
             return Err(Error::Unsupported { what: format!("module {} on a Vulkan device", module.name) });
         };
         let entries: Vec<(&TextEntry, &&'static EntryAbi)> = entries.iter().zip(&module.entries).collect();
         let entry = |(entry, abi): &(&TextEntry, &&'static EntryAbi)| {
-            let source = Source { text: &entry.text, function: &entry.function, abi };
-            self.pipeline(source).map(|pipeline| Arc::new(Entry { abi, pipeline }))
+            self.pipeline(Source { text: &entry.text, function: &entry.function, abi })
         };
         entries.par_iter().map(entry).collect()
     }
 
     fn pipeline(&self, source: Source<'_>) -> Result<Arc<Pipeline>> {
         self.fits(source)?;
-        let key = self.key(source);
-        let slot = self.kept.slot(key);
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = self.pipelines().get(&key).cloned();
-        if let Some(pipeline) = known {
-            self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
-            return Ok(pipeline);
-        }
-        let pipeline = match slot.as_ref() {
-            Some(artefact) => {
-                let pipeline = self.make(source, artefact)?.0;
-                self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
-                pipeline
-            }
-            None => {
-                let (artefact, pipeline) = match self.load(source, &key) {
-                    Some(loaded) => loaded,
-                    None => self.compile(source, &key)?,
-                };
-                *slot = Some(artefact);
-                pipeline
-            }
+        let load = |bytes: &[u8]| {
+            let artefact = Artefact::from_bytes(bytes).ok_or_else(|| Error::invalid("a damaged program"))?;
+            self.make(source, &artefact).map(|(pipeline, _)| Arc::new(pipeline))
         };
-        let pipeline = Arc::new(pipeline);
-        self.pipelines().insert(key, Arc::clone(&pipeline));
-        Ok(pipeline)
-    }
-
-    fn pipelines(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Arc<Pipeline>>> {
-        self.pipelines.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pipelines.get(self.key(source), 0, load, || self.compile(source))
     }
 
     /// # Errors
@@ -216,7 +133,7 @@ impl Programs {
     fn make(&self, source: Source<'_>, artefact: &Artefact) -> Result<(Pipeline, PipelineCache)> {
         let Artefact { words, kept } = artefact;
         // Drivers do not say how much they have no memory for; they need the words at least.
-        let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64, None);
+        let short = |error| allocation_failure(error, (words.len() * WORD_BYTES) as u64);
         let cache = PipelineCache::new(&self.logical, kept).map_err(short)?;
         let most = self.logical.facts().full_sub_groups;
         let whole = |most: u32| most > 0 && source.function.work_group[0].is_multiple_of(most);
@@ -226,25 +143,8 @@ impl Programs {
         Ok((pipeline, cache))
     }
 
-    fn load(&self, source: Source<'_>, key: &Key) -> Option<(Artefact, Pipeline)> {
-        let artefact = Artefact::from_bytes(&self.kept.folder.as_ref()?.load(key)?)?;
-        match self.make(source, &artefact) {
-            Ok((pipeline, _)) => {
-                self.kept.counters.loaded.fetch_add(1, Ordering::Relaxed);
-                tracing::debug!(device = self.label, %key, "a program was loaded");
-                Some((artefact, pipeline))
-            }
-            Err(error) => {
-                tracing::debug!(device = self.label, %key, %error, "a kept program was refused");
-                None
-            }
-        }
-    }
-
-    fn compile(&self, source: Source<'_>, key: &Key) -> Result<(Artefact, Pipeline)> {
-        let start = std::time::Instant::now();
+    fn compile(&self, source: Source<'_>) -> Result<Compiled<Arc<Pipeline>>> {
         let made = translate(source.text, &source.function.name, &self.target)?;
-        let translated = start.elapsed();
         let (bindings, push_bytes) = source.interface();
         if made.bindings > bindings {
             return Err(source.wrong(format!("{} bindings, its ABI {bindings}", made.bindings)));
@@ -260,17 +160,11 @@ impl Programs {
         }
         let mut artefact = Artefact { words: made.words, kept: Vec::new() };
         let (pipeline, cache) = self.make(source, &artefact)?;
-        self.kept.counters.compiled.fetch_add(1, Ordering::Relaxed);
-        let (device, function, elapsed) = (&self.label, &source.function.name, start.elapsed());
-        tracing::debug!(device, %key, function, ?translated, ?elapsed, "a program was compiled");
         match cache.data() {
             Ok(kept) => artefact.kept = kept,
             Err(error) => tracing::debug!(%error, "the driver gives nothing away"),
         }
-        if let Some(folder) = &self.kept.folder {
-            folder.store(key, &artefact.to_bytes());
-        }
-        Ok((artefact, pipeline))
+        Ok((Arc::new(pipeline), Some(artefact.to_bytes())))
     }
 }
 

@@ -8,13 +8,12 @@
 
 use crate::api::{Semaphore, SharedQueue, Stamps};
 use crate::clock::Clock;
+use crate::driver::{HostSpan, Script, Vulkan};
 use crate::recording::Recorders;
-use crate::script::{HostSpan, Script};
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use ragtag_hal::lanes::{DriverQueue, Ends, spawn};
+use ragtag_hal::lanes::{DriverQueue, Ends, Thread};
 use ragtag_hal::{Result, Timing};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 /// A value of a queue's semaphore.
 pub(crate) struct Event {
@@ -77,7 +76,7 @@ struct Caster {
     semaphore: Arc<Semaphore>,
     settled: Arc<Settled>,
     value: u64,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Caster {
@@ -86,8 +85,8 @@ impl Caster {
         let (inbox, casts) = unbounded();
         let settled = Arc::<Settled>::default();
         let (signal, theirs) = (Arc::clone(&semaphore), Arc::clone(&settled));
-        let thread = spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
-        Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread: Some(thread) })
+        let thread = Thread::spawn("vulkan shadows".into(), move || cast_all(&casts, &signal, &theirs))?;
+        Ok(Self { inbox: Some(inbox), semaphore, settled, value: 0, thread })
     }
 
     /// Has shadows filled. The thread ends only when the queue does.
@@ -103,7 +102,7 @@ fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
     for cast in casts {
         let left = cast.after.iter().all(|(settled, value)| settled.wait(*value));
         if left {
-            cast.spans.iter().for_each(|span| span.registered.cast(&span.range));
+            cast.spans.iter().for_each(|span| span.registered().hold.cast(span.range()));
         }
         settled.reach(cast.value, !left);
         if let Err(error) = done.signal(cast.value) {
@@ -115,10 +114,7 @@ fn cast_all(casts: &Receiver<Cast>, done: &Semaphore, settled: &Settled) {
 impl Drop for Caster {
     fn drop(&mut self) {
         self.inbox = None;
-        if let Some(thread) = self.thread.take() {
-            // It fails only with the device.
-            let _ = thread.join();
-        }
+        self.thread.end();
     }
 }
 
@@ -171,7 +167,7 @@ impl Queue {
         script: &Script,
         after: &[&Event],
     ) -> Result<Option<(&'a mut Caster, Cast)>> {
-        if script.casts.is_empty() {
+        if script.recording().casts.is_empty() {
             return Ok(None);
         }
         let caster = match &mut order.caster {
@@ -180,17 +176,17 @@ impl Queue {
         };
         let others = after.iter().map(|event| (Arc::clone(&event.settled), event.value));
         let after = others.chain([(Arc::clone(&self.settled), order.value)]).collect();
-        let cast = Cast { spans: Arc::clone(&script.casts), after, value: caster.value + 1 };
+        let cast = Cast { spans: Arc::clone(&script.recording().casts), after, value: caster.value + 1 };
         Ok(Some((caster, cast)))
     }
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = Vulkan;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
-        let recording = script.recording(&self.recorders)?;
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
+        let recording = script.recording().recording(&self.recorders, script.steps())?;
         let stamps = recording.as_ref().and_then(|recording| recording.stamps()).cloned();
         if let Some(stamps) = &stamps {
             stamps.reset();
@@ -205,7 +201,7 @@ impl DriverQueue for Queue {
         // semaphores are kept by the device's queues, which end after that. `Checked` lets no program be submitted before its
         // last run has ended. The waits are values that were enqueued before, or that a thread signals after such.
         let submitted = unsafe { self.shared.submit(commands, &waits, (&self.semaphore, value)) };
-        submitted.map_err(|error| script.refused(error))?;
+        submitted.map_err(|error| script.recording().refused(error))?;
         // Only now: of what the driver refuses nothing may be read any more.
         let cast = cast.map(|(caster, cast)| {
             let settled = (Arc::clone(&caster.settled), cast.value);
@@ -214,7 +210,7 @@ impl DriverQueue for Queue {
         });
         order.value = value;
         let (semaphore, settled) = (Arc::clone(&self.semaphore), Arc::clone(&self.settled));
-        let collects = Arc::clone(&script.collects);
+        let collects = Arc::clone(&script.recording().collects);
         let last = Event { semaphore, value, stamps, collects, settled, cast };
         Ok(Ends { first: None, last: Arc::new(last) })
     }
@@ -231,7 +227,7 @@ impl DriverQueue for Queue {
             cast.wait(*value);
         }
         if ended.is_ok() {
-            event.collects.iter().for_each(|span| span.registered.collect(&span.range));
+            event.collects.iter().for_each(|span| span.registered().hold.collect(span.range()));
         }
         event.settled.reach(event.value, ended.is_err());
         ended

@@ -2,11 +2,12 @@
 //!
 //! This module must not know programs' ids.
 
-use crate::api::{Recorder, SharedQueue, Stamps};
-use crate::hazards::Hazards;
-use crate::program::Entry;
-use crate::script::{Span, Step};
-use ragtag_hal::Result;
+use crate::api::{Part, Recorder, SharedQueue, Stamps};
+use crate::driver::{HostSpan, Launch, Span, Step};
+use crate::error::allocation_failure;
+use crate::hazards::{Hazards, Use};
+use ragtag_hal::driver::grid_parts;
+use ragtag_hal::{Access, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The command buffers of a queue's family: those that are not in use wait here.
@@ -35,6 +36,95 @@ impl Recorders {
     }
 }
 
+/// About what a driver keeps of a step, where it does not say what it has no memory for.
+const STEP_BYTES: u64 = 256;
+
+/// What is kept of a script beside its steps.
+pub(crate) struct Prepared {
+    recording: Mutex<Option<Arc<Recording>>>,
+    steps: usize,
+    /// What is copied into shadows before it starts.
+    pub(crate) casts: Arc<[HostSpan]>,
+    /// What is copied out of shadows when it has ended.
+    pub(crate) collects: Arc<[HostSpan]>,
+}
+
+impl Prepared {
+    pub(crate) fn new(steps: &[Step]) -> Self {
+        let shadow = |span: &&HostSpan| span.registered().hold.is_shadow();
+        let uploads = steps.iter().filter_map(|step| match step {
+            Step::Upload { from, .. } => Some(from),
+            _ => None,
+        });
+        let downloads = steps.iter().filter_map(|step| match step {
+            Step::Download { to, .. } => Some(to),
+            _ => None,
+        });
+        Self {
+            recording: Mutex::default(),
+            steps: steps.len(),
+            casts: uploads.filter(shadow).cloned().collect(),
+            collects: downloads.filter(shadow).cloned().collect(),
+        }
+    }
+
+    /// The commands as a command buffer, recorded when it is first asked for; `None` if there are none.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with a size; whatever else has the driver refuse.
+    pub(crate) fn recording(
+        &self,
+        recorders: &Arc<Recorders>,
+        steps: &[Step],
+    ) -> Result<Option<Arc<Recording>>> {
+        if steps.is_empty() {
+            return Ok(None);
+        }
+        let mut recording = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        if recording.is_none() {
+            let made = Recording::new(recorders, steps).map_err(|error| self.refused(error))?;
+            *recording = Some(Arc::new(made));
+        }
+        Ok(recording.clone())
+    }
+
+    /// What is to be said where the driver does not take the commands.
+    pub(crate) fn refused(&self, error: Error) -> Error {
+        allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
+    }
+}
+
+/// What a step reads and writes.
+fn uses(step: &Step) -> Vec<Use> {
+    let used = |span: &Span, writes| {
+        let memory = Arc::as_ptr(span.buffer()) as usize;
+        Use { memory, range: span.offset()..span.offset() + span.bytes(), writes }
+    };
+    let host = |span: &HostSpan, writes| {
+        let memory = Arc::as_ptr(&span.registered().region) as usize;
+        Use { memory, range: span.range().start as u64..span.range().end as u64, writes }
+    };
+    match step {
+        Step::Launch(launch) => {
+            let access = launch.abi.bindings.iter().map(|access| *access != Access::Read);
+            launch.spans.iter().zip(access).map(|(span, writes)| used(span, writes)).collect()
+        }
+        Step::Copy { from, to } => vec![used(from, false), used(to, true)],
+        Step::Fill { to, .. } => vec![used(to, true)],
+        Step::Upload { from, to } => vec![host(from, false), used(to, true)],
+        Step::Download { from, to } => vec![used(from, false), host(to, true)],
+    }
+}
+
+/// The bytes of a span, as Vulkan's copies take them.
+fn part(span: &Span) -> Part<'_> {
+    Part { memory: &span.buffer().0, offset: span.offset(), bytes: span.bytes() }
+}
+
+fn host_part(span: &HostSpan) -> Part<'_> {
+    span.registered().hold.part(span.range())
+}
+
 /// A command buffer that can be run any number of times, one after the other.
 pub(crate) struct Recording {
     /// `None` once it is being dropped.
@@ -45,11 +135,11 @@ pub(crate) struct Recording {
 impl Recording {
     /// # Errors
     /// If the driver refuses.
-    pub(crate) fn new(recorders: &Arc<Recorders>, steps: &[Step]) -> Result<Self> {
+    fn new(recorders: &Arc<Recorders>, steps: &[Step]) -> Result<Self> {
         let mut recorder = recorders.take()?;
         let launches = || {
             steps.iter().filter_map(|step| match step {
-                Step::Launch { spans, .. } => Some(spans.len() as u32),
+                Step::Launch(launch) => Some(launch.spans.len() as u32),
                 _ => None,
             })
         };
@@ -58,8 +148,8 @@ impl Recording {
         // Whether there are copies since the last barrier. Launches alone wait for less.
         let mut copied = false;
         for step in steps {
-            let copies = !matches!(step, Step::Launch { .. });
-            if hazards.barrier_before(step.uses()) {
+            let copies = !matches!(step, Step::Launch(_));
+            if hazards.barrier_before(uses(step)) {
                 match copied || copies {
                     true => recorder.barrier(),
                     false => recorder.barrier_between_launches(),
@@ -95,68 +185,26 @@ impl Drop for Recording {
 
 fn record(recorder: &Recorder, step: &Step, max_groups: [u32; 3]) -> Result<()> {
     match step {
-        Step::Launch { entry, spans, constants, grid } => {
-            return launch(recorder, entry, spans, constants, *grid, max_groups);
-        }
-        Step::Copy { from, to } => recorder.copy(from.part(), to.part()),
-        Step::Fill { to, word } => recorder.fill(to.part(), *word),
-        Step::Upload { from, to } => recorder.copy(from.registered.part(&from.range), to.part()),
-        Step::Download { from, to } => recorder.copy(from.part(), to.registered.part(&to.range)),
+        Step::Launch(launch) => return record_launch(recorder, &launch.code, &launch.spans, max_groups),
+        Step::Copy { from, to } => recorder.copy(part(from), part(to)),
+        Step::Fill { to, word } => recorder.fill(part(to), *word),
+        Step::Upload { from, to } => recorder.copy(host_part(from), part(to)),
+        Step::Download { from, to } => recorder.copy(part(from), host_part(to)),
     }
     Ok(())
 }
 
 /// A launch, in parts where the grid is larger than the device launches at once. A part's first group is the first of the
 /// push constants.
-fn launch(
-    recorder: &Recorder,
-    entry: &Entry,
-    spans: &[Span],
-    constants: &[u32],
-    grid: [u32; 3],
-    max_groups: [u32; 3],
-) -> Result<()> {
-    let parts: Vec<_> = spans.iter().map(Span::part).collect();
-    recorder.bind(&entry.pipeline, &parts)?;
+fn record_launch(recorder: &Recorder, launch: &Launch, spans: &[Span], max_groups: [u32; 3]) -> Result<()> {
+    let Launch { pipeline, constants, grid } = launch;
+    let parts: Vec<_> = spans.iter().map(part).collect();
+    recorder.bind(pipeline, &parts)?;
     let mut words = vec![0; 3];
     words.extend_from_slice(constants);
-    for (first, groups) in pieces(grid, max_groups) {
+    for (first, groups) in grid_parts(*grid, max_groups) {
         words[..3].copy_from_slice(&first);
-        recorder.dispatch(&entry.pipeline, &words, groups);
+        recorder.dispatch(pipeline, &words, groups);
     }
     Ok(())
-}
-
-/// The first group and the number of groups of each piece of a grid.
-fn pieces(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
-    let [x, y, z] = [0, 1, 2].map(|axis| {
-        let (all, most) = (grid[axis], most[axis].max(1));
-        move || (0..all).step_by(most as usize).map(move |first| (first, most.min(all - first)))
-    });
-    z().flat_map(move |(z, depth)| {
-        y().flat_map(move |(y, height)| x().map(move |(x, width)| ([x, y, z], [width, height, depth])))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_cover_a_grid_once() {
-        let all: Vec<_> = pieces([5, 1, 3], [2, 9, 2]).collect();
-        assert_eq!(
-            all,
-            [
-                ([0, 0, 0], [2, 1, 2]),
-                ([2, 0, 0], [2, 1, 2]),
-                ([4, 0, 0], [1, 1, 2]),
-                ([0, 0, 2], [2, 1, 1]),
-                ([2, 0, 2], [2, 1, 1]),
-                ([4, 0, 2], [1, 1, 1]),
-            ]
-        );
-        assert_eq!(pieces([7, 8, 9], [u32::MAX; 3]).collect::<Vec<_>>(), [([0; 3], [7, 8, 9])]);
-        assert_eq!(pieces([u32::MAX, 1, 1], [65535; 3]).count(), 65537);
-    }
 }

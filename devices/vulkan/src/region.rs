@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// What regions are aligned to, and what their memory is mapped in units of, at least.
 const PAGE_BYTES: u64 = 4096;
 
-/// A region that a device knows.
-pub(crate) struct Registered {
+/// A region as the device sees it.
+pub(crate) struct Mapping {
     /// Before the region, whose memory it may be.
     memory: Memory,
     region: Arc<HostRegion>,
@@ -24,7 +24,7 @@ pub(crate) struct Registered {
     shadow: bool,
 }
 
-impl Registered {
+impl Mapping {
     /// Imports a region, or makes a shadow of it.
     ///
     /// # Errors
@@ -32,30 +32,27 @@ impl Registered {
     pub(crate) fn new(
         logical: &Arc<Logical>,
         types: &MemoryTypes,
-        region: Arc<HostRegion>,
+        region: &Arc<HostRegion>,
         import: bool,
     ) -> Result<Self> {
         let bytes = region.bytes() as u64;
+        let made = |memory, shadow| Self { memory, region: Arc::clone(region), shadow };
         let aligned = logical.facts().import_alignment_bytes.is_some_and(|bytes| bytes <= PAGE_BYTES);
         if import && aligned {
             // SAFETY: the region starts at a page and is kept; the rest of its last page is mapped with it, and no command
             // names that.
             match unsafe { Memory::over(logical, region.as_ptr(), bytes, &types.host) } {
-                Ok(memory) => return Ok(Self { memory, region, shadow: false }),
+                Ok(memory) => return Ok(made(memory, false)),
                 Err(error @ Error::Lost { .. }) => return Err(error),
                 Err(error) => tracing::debug!(%error, bytes, "a region is not imported"),
             }
         }
         let memory = Memory::new(logical, bytes, &types.host);
-        let memory = memory.map_err(|error| allocation_failure(error, bytes, None))?;
+        let memory = memory.map_err(|error| allocation_failure(error, bytes))?;
         match memory.mapped() {
-            Some(_) => Ok(Self { memory, region, shadow: true }),
+            Some(_) => Ok(made(memory, true)),
             None => Err(Error::Unsupported { what: "memory that host and device see".into() }),
         }
-    }
-
-    pub(crate) fn region(&self) -> &Arc<HostRegion> {
-        &self.region
     }
 
     pub(crate) fn is_shadow(&self) -> bool {
@@ -85,7 +82,7 @@ impl Registered {
     }
 
     /// The first of some bytes of the region.
-    pub(crate) fn region_at(&self, range: &Range<usize>) -> *mut u8 {
+    fn region_at(&self, range: &Range<usize>) -> *mut u8 {
         self.region.as_ptr().wrapping_add(range.start)
     }
 

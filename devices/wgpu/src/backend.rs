@@ -2,11 +2,11 @@
 //!
 //! This module must not know how a device works.
 
-use crate::device::WgpuDevice;
+use crate::driver::{self, WgpuDevice};
 use crate::gpu::{Gpu, ready};
 use crate::probe::{Found, instance, probe, wanted_features};
-use crate::program::{CacheCounters, Counters, Kept, Programs};
-use ragtag_hal::cache::{Folder, Shelf, default_folder};
+use crate::program::Programs;
+use ragtag_hal::cache::{CacheCounters, Folder, Shelf, default_folder};
 use ragtag_hal::{Adapter, Backend, Device, DeviceId, Error, Limits, Result, Unavailable};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -33,19 +33,19 @@ impl Default for WgpuConfig {
 /// The wgpu backend.
 pub struct WgpuBackend {
     instance: OnceLock<Instance>,
-    kept: Arc<Kept>,
+    shelf: Arc<Shelf>,
 }
 
 impl WgpuBackend {
     /// A backend with this configuration. Drivers are looked for at the first probe.
     pub fn new(config: WgpuConfig) -> Self {
         let shelf = Shelf::new(config.cache_folder.map(Folder::new));
-        Self { instance: OnceLock::new(), kept: Arc::new(Kept { shelf, counters: Counters::default() }) }
+        Self { instance: OnceLock::new(), shelf: Arc::new(shelf) }
     }
 
     /// What became of the programs of all devices that were opened here.
     pub fn counters(&self) -> CacheCounters {
-        self.kept.counters.read()
+        self.shelf.counters()
     }
 
     fn found(&self) -> std::result::Result<Vec<Found>, Unavailable> {
@@ -53,8 +53,8 @@ impl WgpuBackend {
     }
 
     fn device(&self, id: DeviceId, found: Found, limits: &Limits) -> Result<WgpuDevice> {
-        let programs = Programs::new(Arc::clone(&self.kept));
-        WgpuDevice::open(id, open(&found)?, found, programs, limits)
+        let programs = Programs::new(Arc::clone(&self.shelf));
+        driver::open(id, open(&found)?, found, programs, limits)
     }
 }
 

@@ -10,9 +10,10 @@
 //! This module must not know points or ids.
 
 use crate::belt::{Belt, CHUNK_BYTES, Chunk, Direction};
+use crate::driver::{HostSpan, Span, Step};
 use crate::gpu::{Failure, Gpu};
 use crate::queue::{Job, Piece, Progress, Readback};
-use crate::script::{Footprint, HostSpan, Launch, Span, Step};
+use crate::script::{Footprint, Launch, padded_bytes, read};
 use crate::stamps::{Begun, Ended, Stamps};
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use ragtag_hal::{Error, Result};
@@ -80,20 +81,20 @@ impl Encoder {
         let mut draft = self.draft();
         for step in job.script.steps() {
             match step {
-                Step::Launch(launch) => draft.launch(launch),
+                Step::Launch(launch) => draft.launch(&launch.code),
                 Step::Copy { from, to } => {
-                    let bytes = from.padded_bytes();
-                    draft.copy((from.buffer.wgpu(), from.offset), (to.buffer.wgpu(), to.offset), bytes);
+                    draft.copy(place(from), place(to), padded_bytes(from));
                 }
-                Step::Clear { to } => draft.clear(to),
+                // All others are launches.
+                Step::Fill { to, .. } => draft.clear(to),
                 Step::Upload { from, to } => {
-                    for offset in (0..to.bytes).step_by(CHUNK_BYTES as usize) {
+                    for offset in (0..to.bytes()).step_by(CHUNK_BYTES as usize) {
                         let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
                         self.upload(job, &mut draft, &parts.0, &parts.1)?;
                     }
                 }
                 Step::Download { from, to } => {
-                    for offset in (0..from.bytes).step_by(CHUNK_BYTES as usize) {
+                    for offset in (0..from.bytes()).step_by(CHUNK_BYTES as usize) {
                         let parts = (from.part(offset, CHUNK_BYTES), to.part(offset, CHUNK_BYTES));
                         self.download(job, &mut draft, &parts.0, parts.1)?;
                     }
@@ -130,9 +131,9 @@ impl Encoder {
             let _ = arrival.told.recv();
             self.gpu.check()?;
         }
-        let chunk = self.chunk(job, draft, Direction::Up, to.padded_bytes())?;
-        from.read(|bytes| chunk.write(bytes))?;
-        draft.copy((chunk.buffer(), 0), (to.buffer.wgpu(), to.offset), to.padded_bytes());
+        let chunk = self.chunk(job, draft, Direction::Up, padded_bytes(to))?;
+        read(from, |bytes| chunk.write(bytes))?;
+        draft.copy((chunk.buffer(), 0), place(to), padded_bytes(to));
         draft.up.push(chunk);
         Ok(())
     }
@@ -144,11 +145,11 @@ impl Encoder {
         from: &Span,
         to: HostSpan,
     ) -> std::result::Result<(), Failure> {
-        let chunk = self.chunk(job, draft, Direction::Down, from.padded_bytes())?;
-        draft.copy((from.buffer.wgpu(), from.offset), (chunk.buffer(), 0), from.padded_bytes());
+        let chunk = self.chunk(job, draft, Direction::Down, padded_bytes(from))?;
+        draft.copy(place(from), (chunk.buffer(), 0), padded_bytes(from));
         let (arrival, told) = bounded(0);
-        self.arrivals.push(Arrival { to: to.footprint(), told });
-        draft.down.push(Descent { chunk, to, bytes: from.bytes, arrival });
+        self.arrivals.push(Arrival { to: Footprint::of(&to), told });
+        draft.down.push(Descent { chunk, to, bytes: from.bytes(), arrival });
         Ok(())
     }
 
@@ -190,6 +191,11 @@ impl Encoder {
         let _ = job.progress.send(Progress::Submitted(Piece { index: self.last.clone(), readbacks, stamps }));
         Ok(())
     }
+}
+
+/// A buffer and the first byte in it.
+fn place(span: &Span) -> (&wgpu::Buffer, u64) {
+    (&span.buffer().0, span.offset())
 }
 
 /// Bytes that come down with a piece.
@@ -258,6 +264,6 @@ impl Draft {
 
     fn clear(&mut self, to: &Span) {
         self.pass = None;
-        self.encoder().clear_buffer(to.buffer.wgpu(), to.offset, Some(to.padded_bytes()));
+        self.encoder().clear_buffer(&to.buffer().0, to.offset(), Some(padded_bytes(to)));
     }
 }

@@ -11,10 +11,10 @@
 //! | `probe.rs` | adapters, and what they say of themselves |
 //! | `vulkan.rs` | what Vulkan says of an adapter, and wgpu does not |
 //! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
-//! | `device.rs` | the device: its tables of buffers, modules, regions and programs |
-//! | `memory.rs`, `belt.rs` | buffers, and the chunks by way of which they are filled and read |
+//! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
+//! | `memory.rs`, `belt.rs` | memory of buffers, and the chunks by way of which it is filled and read |
 //! | `program.rs` | compiled programs, in this process and on disk |
-//! | `script.rs`, `tools.rs` | commands with their names resolved, and those that are kernels here |
+//! | `script.rs`, `tools.rs` | launches, and the commands that are kernels here |
 //! | `encoder.rs` | the thread that encodes and submits |
 //! | `stamps.rs` | the device's clock in terms of the host's |
 //! | `queue.rs` | that thread as the lanes of `ragtag-hal` use it |
@@ -23,7 +23,7 @@
 
 mod backend;
 mod belt;
-mod device;
+mod driver;
 mod encoder;
 mod gpu;
 mod memory;
@@ -38,4 +38,4 @@ mod tools;
 mod vulkan;
 
 pub use backend::{WgpuBackend, WgpuConfig};
-pub use program::CacheCounters;
+pub use ragtag_hal::cache::CacheCounters;

@@ -185,7 +185,6 @@ fn caps(adapter: &wgpu::Adapter, integer_dot: bool) -> Caps {
         languages: BTreeSet::from([KernelLanguage::Wgsl]),
         features: features.into_iter().filter(|(_, has)| *has).map(|(feature, _)| feature).collect(),
         queues: QueueLayout::Single,
-        foreign_points: true,
         // What is recorded has its bind groups and the parts of its grids; it is encoded anew each time.
         records_programs: true,
         max_allocation_bytes: words(limits.max_buffer_size),

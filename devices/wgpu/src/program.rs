@@ -4,12 +4,11 @@
 
 use crate::gpu::{Failure, Gpu};
 use crate::probe::Found;
-use ragtag_hal::cache::{Held, Key, Shelf, Source, key};
+use ragtag_hal::cache::{self, Shelf, key};
 use ragtag_hal::{DeviceFunction, EntryAbi, Error, KernelLanguage, Module, ModuleSource, Result};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
@@ -23,35 +22,6 @@ pub(crate) const FIRST_GROUP_WORDS: usize = 3;
 /// The header of a pipeline cache: wgpu's of 64 bytes and Vulkan's of 32. A cache that is no longer holds nothing.
 const EMPTY_CACHE_BYTES: usize = 96;
 
-/// What became of the programs that were asked for, since the backend was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheCounters {
-    /// Compiled from their source.
-    pub compiled: u64,
-    /// Loaded from disk.
-    pub loaded: u64,
-    /// Found in this process.
-    pub reused: u64,
-}
-
-/// The counters as they are counted.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    compiled: AtomicU64,
-    loaded: AtomicU64,
-    reused: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn read(&self) -> CacheCounters {
-        CacheCounters {
-            compiled: self.compiled.load(Ordering::Relaxed),
-            loaded: self.loaded.load(Ordering::Relaxed),
-            reused: self.reused.load(Ordering::Relaxed),
-        }
-    }
-}
-
 /// An entry of a module: a pipeline, and what it is launched with.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -62,27 +32,16 @@ pub(crate) struct Entry {
     pub(crate) name: &'static str,
 }
 
-/// A program in this process; locked while it is made.
-type Slot = Arc<Mutex<Option<Entry>>>;
-
-/// What is kept for all devices of a backend.
-#[derive(Default)]
-pub(crate) struct Kept {
-    pub(crate) shelf: Shelf,
-    pub(crate) counters: Counters,
-}
-
 /// The programs of a device.
 pub(crate) struct Programs {
-    kept: Arc<Kept>,
-    slots: Mutex<HashMap<Key, Slot>>,
+    entries: cache::Programs<Entry>,
     /// By number of bindings.
     layouts: Mutex<HashMap<usize, BindGroupLayout>>,
 }
 
 impl Programs {
-    pub(crate) fn new(kept: Arc<Kept>) -> Self {
-        Self { kept, slots: Mutex::default(), layouts: Mutex::default() }
+    pub(crate) fn new(shelf: Arc<Shelf>) -> Self {
+        Self { entries: cache::Programs::new(shelf), layouts: Mutex::default() }
     }
 
     /// The entries of a module. Its distinct programs are made side by side.
@@ -114,23 +73,23 @@ impl Programs {
         abi: &'static EntryAbi,
     ) -> Result<Entry> {
         let key = key([found.fingerprint.as_bytes(), function.name.as_bytes(), text.as_bytes()]);
-        let slot = {
-            let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(slots.entry(key).or_default())
+        let load = |kept: &[u8]| {
+            let cache = cache(gpu, Some(kept)).map_err(|failure| failure.of("a pipeline cache"))?;
+            self.make(gpu, cache.as_ref(), text, function, abi)
         };
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(entry) = slot.as_ref() {
-            self.kept.counters.reused.fetch_add(1, Ordering::Relaxed);
-            return Ok(entry.clone());
-        }
-        Ok(slot.insert(self.make(gpu, found, &key, text, function, abi)?).clone())
+        let compile = || {
+            let cache = cache(gpu, None).unwrap_or_default();
+            let entry = self.make(gpu, cache.as_ref(), text, function, abi)?;
+            let data = cache.and_then(|cache| cache.get_data());
+            Ok((entry, data.filter(|data| data.len() > EMPTY_CACHE_BYTES)))
+        };
+        self.entries.get(key, 0, load, compile)
     }
 
     fn make(
         &self,
         gpu: &Gpu,
-        found: &Found,
-        key: &Key,
+        cache: Option<&PipelineCache>,
         text: &str,
         function: &DeviceFunction,
         abi: &'static EntryAbi,
@@ -154,9 +113,6 @@ impl Programs {
         };
         let layout = self.layout(gpu, abi.bindings.len())?;
         let module = gpu.guarded(|| shader_module(gpu, text)).map_err(compile_error)?;
-        let place = self.kept.shelf.place(key);
-        let mut held = place.lock();
-        let (cache, source) = self.cache(gpu, found, key, &mut held);
         let pipeline = gpu.guarded(|| {
             let pipeline_layout = gpu.device.create_pipeline_layout(&PipelineLayoutDescriptor {
                 label: None,
@@ -173,56 +129,11 @@ impl Programs {
                     zero_initialize_workgroup_memory: false,
                     ..PipelineCompilationOptions::default()
                 },
-                cache: cache.as_ref(),
+                cache,
             })
         });
         let pipeline = pipeline.map_err(compile_error)?;
-        let counters = &self.kept.counters;
-        let counter = match source {
-            None => &counters.compiled,
-            Some(Source::Disk) => &counters.loaded,
-            Some(Source::Process) => &counters.reused,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(device = found.adapter.label(), %key, ?source, name = abi.name, "a program was made");
-        if let (Some(cache), None) = (&cache, source) {
-            match cache.get_data().filter(|data| data.len() > EMPTY_CACHE_BYTES) {
-                Some(data) => held.put(&self.kept.shelf, key, data),
-                None => tracing::debug!(device = found.adapter.label(), "the driver keeps no program"),
-            }
-        }
         Ok(Entry { pipeline, layout, immediate_bytes, name: abi.name })
-    }
-
-    /// A pipeline cache for one program, where the device has them, and where its content was.
-    fn cache(
-        &self,
-        gpu: &Gpu,
-        found: &Found,
-        key: &Key,
-        held: &mut Held<'_>,
-    ) -> (Option<PipelineCache>, Option<Source>) {
-        if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
-            return (None, None);
-        }
-        let make = |data: Option<&[u8]>| {
-            let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
-            // SAFETY: the data were given by this function's cache for this device and driver, which the key names, and
-            // their checksum is right.
-            gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) })
-        };
-        if let Some((kept, source)) = held.get(&self.kept.shelf, key) {
-            match make(Some(&kept)) {
-                Ok(cache) => {
-                    held.take(kept);
-                    return (Some(cache), Some(source));
-                }
-                Err(failure) => {
-                    tracing::debug!(device = found.adapter.label(), %key, ?failure, "a kept program was refused");
-                }
-            }
-        }
-        (make(None).ok(), None)
     }
 
     /// Bindings in the ABI's order, all of them writable: wgpu refuses one buffer that is bound to be read here and to be
@@ -249,6 +160,17 @@ impl Programs {
         layouts.insert(bindings, layout.clone());
         Ok(layout)
     }
+}
+
+/// A pipeline cache for one program; `None` where the device has none.
+fn cache(gpu: &Gpu, data: Option<&[u8]>) -> std::result::Result<Option<PipelineCache>, Failure> {
+    if !gpu.device.features().contains(wgpu::Features::PIPELINE_CACHE) {
+        return Ok(None);
+    }
+    let descriptor = PipelineCacheDescriptor { label: None, data, fallback: false };
+    // SAFETY: the data were given by such a cache for this device and driver, which their key names, and their checksum is
+    // right.
+    gpu.guarded(|| unsafe { gpu.device.create_pipeline_cache(&descriptor) }).map(Some)
 }
 
 /// The module of a text, with all bindings writable and without checks.

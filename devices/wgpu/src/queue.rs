@@ -5,8 +5,9 @@
 //! done, and moves what came down into its region. This module must not know buffers or kernels.
 
 use crate::belt::Chunk;
+use crate::driver::{HostSpan, Script, Wgpu};
 use crate::gpu::Gpu;
-use crate::script::{HostSpan, Script};
+use crate::script::write;
 use crate::stamps::{Reading, Stamps};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use ragtag_hal::lanes::{DriverQueue, Ends};
@@ -17,7 +18,7 @@ use wgpu::SubmissionIndex;
 /// A script on its way to the encoder.
 pub(crate) struct Job {
     pub(crate) lane: QueueKind,
-    pub(crate) script: Script,
+    pub(crate) script: Arc<Script>,
     /// What became of those that it waits for; the encoder knows before it comes to this one.
     pub(crate) after: Vec<Arc<Fate>>,
     pub(crate) fate: Arc<Fate>,
@@ -60,7 +61,7 @@ impl Readback {
         if !self.mapped.recv().unwrap_or(false) {
             return Err(lost());
         }
-        let read = self.chunk.read(self.bytes, |bytes| self.to.write(bytes));
+        let read = self.chunk.read(self.bytes, |bytes| write(&self.to, bytes));
         read.map_err(|failure| failure.of("a download"))?;
         self.chunk.put_back();
         Ok(())
@@ -100,15 +101,15 @@ impl Queue {
 }
 
 impl DriverQueue for Queue {
-    type Script = Script;
+    type Driver = Wgpu;
     type Event = Event;
 
-    fn enqueue(&self, script: &Script, after: &[&Event]) -> Result<Ends<Event>> {
+    fn enqueue(&self, script: &Arc<Script>, after: &[&Event]) -> Result<Ends<Event>> {
         let (sender, progress) = unbounded();
         let fate = Arc::<Fate>::default();
         let job = Job {
             lane: self.lane,
-            script: script.clone(),
+            script: Arc::clone(script),
             after: after.iter().map(|event| Arc::clone(&event.fate)).collect(),
             fate: Arc::clone(&fate),
             progress: sender,

@@ -2,11 +2,12 @@
 //!
 //! They bind whole ranges as far as a binding's alignment and size allow. This module must not know how launches are encoded.
 
-use crate::gpu::Gpu;
+use crate::driver::{Span, Step, Wgpu};
 use crate::probe::Found;
-use crate::program::{Entry, Programs};
-use crate::script::{Launch, Span};
-use ragtag_hal::{Access, DeviceFunction, EntryAbi, Result};
+use crate::program::Entry;
+use crate::script::padded_bytes;
+use ragtag_hal::driver::{self, Driver};
+use ragtag_hal::{Access, DeviceFunction, EntryAbi, Error, Result};
 use std::sync::{Mutex, PoisonError};
 
 /// Words that a group takes.
@@ -34,67 +35,60 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// Launches that fill a span with a word.
+    /// Appends launches that fill a span with a word.
     ///
     /// # Errors
     /// If wgpu refuses.
-    pub(crate) fn fill(
-        &self,
-        gpu: &Gpu,
-        found: &Found,
-        programs: &Programs,
-        to: &Span,
-        word: u32,
-    ) -> Result<Vec<Launch>> {
-        let entry = entry(&self.fill, gpu, found, programs, include_str!("fill.wgsl"), &FILL)?;
-        let most = piece_bytes(found);
-        let launch = |offset| {
-            let (bound, first) = bind(&to.part(offset, most), found);
-            let words = to.part(offset, most).padded_bytes() / 4;
-            Launch::new(gpu, &entry, vec![bound], &[first, words as u32, word], grid(words))
-        };
-        (0..to.bytes).step_by(most as usize).map(launch).collect()
+    pub(crate) fn fill(&self, on: &Wgpu, to: &Span, word: u32, steps: &mut Vec<Step>) -> Result<()> {
+        let entry = entry(&self.fill, on, include_str!("fill.wgsl"), &FILL)?;
+        let most = piece_bytes(&on.found);
+        for offset in (0..to.bytes()).step_by(most as usize) {
+            let piece = to.part(offset, most);
+            let (bound, first) = bind(&piece, &on.found)?;
+            let words = padded_bytes(&piece) / 4;
+            steps.push(launch(on, (&entry, &FILL), vec![bound], vec![first, words as u32, word], words)?);
+        }
+        Ok(())
     }
 
-    /// Launches that copy a span to another of the same buffer that does not overlap it.
+    /// Appends launches that copy a span to another of the same buffer that does not overlap it.
     ///
     /// # Errors
     /// If wgpu refuses.
-    pub(crate) fn copy(
-        &self,
-        gpu: &Gpu,
-        found: &Found,
-        programs: &Programs,
-        from: &Span,
-        to: &Span,
-    ) -> Result<Vec<Launch>> {
-        let entry = entry(&self.copy, gpu, found, programs, include_str!("copy.wgsl"), &COPY)?;
-        let most = piece_bytes(found);
-        let launch = |offset| {
-            let (bound_from, first_from) = bind(&from.part(offset, most), found);
-            let (bound_to, first_to) = bind(&to.part(offset, most), found);
-            let words = to.part(offset, most).padded_bytes() / 4;
-            let constants = [first_from, first_to, words as u32];
-            Launch::new(gpu, &entry, vec![bound_from, bound_to], &constants, grid(words))
-        };
-        (0..to.bytes).step_by(most as usize).map(launch).collect()
+    pub(crate) fn copy(&self, on: &Wgpu, from: &Span, to: &Span, steps: &mut Vec<Step>) -> Result<()> {
+        let entry = entry(&self.copy, on, include_str!("copy.wgsl"), &COPY)?;
+        let most = piece_bytes(&on.found);
+        for offset in (0..to.bytes()).step_by(most as usize) {
+            let piece = to.part(offset, most);
+            let (bound_from, first_from) = bind(&from.part(offset, most), &on.found)?;
+            let (bound_to, first_to) = bind(&piece, &on.found)?;
+            let words = padded_bytes(&piece) / 4;
+            let constants = vec![first_from, first_to, words as u32];
+            steps.push(launch(on, (&entry, &COPY), vec![bound_from, bound_to], constants, words)?);
+        }
+        Ok(())
     }
 }
 
-fn entry(
-    place: &Mutex<Option<Entry>>,
-    gpu: &Gpu,
-    found: &Found,
-    programs: &Programs,
-    text: &str,
-    abi: &'static EntryAbi,
-) -> Result<Entry> {
+/// A launch over as many groups as `words` words need.
+fn launch(
+    on: &Wgpu,
+    (entry, abi): (&Entry, &'static EntryAbi),
+    spans: Vec<Span>,
+    constants: Vec<u32>,
+    words: u64,
+) -> Result<Step> {
+    let code = on.launch(entry, &spans, constants, [words.div_ceil(GROUP_WORDS) as u32, 1, 1])?;
+    Ok(Step::Launch(driver::Launch { code, spans, abi }))
+}
+
+fn entry(place: &Mutex<Option<Entry>>, on: &Wgpu, text: &str, abi: &'static EntryAbi) -> Result<Entry> {
     let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(entry) = place.as_ref() {
         return Ok(entry.clone());
     }
     let function = DeviceFunction { name: abi.name.into(), work_group: [256, 1, 1], dynamic_local_bytes: 0 };
-    Ok(place.insert(programs.get(gpu, found, text, &function, abi)?).clone())
+    Ok(place.insert(on.programs.get(&on.gpu, &on.found, text, &function, abi)?).clone())
 }
 
 /// The most bytes of one launch: with what lies between an aligned offset and the span, a binding.
@@ -106,16 +100,9 @@ fn piece_bytes(found: &Found) -> u64 {
 }
 
 /// The span from an aligned offset on, and which of its words is the span's first.
-fn bind(span: &Span, found: &Found) -> (Span, u32) {
-    let before = span.offset % found.adapter.caps.binding_alignment_bytes.max(1);
-    let bound = Span {
-        buffer: std::sync::Arc::clone(&span.buffer),
-        offset: span.offset - before,
-        bytes: before + span.padded_bytes(),
-    };
-    (bound, (before / 4) as u32)
-}
-
-fn grid(words: u64) -> [u32; 3] {
-    [words.div_ceil(GROUP_WORDS) as u32, 1, 1]
+fn bind(span: &Span, found: &Found) -> Result<(Span, u32)> {
+    let before = span.offset() % found.adapter.caps.binding_alignment_bytes.max(1);
+    let bound = Span::new(span.buffer(), span.offset() - before, before + padded_bytes(span));
+    let bound = bound.ok_or_else(|| Error::invalid("a span that is not inside of its buffer"))?;
+    Ok((bound, (before / 4) as u32))
 }

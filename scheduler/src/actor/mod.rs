@@ -4,7 +4,6 @@
 //! ends it waits a moment for what is, and destroys what it made. It must not decide anything that the core could: it turns
 //! slots into buffers, micro-batches into programs, points into waits.
 
-mod gate;
 pub(crate) mod memory;
 mod owned;
 mod solo;
@@ -19,7 +18,6 @@ use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::SlowLinkSender;
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use gate::Gate;
 use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
@@ -31,7 +29,6 @@ use ragtag_transfer::{Chunk, ChunkFree, Route};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use weights::Loading;
 
 /// Timings are taken from the device once for so many messages, before the actor sleeps, and at the end.
@@ -103,7 +100,6 @@ pub(crate) struct Actor {
     label: String,
     core: StageCore,
     memory: StageMemory,
-    gate: Gate,
     mailbox: Mailbox<StageMessage, StageUrgent>,
     run: RunAddress,
     previous: Option<Edge>,
@@ -115,7 +111,6 @@ pub(crate) struct Actor {
     /// How far the core knows the download timeline to be.
     downloaded: u64,
     download_notice: Notice,
-    neighbour_notice: Notice,
     recorder: Recorder,
     report: Arc<Mutex<StageReport>>,
     actions: Vec<StageAction>,
@@ -123,29 +118,6 @@ pub(crate) struct Actor {
     handled: u32,
     anticipation: Anticipation,
     device: OwnedDevice,
-    /// After the device, which it outlives by a moment.
-    _companion: Companion,
-}
-
-/// The thread that waits for hardware, if the device has one. Dropping this joins it, so the device goes first.
-#[derive(Default)]
-struct Companion(Option<JoinHandle<()>>);
-
-impl Companion {
-    fn start(&mut self, device: &mut dyn Device) {
-        self.0 = device
-            .waiter()
-            .map(|mut waiter| std::thread::spawn(move || while matches!(waiter.wait(), Ok(true)) {}));
-    }
-}
-
-impl Drop for Companion {
-    fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // It has failed the timelines with whatever went wrong.
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Actor {
@@ -154,14 +126,11 @@ impl Actor {
     /// # Errors
     /// What the device, the source of the weights or the shape of the stage is to blame for.
     pub(crate) fn load(spec: ActorSpec, abort: &AtomicBool, progress: &(dyn Fn(u64) + Sync)) -> Result<Self> {
-        // Before the device, so that an early return drops it after the device.
-        let mut companion = Companion::default();
         let ActorSpec { stage, label, device, compiled, weights, slots, mailbox, address, run, .. } = spec;
         let (previous, next, logits) = (spec.previous, spec.next, spec.logits);
         let failed = |cause| stage_error(stage, &label, cause);
         let mut device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        companion.start(&mut device);
         for timeline in &own {
             let address = address.clone();
             let failed = move |error: &ragtag_hal::Error| {
@@ -196,25 +165,18 @@ impl Actor {
             incoming: previous.as_ref().map(|e| e.route),
             outgoing: next.as_ref().map(|e| e.route),
         };
-        let neighbours: Vec<_> =
-            [&previous, &next].into_iter().flatten().map(|e| Arc::clone(&e.timeline)).collect();
-        let gate = Gate::new(&mut device, &neighbours).map_err(failed)?;
-        let (download_notice, neighbour_notice) = (Notice::default(), Notice::default());
+        for edge in [&previous, &next].into_iter().flatten() {
+            device.import_timeline(Arc::clone(&edge.timeline)).map_err(failed)?;
+        }
+        let download_notice = Notice::default();
         let downloads = address.clone();
         // A full mailbox shows at the next message that is not a notice; a notice is sent once until it is armed again.
         let moved = move || drop(downloads.send(StageMessage::Downloaded));
         download_notice.listen(&own[QueueKind::Download.index()], moved, |_| {});
-        for timeline in &neighbours {
-            let address = address.clone();
-            let moved = move || drop(address.send(StageMessage::NeighbourMoved));
-            // The neighbour's own actor reports its failures.
-            neighbour_notice.listen(timeline, moved, |_| {});
-        }
         let mut actor = Self {
             core: StageCore::new(&shape, points)?,
             stage,
             memory,
-            gate,
             mailbox,
             run,
             previous,
@@ -224,7 +186,6 @@ impl Actor {
             own,
             downloaded: 0,
             download_notice,
-            neighbour_notice,
             recorder,
             report: spec.report,
             actions: Vec::new(),
@@ -232,7 +193,6 @@ impl Actor {
             handled: 0,
             anticipation: Anticipation::lingering(LINGER),
             device,
-            _companion: companion,
             label,
         };
         actor.take_timings();
@@ -275,7 +235,6 @@ impl Actor {
                     self.step(event)?;
                 }
                 Letter::Normal(StageMessage::Downloaded) => self.catch_up()?,
-                Letter::Normal(StageMessage::NeighbourMoved) => self.retry()?,
                 // The slot itself lies on the quiet lane.
                 Letter::Normal(StageMessage::RingSlot) => {}
             }
@@ -292,10 +251,6 @@ impl Actor {
         if self.core.wants_slot() {
             self.download_notice.arm();
             self.catch_up()?;
-        }
-        if self.gate.holds() {
-            self.neighbour_notice.arm();
-            self.retry()?;
         }
         if let Some(next) = self.next.as_ref().filter(|_| self.core.wants_ring_slot()) {
             next.ring_notice.arm();
@@ -320,11 +275,6 @@ impl Actor {
         });
         self.anticipation = anticipation;
         letter
-    }
-
-    fn retry(&mut self) -> Result<()> {
-        let retried = self.gate.retry(&mut self.device);
-        retried.map_err(|cause| self.failed(cause))
     }
 
     /// Tells the core how far the download timeline has come, if it does not know.
@@ -423,7 +373,7 @@ impl Actor {
 
     fn submit(&mut self, submission: Submission, label: Label) -> Result<()> {
         self.recorder.submitted(submission.signal, label);
-        let submitted = self.gate.submit(&mut self.device, submission);
+        let submitted = self.device.submit(submission);
         submitted.map_err(|cause| self.failed(cause))
     }
 

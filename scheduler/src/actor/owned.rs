@@ -6,7 +6,7 @@
 
 use ragtag_hal::{
     Adapter, BufferId, Command, Device, DeviceId, Error, HostRegion, Memory, Module, ModuleId, PoolStats,
-    ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing, Waiter,
+    ProgramId, QueueKind, RegionId, Result, Submission, Timeline, Timing,
 };
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -114,10 +114,6 @@ impl Device for OwnedDevice {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.own[queue.index()])
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        self.device.waiter()
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

@@ -4,7 +4,7 @@ use crate::support::model::interpret;
 use ragtag_hal::*;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,9 +12,6 @@ use std::time::Duration;
 #[derive(Clone, Debug)]
 pub struct FakeOptions {
     pub id: u16,
-    pub foreign_points: bool,
-    /// Timelines advance only when the device's waiter runs.
-    pub lazy: bool,
     /// Longest time that a submission sleeps before it starts.
     pub delay: Duration,
     /// The submission of this queue that fails, counted from 1.
@@ -25,7 +22,7 @@ pub struct FakeOptions {
 impl FakeOptions {
     pub fn new(id: u16) -> Self {
         let delay = Duration::ZERO;
-        Self { id, foreign_points: true, lazy: false, delay, fails: None, memory_bytes: 1 << 30 }
+        Self { id, delay, fails: None, memory_bytes: 1 << 30 }
     }
 }
 
@@ -36,12 +33,6 @@ struct Task {
     commands: Vec<Command>,
     waits: Vec<(Arc<Timeline>, u64)>,
     signal: Point,
-}
-
-enum Advance {
-    To(Point),
-    Fail(TimelineId, Error),
-    Close,
 }
 
 struct Queue {
@@ -60,26 +51,8 @@ pub struct FakeDevice {
     programs: HashMap<ProgramId, Vec<Command>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     queues: Vec<Queue>,
-    advances: Sender<Advance>,
-    waiter: Option<FakeWaiter>,
     closing: Arc<AtomicBool>,
     timings: Arc<Mutex<Vec<Timing>>>,
-}
-
-struct FakeWaiter {
-    advances: Receiver<Advance>,
-    timelines: Vec<Arc<Timeline>>,
-}
-
-impl Waiter for FakeWaiter {
-    fn wait(&mut self) -> Result<bool> {
-        match self.advances.recv() {
-            Ok(Advance::To(point)) => self.timelines[point.timeline.queue.index()].advance(point.value),
-            Ok(Advance::Fail(timeline, error)) => self.timelines[timeline.queue.index()].fail(error),
-            Ok(Advance::Close) | Err(_) => return Ok(false),
-        }
-        Ok(true)
-    }
 }
 
 impl FakeDevice {
@@ -105,23 +78,12 @@ impl FakeDevice {
             memory: Vec::new(),
             caps: Caps {
                 languages: BTreeSet::from([KernelLanguage::Host]),
-                features: Features::default(),
-                queues: QueueLayout::Separate,
-                foreign_points: options.foreign_points,
-                records_programs: true,
                 max_allocation_bytes: options.memory_bytes,
                 max_binding_bytes: options.memory_bytes,
                 binding_alignment_bytes: 4,
-                copy_alignment_bytes: 1,
-                parallel_units: 1,
-                max_work_group_items: 1,
-                local_memory_bytes: 0,
-                clocks: Default::default(),
-                gemm: None,
-                sharing: Default::default(),
+                ..Caps::default()
             },
         };
-        let (advances, inbox) = channel();
         let mut device = Self {
             id,
             adapter,
@@ -131,15 +93,11 @@ impl FakeDevice {
             programs: HashMap::new(),
             imported: HashMap::new(),
             queues: Vec::new(),
-            advances,
-            waiter: None,
             closing: Arc::default(),
             timings: Arc::default(),
             options,
         };
         device.queues = QueueKind::ALL.map(|queue| device.queue(queue)).into();
-        let timelines = device.queues.iter().map(|q| Arc::clone(&q.timeline)).collect();
-        device.waiter = device.options.lazy.then_some(FakeWaiter { advances: inbox, timelines });
         device
     }
 
@@ -153,7 +111,6 @@ impl FakeDevice {
             closing: Arc::clone(&self.closing),
             timings: Arc::clone(&self.timings),
             options: self.options.clone(),
-            advances: self.advances.clone(),
         };
         let thread = std::thread::spawn(move || inbox.iter().for_each(|task| worker.run(task)));
         Queue { timeline, tasks: Some(tasks), thread: Some(thread) }
@@ -167,7 +124,6 @@ struct Worker {
     closing: Arc<AtomicBool>,
     timings: Arc<Mutex<Vec<Timing>>>,
     options: FakeOptions,
-    advances: Sender<Advance>,
 }
 
 impl Worker {
@@ -176,11 +132,7 @@ impl Worker {
             return;
         }
         match self.execute(&task) {
-            Ok(()) if self.options.lazy => drop(self.advances.send(Advance::To(task.signal))),
             Ok(()) => self.timeline.advance(task.signal.value),
-            Err(error) if self.options.lazy => {
-                let _ = self.advances.send(Advance::Fail(self.timeline.id(), error));
-            }
             Err(error) => self.timeline.fail(error),
         }
     }
@@ -266,12 +218,7 @@ impl Device for FakeDevice {
         Arc::clone(&self.queues[queue.index()].timeline)
     }
 
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        self.waiter.take().map(|w| Box::new(w) as Box<dyn Waiter>)
-    }
-
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
-        assert!(self.options.foreign_points);
         self.imported.insert(timeline.id(), timeline);
         Ok(())
     }
@@ -340,7 +287,6 @@ impl Device for FakeDevice {
         };
         let waits = waits.iter().map(|point| {
             let own = point.timeline.device == self.id;
-            assert!(own || self.options.foreign_points, "a foreign point on a device that takes none");
             let timeline = if own {
                 self.timeline(point.timeline.queue)
             } else {
@@ -365,6 +311,5 @@ impl Drop for FakeDevice {
             queue.tasks = None;
             queue.thread.take().unwrap().join().unwrap();
         }
-        let _ = self.advances.send(Advance::Close);
     }
 }

@@ -31,20 +31,8 @@ impl NullDevice {
             memory: Vec::new(),
             caps: Caps {
                 languages: BTreeSet::from([KernelLanguage::Host]),
-                features: Features::default(),
-                queues: QueueLayout::Separate,
-                foreign_points: true,
-                records_programs: true,
-                max_allocation_bytes: u64::MAX,
-                max_binding_bytes: u64::MAX,
                 binding_alignment_bytes: 4,
-                copy_alignment_bytes: 1,
-                parallel_units: 1,
-                max_work_group_items: 1,
-                local_memory_bytes: 0,
-                clocks: Default::default(),
-                gemm: None,
-                sharing: Default::default(),
+                ..Caps::default()
             },
         };
         let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: id, queue }));
@@ -67,10 +55,6 @@ impl Device for NullDevice {
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.timelines[queue.index()])
-    }
-
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {

@@ -4,24 +4,16 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
 use ragtag_cuda::{CudaBackend, CudaConfig};
-use ragtag_hal::{Adapter, Backend, KernelLanguage, Module};
+use ragtag_hal::{KernelLanguage, Module};
 use std::sync::Arc;
 
 /// A backend that keeps no programs on disk.
 pub fn backend() -> CudaBackend {
     CudaBackend::new(CudaConfig { cache_folder: None, ..CudaConfig::default() })
-}
-
-/// All adapters, or none with a skip.
-pub fn adapters(backend: &CudaBackend) -> Vec<Adapter> {
-    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
-    found.and_then(some).unwrap_or_else(|why| {
-        test_support::skip!("CUDA driver", "{why}");
-        Vec::new()
-    })
 }
 
 /// `SCALE` in PTX for any device: launches wait for each other.
@@ -48,3 +40,5 @@ pub fn cuda_source() -> Arc<str> {
 pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::Ptx, text, function("scale"))
 }
+
+device_bench::tested!(CudaBackend, "CUDA", "CUDA driver");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::{AdapterKind, HeapKind, MemorySource, PhysicalIdentity};
-use crate::caps::{Caps, Features, KernelLanguage, QueueLayout};
+use crate::caps::{Caps, KernelLanguage};
 use crate::command::{Access, Binding, BufferRange, Dispatch, EntryAbi, LinkedEntry, ModuleSource};
 use crate::gemm::{Gemm, GemmEntry, GemmLibrary};
 use crate::host::{HostCall, HostFn};
@@ -42,9 +42,6 @@ impl Device for Fake {
     }
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
         Arc::clone(&self.timelines[queue.index()])
-    }
-    fn waiter(&mut self) -> Option<Box<dyn Waiter>> {
-        None
     }
     fn import_timeline(&mut self, _: Arc<Timeline>) -> Result<()> {
         self.note("import_timeline")
@@ -126,20 +123,9 @@ fn adapter(languages: impl IntoIterator<Item = KernelLanguage>) -> Adapter {
         }],
         caps: Caps {
             languages: languages.into_iter().collect(),
-            features: Features::new(),
-            queues: QueueLayout::Separate,
-            foreign_points: true,
-            records_programs: true,
             max_allocation_bytes: 4096,
             max_binding_bytes: 256,
-            binding_alignment_bytes: 64,
-            copy_alignment_bytes: 1,
-            parallel_units: 1,
-            max_work_group_items: 1,
-            local_memory_bytes: 0,
-            clocks: Default::default(),
-            gemm: None,
-            sharing: Default::default(),
+            ..Caps::default()
         },
     }
 }

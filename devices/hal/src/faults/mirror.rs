@@ -46,8 +46,6 @@ struct Shared {
 /// The timelines of a device as others are to see them.
 pub(super) struct Mirror {
     shared: Arc<Shared>,
-    /// Whether the device can wait for the mirror of its own points.
-    foreign_points: bool,
     wake: SyncSender<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -74,10 +72,7 @@ impl Mirror {
             news: Mutex::default(),
             closing: AtomicBool::new(false),
         });
-        let foreign_points = device.adapter().caps.foreign_points;
-        if foreign_points {
-            shared.inward.iter().try_for_each(|timeline| device.import_timeline(Arc::clone(timeline)))?;
-        }
+        shared.inward.iter().try_for_each(|timeline| device.import_timeline(Arc::clone(timeline)))?;
         // One reminder is as good as many.
         let (wake, reminders) = sync_channel(1);
         for timeline in &shared.real {
@@ -91,7 +86,7 @@ impl Mirror {
         let thread = std::thread::Builder::new().name(name).spawn(move || theirs.serve(&reminders));
         let code = |error: std::io::Error| i64::from(error.raw_os_error().unwrap_or(0));
         let thread = thread.map_err(|e| Error::Api { call: "starting a thread".into(), code: code(e) })?;
-        Ok(Self { shared, foreign_points, wake, thread: Some(thread) })
+        Ok(Self { shared, wake, thread: Some(thread) })
     }
 
     pub(super) fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
@@ -116,9 +111,7 @@ impl Mirror {
 
     /// Has waits for the device's own points wait for their mirrors.
     pub(super) fn redirect(&self, waits: &mut [Point]) {
-        for point in
-            waits.iter_mut().filter(|p| self.foreign_points && p.timeline.device == self.shared.device)
-        {
+        for point in waits.iter_mut().filter(|p| p.timeline.device == self.shared.device) {
             point.timeline.device = stranger(self.shared.device);
         }
     }

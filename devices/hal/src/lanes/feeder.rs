@@ -9,14 +9,16 @@
 //!
 //! This module must not know commands or the driver.
 
-use super::lane::{After, DriverQueue, LINGER, Lane, Order, spawn};
+use super::lane::{After, DriverQueue, LINGER, Lane, Order, closed};
+use super::thread::Thread;
 use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
 use crate::timeline::Timeline;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// A point to wait for.
 pub struct Wait {
@@ -35,9 +37,9 @@ impl Wait {
 }
 
 /// A submission whose names are resolved.
-pub struct Task<S> {
+pub struct Task<D: Driver> {
     /// What to do.
-    pub script: Arc<S>,
+    pub script: Arc<Script<D>>,
     /// What it waits for.
     pub waits: Vec<Wait>,
     /// What passes when it is done.
@@ -55,7 +57,7 @@ enum Readiness<E> {
 }
 
 /// A task with what is to become of it.
-type Fate<Q> = (Task<<Q as DriverQueue>::Script>, Readiness<<Q as DriverQueue>::Event>);
+type Fate<Q> = (Task<<Q as DriverQueue>::Driver>, Readiness<<Q as DriverQueue>::Event>);
 
 /// What wakes the thread.
 #[derive(Default)]
@@ -119,16 +121,16 @@ impl Alarm {
 struct Shared<Q: DriverQueue> {
     lanes: [Lane<Q>; 3],
     /// Tasks of each lane that are held, in order. Locked after the lane's order.
-    held: [Mutex<VecDeque<Task<Q::Script>>>; 3],
+    held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
 }
 
 impl<Q: DriverQueue> Shared<Q> {
-    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task<Q::Script>>> {
+    fn held(&self, queue: QueueKind) -> MutexGuard<'_, VecDeque<Task<Q::Driver>>> {
         self.held[queue.index()].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn readiness(&self, queue: QueueKind, task: &Task<Q::Script>) -> Readiness<Q::Event> {
+    fn readiness(&self, queue: QueueKind, task: &Task<Q::Driver>) -> Readiness<Q::Event> {
         if let Some(point) = self.lanes[queue.index()].resting() {
             return Readiness::Waiting(point);
         }
@@ -147,10 +149,10 @@ impl<Q: DriverQueue> Shared<Q> {
                         cause: Box::new(cause),
                     });
                 }
-                (None, Some(event)) => {
+                (None, None) if !Q::RUNS_IN_WAIT => return Readiness::Waiting(wait.point()),
+                (None, event) => {
                     after.push(After { event, timeline: Arc::clone(&wait.timeline), value: wait.value });
                 }
-                (None, None) => return Readiness::Waiting(wait.point()),
             }
         }
         Readiness::Ready(after)
@@ -184,8 +186,7 @@ impl<Q: DriverQueue> Shared<Q> {
             if !closing {
                 return None;
             }
-            let cause = format!("the device was closed while it waited for {point}");
-            readiness = Readiness::Failed(Error::Lost { cause });
+            readiness = Readiness::Failed(closed(point));
         }
         Some((held.pop_front()?, readiness))
     }
@@ -194,7 +195,7 @@ impl<Q: DriverQueue> Shared<Q> {
 fn feed_one<Q: DriverQueue>(
     lane: &Lane<Q>,
     order: &mut Order<Q>,
-    task: Task<Q::Script>,
+    task: Task<Q::Driver>,
     readiness: Readiness<Q::Event>,
 ) -> Result<()> {
     match readiness {
@@ -207,10 +208,10 @@ fn feed_one<Q: DriverQueue>(
     }
 }
 
-/// The device's end. Dropping it lets fail what is held, and waits for what the driver has.
+/// The device's end. It is closed before it is dropped.
 pub struct Feeder<Q: DriverQueue> {
     shared: Arc<Shared<Q>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl<Q: DriverQueue> Feeder<Q> {
@@ -221,7 +222,7 @@ impl<Q: DriverQueue> Feeder<Q> {
     pub fn new(name: String, lanes: [Lane<Q>; 3]) -> Result<Self> {
         let shared = Arc::new(Shared { lanes, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
-        let thread = Some(spawn(name, move || serve(&theirs))?);
+        let thread = Thread::spawn(name, move || serve(&theirs))?;
         let feeder = Self { shared, thread };
         // What is held may also wait for what is held on another lane.
         feeder.shared.lanes.iter().for_each(|lane| feeder.listen(lane.timeline()));
@@ -244,11 +245,32 @@ impl<Q: DriverQueue> Feeder<Q> {
         });
     }
 
+    /// Lets fail what is held, and waits for what the driver has, until the deadline. Whether all has ended: if not, some thread
+    /// still uses what its submissions name, and the lanes stay alive for good.
+    pub fn close(&self, deadline: Instant) -> bool {
+        self.shared.alarm.lock().closing = true;
+        self.shared.alarm.ring();
+        let lanes = &self.shared.lanes;
+        // The thread may be in the driver, with a lane's order.
+        let mut ended = self.thread.ends_before(deadline);
+        if ended {
+            // A lane may wait for another, which waits for what closing ends.
+            lanes.iter().for_each(Lane::close);
+            ended = lanes.each_ref().map(|lane| lane.ends_before(deadline)) == [true; 3];
+        }
+        if !ended {
+            let cause = "the driver did not end its work while the device was closed".to_string();
+            lanes.iter().for_each(|lane| lane.timeline().fail(Error::Closed { cause: cause.clone() }));
+            std::mem::forget(Arc::clone(&self.shared));
+        }
+        ended
+    }
+
     /// Enqueues a task on a lane, now or when it can be. On a timeline that has failed nothing happens any more.
     ///
     /// # Errors
     /// If it can be now and the driver refuses, or somebody else uses its bytes of a host region.
-    pub fn submit(&self, queue: QueueKind, task: Task<Q::Script>) -> Result<()> {
+    pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
         let lane = self.lane(queue);
         if lane.timeline().failure().is_some() {
             return Ok(());
@@ -269,17 +291,6 @@ impl<Q: DriverQueue> Feeder<Q> {
         drop((held, order));
         self.shared.alarm.ring();
         Ok(())
-    }
-}
-
-impl<Q: DriverQueue> Drop for Feeder<Q> {
-    fn drop(&mut self) {
-        self.shared.alarm.lock().closing = true;
-        self.shared.alarm.ring();
-        if let Some(thread) = self.thread.take() {
-            // What went wrong is on the timelines.
-            let _ = thread.join();
-        }
     }
 }
 

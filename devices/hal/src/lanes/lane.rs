@@ -17,19 +17,20 @@
 //!
 //! This module must not know buffers, kernels or other devices, only scripts.
 
+use super::thread::Thread;
 use crate::anticipation::{Anticipation, Outcome, Turn};
 use crate::backend::{Limits, Timing};
+use crate::driver::{Driver, Script};
 use crate::duty::Duty;
 use crate::error::{Error, Result};
-use crate::ids::{Point, QueueKind};
+use crate::ids::{DeviceId, Point, QueueKind, TimelineId};
 use crate::region::Reservation;
 use crate::timeline::Timeline;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most bytes that are copied on the submitting thread.
 const INLINE_BYTES: usize = 64 << 10;
@@ -37,26 +38,18 @@ const INLINE_BYTES: usize = 64 << 10;
 const MAX_TIMINGS: usize = 1 << 16;
 /// How long a watcher looks before it sleeps, where cores are to spare: small copies take no longer.
 pub(super) const LINGER: Duration = Duration::from_micros(40);
+/// The same for a watcher that runs the work itself: the next step of a decode is often that near.
+const BRIEF: Duration = Duration::from_micros(5);
 /// How long a watcher sleeps at a time while it expects the driver to take longer: the driver does not wake it, and what ends
 /// early must not be noticed late.
 const NAP: Duration = Duration::from_micros(100);
 
-/// The work of a submission: commands ready for the driver. It keeps alive what they name.
-pub trait Script: Send + Sync + 'static {
-    /// Leases what it uses of host regions.
-    ///
-    /// # Errors
-    /// If somebody else uses it.
-    fn reserve(&self) -> Result<Vec<Reservation>>;
+/// How soon a watcher that waits for another device notices that its own device closes.
+const CLOSING_PERIOD: Duration = Duration::from_millis(20);
 
-    /// The bytes that it copies, if it does nothing but copies that the host can make.
-    fn host_bytes(&self) -> Option<usize>;
-
-    /// Makes the host's copies.
-    ///
-    /// # Errors
-    /// If somebody else uses the bytes of a host region.
-    fn run_on_host(&self) -> Result<()>;
+/// The error of work that waited for a point when its device was closed.
+pub(super) fn closed(point: Point) -> Error {
+    Error::Lost { cause: format!("the device was closed while it waited for {point}") }
 }
 
 /// The ends of a script on its way through a queue.
@@ -70,16 +63,24 @@ pub struct Ends<E> {
 
 /// An in-order queue of a driver.
 pub trait DriverQueue: Send + Sync + 'static {
-    /// What it takes.
-    type Script: Script;
+    /// The driver whose scripts it takes.
+    type Driver: Driver;
     /// What passes when something that was enqueued has ended.
     type Event: Send + Sync + 'static;
+
+    /// Whether a script runs on the thread that waits for its event, from then on. That thread also waits for what the script
+    /// comes after, and runs nothing after a failure.
+    const RUNS_IN_WAIT: bool = false;
 
     /// Enqueues a script, to start after events of other queues of the device, and lets the driver begin.
     ///
     /// # Errors
     /// If the driver refuses; some of the script may be under way then.
-    fn enqueue(&self, script: &Self::Script, after: &[&Self::Event]) -> Result<Ends<Self::Event>>;
+    fn enqueue(
+        &self,
+        script: &Arc<Script<Self::Driver>>,
+        after: &[&Self::Event],
+    ) -> Result<Ends<Self::Event>>;
 
     /// Whether an event has passed, or failed; `None` where asking costs more than waiting.
     fn passed(&self, event: &Self::Event) -> Option<bool>;
@@ -110,10 +111,16 @@ pub struct Common {
 }
 
 impl Common {
-    /// For a device of this label with these timelines.
-    pub fn new(timelines: [Arc<Timeline>; 3], label: &str, limits: &Limits) -> Self {
+    /// For a device of this label.
+    pub fn new(device: DeviceId, label: &str, limits: &Limits) -> Arc<Self> {
+        let timelines = QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device, queue }));
         let duty_percent = limits.duty_percent.get(label).copied();
-        Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent }
+        Arc::new(Self { timelines, timings: Mutex::default(), lost: OnceLock::new(), duty_percent })
+    }
+
+    /// The device.
+    pub fn device(&self) -> DeviceId {
+        self.timelines[0].id().device
     }
 
     /// The timelines, by [`QueueKind::index`](crate::QueueKind::index).
@@ -132,7 +139,7 @@ impl Common {
             error
         });
         if first {
-            tracing::warn!(error = %lost, "{} is lost", self.timelines[0].id().device);
+            tracing::warn!(error = %lost, "{} is lost", self.device());
             self.timelines.iter().for_each(|timeline| timeline.fail(lost.clone()));
         }
         lost.clone()
@@ -165,45 +172,48 @@ impl Common {
     }
 }
 
-/// A command of another lane that has to end first: its event for the driver, its point for the watcher.
+/// Work that has to end first: its event for the driver, its point for the watcher.
 pub struct After<E> {
-    /// Its event.
-    pub event: Arc<E>,
-    /// The lane's timeline.
+    /// Its event, if the driver has it.
+    pub event: Option<Arc<E>>,
+    /// Its timeline.
     pub timeline: Arc<Timeline>,
     /// The point on it.
     pub value: u64,
 }
 
+/// A submission that the driver has.
+struct Enqueued<Q: DriverQueue> {
+    signal: Point,
+    after: Vec<After<Q::Event>>,
+    ends: Ends<Q::Event>,
+    /// Taken already, if it could start at once.
+    reserved: Option<Vec<Reservation>>,
+    /// Keeps alive what the driver uses.
+    script: Arc<Script<Q::Driver>>,
+}
+
 /// What becomes of a submission, as the watcher sees it.
 enum Flight<Q: DriverQueue> {
     /// The driver has it.
-    Enqueued {
-        signal: Point,
-        after: Vec<After<Q::Event>>,
-        ends: Ends<Q::Event>,
-        /// Taken already, if it could start at once.
-        reserved: Option<Vec<Reservation>>,
-        /// Keeps alive what the driver uses.
-        script: Arc<Q::Script>,
-    },
+    Enqueued(Enqueued<Q>),
     /// It was never enqueued, because what it waits for has failed, or something before it.
     Doomed(Error),
+    /// It was enqueued in part, and no event tells its end.
+    Abandoned(Arc<Script<Q::Driver>>),
 }
 
 /// What is guarded by a lane's order: whoever holds this may enqueue.
 pub struct Order<Q: DriverQueue> {
-    /// `None` once the lane is being dropped.
+    /// `None` once the lane is closed.
     inbox: Option<Sender<Flight<Q>>>,
     /// Submissions that the watcher was told of.
     sent: u64,
     /// Whether one of them will fail the timeline when its turn comes: nothing may be enqueued behind it.
     doomed: Option<Error>,
-    /// Scripts that were enqueued in part, whose end no event tells.
-    abandoned: Vec<Arc<Q::Script>>,
 }
 
-/// A queue of the driver. Dropping it waits for the watcher, and that for the driver.
+/// A queue of the driver. It is closed before it is dropped.
 pub struct Lane<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
@@ -215,9 +225,9 @@ pub struct Lane<Q: DriverQueue> {
     finished: Arc<AtomicU64>,
     /// Whether the watcher rests after each.
     rests: bool,
-    /// Whether it need not rest any more.
+    /// Whether it need not rest any more, nor wait for other devices.
     closing: Arc<AtomicBool>,
-    watcher: Option<JoinHandle<()>>,
+    watcher: Thread,
 }
 
 impl<Q: DriverQueue> Lane<Q> {
@@ -236,8 +246,8 @@ impl<Q: DriverQueue> Lane<Q> {
         let duty_percent = common.duty_percent.filter(|_| timeline.id().queue == QueueKind::Compute);
         let closing = Arc::<AtomicBool>::default();
         let (theirs, ends, duty) = (Arc::clone(&finished), Arc::clone(&closing), duty_percent.map(Duty::new));
-        let watcher = spawn(name, move || watched.watch(&theirs, &flights, duty, &ends))?;
-        let order = Order { inbox: Some(inbox), sent: 0, doomed: None, abandoned: Vec::new() };
+        let watcher = Thread::spawn(name, move || watched.watch(&theirs, &flights, duty, &ends))?;
+        let order = Order { inbox: Some(inbox), sent: 0, doomed: None };
         Ok(Self {
             queue,
             timeline,
@@ -247,7 +257,7 @@ impl<Q: DriverQueue> Lane<Q> {
             finished,
             rests: duty_percent.is_some(),
             closing,
-            watcher: Some(watcher),
+            watcher,
         })
     }
 
@@ -282,7 +292,10 @@ impl<Q: DriverQueue> Lane<Q> {
     /// The point before which nothing may be enqueued: with a duty, that of the submission before, as long as it has not
     /// passed.
     pub fn resting(&self) -> Option<Point> {
-        let last = self.events().back().map(|(value, _)| *value).filter(|_| self.rests)?;
+        if !self.rests || Q::RUNS_IN_WAIT {
+            return None;
+        }
+        let last = self.events().back().map(|(value, _)| *value)?;
         (last > self.timeline.value()).then(|| self.timeline.id().at(last))
     }
 
@@ -293,7 +306,7 @@ impl<Q: DriverQueue> Lane<Q> {
     pub fn start(
         &self,
         order: &mut Order<Q>,
-        script: Arc<Q::Script>,
+        script: Arc<Script<Q::Driver>>,
         after: Vec<After<Q::Event>>,
         signal: Point,
     ) -> Result<()> {
@@ -313,8 +326,19 @@ impl<Q: DriverQueue> Lane<Q> {
         }
         events.push_back((signal.value, Arc::clone(&ends.last)));
         drop(events);
-        send(order, Flight::Enqueued { signal, after, ends, reserved, script });
+        send(order, Flight::Enqueued(Enqueued { signal, after, ends, reserved, script }));
         Ok(())
+    }
+
+    /// Has the watcher end when it has dealt with everything. Nothing may be enqueued afterwards.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.order().inbox = None;
+    }
+
+    /// Waits until the watcher has ended, or until the deadline. Whether it has.
+    pub(super) fn ends_before(&self, deadline: Instant) -> bool {
+        self.watcher.ends_before(deadline)
     }
 
     /// Lets a submission fail in its turn, behind what the driver has already, and everything behind it.
@@ -336,7 +360,7 @@ impl<Q: DriverQueue> Lane<Q> {
     }
 
     /// Makes the host's copies, for which nothing has to be waited.
-    fn run(&self, script: &Q::Script, signal: Point) -> Result<()> {
+    fn run(&self, script: &Script<Q::Driver>, signal: Point) -> Result<()> {
         let start_ns = Timing::now_ns();
         script.run_on_host()?;
         self.common.add(Timing { point: signal, start_ns, end_ns: Timing::now_ns() });
@@ -347,11 +371,12 @@ impl<Q: DriverQueue> Lane<Q> {
     fn enqueue(
         &self,
         order: &mut Order<Q>,
-        script: &Arc<Q::Script>,
+        script: &Arc<Script<Q::Driver>>,
         after: &[After<Q::Event>],
     ) -> Result<Ends<Q::Event>> {
-        let events: Vec<&Q::Event> = after.iter().map(|after| after.event.as_ref()).collect();
-        self.queue.enqueue(script, &events).inspect_err(|_| order.abandoned.push(Arc::clone(script)))
+        let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
+        let enqueued = self.queue.enqueue(script, &events);
+        enqueued.inspect_err(|_| send(order, Flight::Abandoned(Arc::clone(script))))
     }
 }
 
@@ -361,31 +386,6 @@ fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
     let _ = order.inbox.as_ref().map(|inbox| inbox.send(flight));
 }
 
-impl<Q: DriverQueue> Drop for Lane<Q> {
-    fn drop(&mut self) {
-        let order = self.order.get_mut().unwrap_or_else(PoisonError::into_inner);
-        order.inbox = None;
-        self.closing.store(true, Ordering::Release);
-        if let Some(watcher) = self.watcher.take() {
-            // What went wrong is on the timeline.
-            let _ = watcher.join();
-        }
-        if !order.abandoned.is_empty() {
-            // The last chance to wait for what no event tells of.
-            let _ = self.queue.finish();
-        }
-    }
-}
-
-/// A thread with a name.
-///
-/// # Errors
-/// If the system gives no more threads.
-pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let spawned = std::thread::Builder::new().name(name).spawn(body);
-    spawned.map_err(|error| Error::Unsupported { what: format!("one more thread: {error}") })
-}
-
 /// How a watcher waits: for what comes before its submissions, and for their ends.
 struct Patience {
     start: Anticipation,
@@ -393,20 +393,30 @@ struct Patience {
 }
 
 impl Patience {
-    fn new() -> Self {
-        let anticipation = || Anticipation::lingering_if_spare(LINGER);
+    fn new<Q: DriverQueue>() -> Self {
+        let anticipation = || match Q::RUNS_IN_WAIT {
+            // The device's own threads need the cores.
+            true => Anticipation::brief(BRIEF),
+            false => Anticipation::lingering_if_spare(LINGER),
+        };
         Self { start: anticipation(), end: anticipation() }
     }
 
-    /// Waits for a point.
+    /// Waits for a point. Points of the same device pass or fail as long as the driver works. Other points, for which the
+    /// driver has no event, are waited for until the device closes.
     ///
     /// # Errors
     /// If it will not pass.
-    fn start(&mut self, timeline: &Timeline, value: u64) -> Result<()> {
+    fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
+        let After { event, timeline, value } = after;
+        let most = event.is_none().then_some(CLOSING_PERIOD);
         let passed = self.start.wait(|turn| match turn {
-            Turn::Look if timeline.value() >= value => Outcome::Found(Ok(())),
+            Turn::Look if timeline.value() >= *value => Outcome::Found(Ok(())),
             Turn::Look => Outcome::Nothing,
-            Turn::Rest(limit) => match timeline.wait(value, limit) {
+            Turn::Rest(limit) => match timeline.wait(*value, limit.into_iter().chain(most).min()) {
+                Ok(false) if event.is_none() && closing.load(Ordering::Acquire) => {
+                    Outcome::Found(Err(closed(timeline.id().at(*value))))
+                }
                 Ok(false) => Outcome::Nothing,
                 known => Outcome::Found(known.map(drop)),
             },
@@ -447,37 +457,51 @@ impl<Q: DriverQueue> Watched<Q> {
         mut duty: Option<Duty>,
         closing: &AtomicBool,
     ) {
-        let mut patience = Patience::new();
+        let mut patience = Patience::new::<Q>();
+        let mut abandoned = Vec::new();
         for flight in flights {
-            match self.end(flight, &mut patience, duty.as_mut(), closing) {
+            let ended = match flight {
+                Flight::Enqueued(work) => self.end(work, &mut patience, duty.as_mut(), closing),
+                Flight::Doomed(error) => Err(error),
+                Flight::Abandoned(script) => {
+                    abandoned.push(script);
+                    // Whoever submitted it fails the timeline.
+                    Ok(self.timeline.id().at(0))
+                }
+            };
+            match ended {
                 Ok(signal) => self.timeline.advance(signal.value),
                 Err(error) => self.timeline.fail(error),
             }
             finished.fetch_add(1, Ordering::Release);
+        }
+        if !abandoned.is_empty() {
+            // The last chance to wait for what no event tells of. What went wrong is on the timeline.
+            let _ = self.queue.finish();
         }
     }
 
     /// Waits for the end of a submission, and of its rest. What it held is let go before anyone hears of that.
     fn end(
         &self,
-        flight: Flight<Q>,
+        work: Enqueued<Q>,
         patience: &mut Patience,
         duty: Option<&mut Duty>,
         closing: &AtomicBool,
     ) -> Result<Point> {
-        let (signal, after, ends, reserved, script) = match flight {
-            Flight::Enqueued { signal, after, ends, reserved, script } => {
-                (signal, after, ends, reserved, script)
-            }
-            Flight::Doomed(error) => return Err(error),
-        };
-        // Points of the same device pass or fail as long as the driver works.
-        let started = after.iter().try_for_each(|after| patience.start(&after.timeline, after.value));
+        let Enqueued { signal, after, ends, reserved, script } = work;
+        let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
+        let started = failure.map_or(Ok(()), Err);
+        let started =
+            started.and_then(|()| after.iter().try_for_each(|after| patience.start(after, closing)));
         let begun_ns = Timing::now_ns();
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
         });
+        if Q::RUNS_IN_WAIT && reserved.is_err() {
+            return reserved.and(Ok(signal));
+        }
         // Whatever came of that: the driver has it until its event says otherwise.
         let ended = self.common.noted(patience.end(self.queue.as_ref(), &ends.last));
         reserved?;

@@ -4,9 +4,10 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{Adapter, Backend, KernelLanguage, Module, ModuleSource, TextEntry};
+use ragtag_hal::{KernelLanguage, Module};
 use ragtag_opencl::{OpenClBackend, OpenClConfig};
 use std::sync::Arc;
 
@@ -19,27 +20,6 @@ pub fn backend() -> OpenClBackend {
     OpenClBackend::new(config())
 }
 
-/// All adapters, or none with a skip.
-pub fn adapters(backend: &OpenClBackend) -> Vec<Adapter> {
-    match backend.probe() {
-        Ok(adapters) => {
-            if adapters.is_empty() {
-                test_support::skip!("OpenCL driver", "the OpenCL library shows no device");
-            }
-            adapters
-        }
-        Err(unavailable) => {
-            test_support::skip!("OpenCL driver", "{unavailable}");
-            Vec::new()
-        }
-    }
-}
-
-/// The platform of an adapter.
-pub fn platform(adapter: &Adapter) -> &str {
-    adapter.driver.split(',').next().unwrap_or_default()
-}
-
 /// `SCALE` in OpenCL C.
 pub fn source() -> Arc<str> {
     scale_text(KernelLanguage::OpenClC).unwrap()
@@ -49,7 +29,4 @@ pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::OpenClC, text, function("scale"))
 }
 
-/// OpenCL C.
-pub fn text(entries: Vec<TextEntry>) -> ModuleSource {
-    ModuleSource::Text { language: KernelLanguage::OpenClC, entries }
-}
+device_bench::tested!(OpenClBackend, "OpenCL", "OpenCL driver");

@@ -4,9 +4,10 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{Adapter, Backend, KernelLanguage, Module, ModuleSource, TextEntry};
+use ragtag_hal::{KernelLanguage, Module};
 use ragtag_vulkan::{VulkanBackend, VulkanConfig};
 use std::sync::Arc;
 
@@ -31,22 +32,6 @@ pub fn no_objections(backend: &VulkanBackend) {
     assert!(said.is_empty(), "{said:#?}");
 }
 
-/// All adapters, or none with a skip.
-pub fn adapters(backend: &VulkanBackend) -> Vec<Adapter> {
-    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
-    match found.and_then(some) {
-        Ok(adapters) => {
-            assert!(adapters.len() >= wanted(), "{} adapters of {}", adapters.len(), wanted());
-            adapters
-        }
-        Err(why) => {
-            assert_eq!(wanted(), 0, "{why}");
-            test_support::skip!("Vulkan driver", "{why}");
-            Vec::new()
-        }
-    }
-}
-
 /// `SCALE` in WGSL.
 pub fn source() -> Arc<str> {
     scale_text(KernelLanguage::Wgsl).unwrap()
@@ -56,7 +41,4 @@ pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::Wgsl, text, function("scale"))
 }
 
-/// WGSL.
-pub fn text(entries: Vec<TextEntry>) -> ModuleSource {
-    ModuleSource::Text { language: KernelLanguage::Wgsl, entries }
-}
+device_bench::tested!(VulkanBackend, "Vulkan", "Vulkan driver", wanted(), no_objections);

@@ -4,9 +4,10 @@
 
 #![allow(dead_code, unused_imports)] // each test binary uses its part
 
+pub use device_bench::suite::each;
 pub use device_bench::*;
 
-use ragtag_hal::{Adapter, Backend, KernelLanguage, Module, ModuleSource, TextEntry};
+use ragtag_hal::{KernelLanguage, Module};
 use ragtag_wgpu::{WgpuBackend, WgpuConfig};
 use std::sync::Arc;
 
@@ -19,15 +20,6 @@ pub fn backend() -> WgpuBackend {
     WgpuBackend::new(config())
 }
 
-/// All adapters, or none with a skip.
-pub fn adapters(backend: &WgpuBackend) -> Vec<Adapter> {
-    let found = backend.probe().map_err(|unavailable| unavailable.to_string());
-    found.and_then(some).unwrap_or_else(|why| {
-        test_support::skip!("Vulkan driver", "wgpu: {why}");
-        Vec::new()
-    })
-}
-
 /// `SCALE` in WGSL.
 pub fn source() -> Arc<str> {
     scale_text(KernelLanguage::Wgsl).unwrap()
@@ -37,7 +29,4 @@ pub fn module(text: Arc<str>) -> Module {
     module_of(KernelLanguage::Wgsl, text, function("scale"))
 }
 
-/// WGSL.
-pub fn text(entries: Vec<TextEntry>) -> ModuleSource {
-    ModuleSource::Text { language: KernelLanguage::Wgsl, entries }
-}
+device_bench::tested!(WgpuBackend, "wgpu", "Vulkan driver");

@@ -1,12 +1,9 @@
 //! The way from one device to another, for timing: through a ring of host memory, as activations go in a pipeline.
 
-use super::super::gate::Gate;
 use super::super::memory::{INCOMING, OUTGOING};
 use super::SoloDevice;
 use crate::error::{Error, Result};
-use ragtag_hal::{
-    BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, Submission, Timeline, Work,
-};
+use ragtag_hal::{BufferId, BufferRange, Command, Device, HostRegion, Point, QueueKind, Timeline, Work};
 use ragtag_transfer::Route;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +14,6 @@ const BUFFER: BufferId = BufferId(0);
 pub struct Crossing<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
-    gates: [Gate; 2],
     chunk_bytes: u64,
     depth: u32,
     bytes: u64,
@@ -52,13 +48,11 @@ impl<'a> Crossing<'a> {
         let prepare = |of: &mut SoloDevice, region, neighbour: Arc<Timeline>| {
             let made = of.device.create_buffer(BUFFER, bytes);
             let made = made.and_then(|()| of.device.register_region(region, Arc::clone(&ring)));
-            let gate = made.and_then(|()| Gate::new(&mut of.device, &[neighbour]));
-            gate.map_err(|cause| of.failed(cause))
+            let made = made.and_then(|()| of.device.import_timeline(neighbour));
+            made.map_err(|cause| of.failed(cause))
         };
-        let gates =
-            prepare(from, OUTGOING, taken).and_then(|first| Ok([first, prepare(to, INCOMING, sent)?]));
-        match gates {
-            Ok(gates) => Ok(Self { from, to, gates, chunk_bytes, depth, bytes }),
+        match prepare(from, OUTGOING, taken).and_then(|()| prepare(to, INCOMING, sent)) {
+            Ok(()) => Ok(Self { from, to, chunk_bytes, depth, bytes }),
             Err(error) => {
                 from.device.clear();
                 to.device.clear();
@@ -94,35 +88,14 @@ impl<'a> Crossing<'a> {
             let range = BufferRange { buffer: BUFFER, offset, bytes: self.chunk_bytes.min(bytes - offset) };
             let place = (index % self.depth as usize) as u64 * self.chunk_bytes;
             let freed = index.checked_sub(self.depth as usize).map(|before| arrived[before]);
-            let waits = std::iter::once(computed).chain(freed).collect();
+            let waits: Vec<_> = std::iter::once(computed).chain(freed).collect();
             let download = Command::Download { from: range, region: OUTGOING, offset: place };
-            let sent = self.submit(0, QueueKind::Download, download, waits)?;
+            let sent = self.from.submit(QueueKind::Download, Work::Commands(vec![download]), &waits)?;
             let upload = Command::Upload { region: INCOMING, offset: place, to: range };
-            arrived.push(self.submit(1, QueueKind::Upload, upload, vec![sent])?);
-        }
-        // Devices that wait for no other are told by the host.
-        while self.gates.iter().any(Gate::holds) {
-            let [first, second] = &mut self.gates;
-            first.retry(&mut self.from.device).map_err(|cause| self.from.failed(cause))?;
-            second.retry(&mut self.to.device).map_err(|cause| self.to.failed(cause))?;
-            std::thread::yield_now();
+            arrived.push(self.to.submit(QueueKind::Upload, Work::Commands(vec![upload]), &[sent])?);
         }
         let ready = self.to.submit(QueueKind::Compute, nothing(), &arrived[arrived.len() - 1..])?;
         self.to.wait(ready)?;
         Ok(start.elapsed().as_secs_f64() * 1e6)
-    }
-
-    fn submit(
-        &mut self,
-        side: usize,
-        queue: QueueKind,
-        command: Command,
-        waits: Vec<Point>,
-    ) -> Result<Point> {
-        let of = if side == 0 { &mut *self.from } else { &mut *self.to };
-        let signal = of.allot(queue);
-        let submission = Submission { queue, work: Work::Commands(vec![command]), waits, signal };
-        self.gates[side].submit(&mut of.device, submission).map_err(|cause| of.failed(cause))?;
-        Ok(signal)
     }
 }

@@ -9,8 +9,8 @@ pub use crossing::Crossing;
 
 use super::memory::{LOGITS, StageMemory};
 use super::owned::OwnedDevice;
+use super::stage_error;
 use super::weights::{Loading, WeightSource};
-use super::{Companion, stage_error};
 use crate::core::{Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, StagePoints};
 use crate::error::{Error, Result};
 use crate::trace::{Ends, Recorder, TraceSink};
@@ -38,8 +38,6 @@ pub struct SoloDevice {
     /// What logits are downloaded to.
     logits: Option<Arc<HostRegion>>,
     device: OwnedDevice,
-    /// After the device, which it outlives by a moment.
-    _companion: Companion,
 }
 
 impl std::fmt::Debug for SoloDevice {
@@ -51,20 +49,10 @@ impl std::fmt::Debug for SoloDevice {
 impl SoloDevice {
     /// Takes a device to which nothing has been submitted.
     pub fn new(device: Box<dyn Device>) -> Self {
-        let mut device = OwnedDevice::new(device);
+        let device = OwnedDevice::new(device);
         let own = QueueKind::ALL.map(|queue| device.timeline(queue));
-        let mut companion = Companion::default();
-        companion.start(&mut device);
         let points = StagePoints::new(|queue| own[queue.index()].id());
-        Self {
-            label: device.adapter().label(),
-            points,
-            own,
-            timings: Vec::new(),
-            logits: None,
-            device,
-            _companion: companion,
-        }
+        Self { label: device.adapter().label(), points, own, timings: Vec::new(), logits: None, device }
     }
 
     /// What the device is.

@@ -1,0 +1,163 @@
+//! The tests that every backend over a GPU API passes, on each of its devices.
+//!
+//! [`device_tests!`](crate::device_tests), [`point_tests!`](crate::point_tests) and [`cache_tests!`](crate::cache_tests) make a
+//! test of each function here; `lost.rs` is for devices that a crate opens by itself.
+
+pub mod cache;
+pub mod devices;
+mod lost;
+pub mod points;
+
+pub use lost::{a_lost_device_says_so_and_closes, unplug};
+
+use crate::{Bench, open};
+use ragtag_hal::{Adapter, Backend, Limits};
+
+/// A backend to be tested.
+pub trait Subject {
+    /// Its API, for skips: `OpenCL`.
+    fn api(&self) -> &'static str;
+
+    /// The backend. It keeps no programs on disk.
+    fn backend(&self) -> &dyn Backend;
+
+    /// Its adapters, or none with a skip.
+    fn adapters(&self) -> Vec<Adapter>;
+
+    /// Records a skip.
+    fn skip(&self, missing: &str, why: &str);
+
+    /// Fails if the driver has objected to anything so far.
+    fn check(&self) {}
+}
+
+/// Runs a test on each device.
+#[track_caller]
+pub fn each(on: &dyn Subject, test: impl Fn(Bench)) {
+    for adapter in on.adapters() {
+        println!("{}: {}", adapter.label(), adapter.driver);
+        test(Bench::new(open(on.backend(), &adapter, 0, &Limits::default())));
+        on.check();
+    }
+}
+
+/// Makes `Tested`, a [`Subject`](crate::suite::Subject) over a type of backend, with `subject()` for the one of `backend()` and
+/// `adapters()`: all adapters, or none with a skip for the missing thing. There are `$wanted` at least, and `$check` looks for
+/// objections.
+#[macro_export]
+macro_rules! tested {
+    ($backend:ty, $api:literal, $missing:literal) => {
+        $crate::tested!($backend, $api, $missing, 0, |_| ());
+    };
+    ($backend:ty, $api:literal, $missing:literal, $wanted:expr, $check:expr) => {
+        /// The backend for tests that all backends share.
+        pub struct Tested(pub $backend);
+
+        pub fn subject() -> Tested {
+            Tested(backend())
+        }
+
+        pub fn adapters(backend: &$backend) -> Vec<ragtag_hal::Adapter> {
+            let found = ragtag_hal::Backend::probe(backend).map_err(|unavailable| unavailable.to_string());
+            let wanted: usize = $wanted;
+            match found.and_then($crate::some) {
+                Ok(adapters) => {
+                    assert!(adapters.len() >= wanted, "{} adapters of {wanted}", adapters.len());
+                    adapters
+                }
+                Err(why) => {
+                    assert_eq!(wanted, 0, "{why}");
+                    test_support::skip!($missing, "{why}");
+                    Vec::new()
+                }
+            }
+        }
+
+        impl $crate::suite::Subject for Tested {
+            fn api(&self) -> &'static str {
+                $api
+            }
+
+            fn backend(&self) -> &dyn ragtag_hal::Backend {
+                &self.0
+            }
+
+            fn adapters(&self) -> Vec<ragtag_hal::Adapter> {
+                adapters(&self.0)
+            }
+
+            fn skip(&self, missing: &str, why: &str) {
+                test_support::skip!(missing, "{why}");
+            }
+
+            fn check(&self) {
+                ($check)(&self.0);
+            }
+        }
+    };
+}
+
+/// Makes tests of functions of the suite.
+#[macro_export]
+macro_rules! suite_tests {
+    ($subject:expr, $module:ident: $($test:ident),* $(,)?) => {$(
+        #[test]
+        fn $test() {
+            $crate::suite::$module::$test(&$subject);
+        }
+    )*};
+}
+
+/// Makes the tests of `suite::devices` for a [`Subject`].
+#[macro_export]
+macro_rules! device_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, devices:
+            a_kernel_computes,
+            bindings_may_start_inside_buffers,
+            programs_replay,
+            programs_of_many_launches_run_in_order,
+            an_empty_grid_does_nothing,
+            the_programs_of_a_module_are_compiled_side_by_side,
+            after_running_out_of_memory_less_works,
+            what_the_host_holds_no_device_copies,
+            regions_come_and_go,
+            timings_lie_in_order_between_submitting_and_hearing,
+            large_grids_are_launched_in_parts,
+            commands_that_overlap_in_part_take_effect_in_order,
+            a_build_failure_shows_the_log,
+            a_missing_function_is_named,
+        }
+    };
+}
+
+/// Makes the tests of `suite::points` for a [`Subject`].
+#[macro_export]
+macro_rules! point_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, points:
+            points_cross_to_the_cpu_and_back,
+            points_cross_between_devices,
+            submitting_does_not_wait_for_a_point_that_is_pending,
+            points_that_pass_while_submissions_are_made_are_not_missed,
+            a_failure_abroad_reaches_all_that_waits_for_it,
+            closing_with_waits_that_never_end_does_not_hang,
+        }
+    };
+}
+
+/// Makes the tests of `suite::cache` for a [`Cached`](crate::suite::cache::Cached).
+#[macro_export]
+macro_rules! cache_tests {
+    ($subject:expr) => {
+        $crate::suite_tests! {
+            $subject, cache:
+            what_was_compiled_once_is_not_compiled_again,
+            damaged_and_foreign_files_are_replaced,
+            twins_have_programs_of_their_own,
+            without_a_folder_everything_works,
+        }
+    };
+}

@@ -1,0 +1,129 @@
+//! Compiled programs are kept in the process and on disk, and a kept one that is damaged or refused is compiled again.
+
+use super::Subject;
+use crate::*;
+use ragtag_hal::cache::CacheCounters;
+use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A backend that keeps compiled programs.
+pub trait Cached: Subject {
+    /// What became of its programs.
+    fn counters(&self) -> CacheCounters;
+
+    /// A new backend over a folder, as a later process has one.
+    fn anew(&self, folder: Option<&Path>) -> Box<dyn Cached>;
+}
+
+/// How many programs were compiled, and how many were loaded from disk.
+fn made(on: &dyn Cached) -> (u64, u64) {
+    let CacheCounters { compiled, loaded, .. } = on.counters();
+    (compiled, loaded)
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).map(|files| files.map(|file| file.unwrap().path()).collect()).unwrap_or_default()
+}
+
+/// A module of three entries in two programs.
+fn two_programs(adapter: &Adapter) -> Module {
+    let language = |language: &&KernelLanguage| scale_text(**language).is_some();
+    let language = *adapter.caps.languages.iter().find(language).unwrap();
+    let entry = |addend| TextEntry {
+        text: scale_text_adding(language, addend).unwrap(),
+        function: function("scale"),
+    };
+    let source = ModuleSource::Text { language, entries: vec![entry(1), entry(2), entry(1)] };
+    Module { name: "two programs".into(), entries: vec![&SCALE; 3], source }
+}
+
+/// A program is compiled once for all devices of a backend, and once for all processes where the driver gives it away.
+pub fn what_was_compiled_once_is_not_compiled_again(on: &dyn Cached) {
+    for adapter in on.adapters() {
+        let (folder, label) = (tempfile::tempdir().unwrap(), adapter.label());
+        let first = on.anew(Some(folder.path()));
+        let mut device = open(first.backend(), &adapter, 0, &Limits::default());
+        for id in [1, 2] {
+            device.create_module(ModuleId(id), &two_programs(&adapter)).unwrap();
+            assert_eq!(made(&*first), (2, 0), "{label}: equal texts are one program");
+        }
+        drop(device);
+        let gives = !files(folder.path()).is_empty();
+        if !gives {
+            on.skip("pipeline cache", &format!("{label} ({}) has none", adapter.driver));
+        }
+        let mut device = open(first.backend(), &adapter, 0, &Limits::default());
+        device.create_module(ModuleId(1), &two_programs(&adapter)).unwrap();
+        assert_eq!(made(&*first), if gives { (2, 0) } else { (4, 0) }, "{label}: a device opened anew");
+
+        let second = on.anew(Some(folder.path()));
+        let mut bench = Bench::new(open(second.backend(), &adapter, 0, &Limits::default()));
+        bench.device.create_module(ModuleId(1), &two_programs(&adapter)).unwrap();
+        assert_eq!(made(&*second), if gives { (0, 2) } else { (2, 0) }, "{label}: a later process");
+        bench.works();
+        first.check();
+        second.check();
+    }
+}
+
+/// A file that is cut off, or is not what the driver once gave, is compiled again and replaced.
+pub fn damaged_and_foreign_files_are_replaced(on: &dyn Cached) {
+    for adapter in on.adapters() {
+        let folder = tempfile::tempdir().unwrap();
+        let anew = || on.anew(Some(folder.path()));
+        drop(Bench::new(open(anew().backend(), &adapter, 0, &Limits::default())));
+        let files = files(folder.path());
+        let [file] = &files[..] else {
+            assert!(files.is_empty(), "one program is {files:?}");
+            on.skip("pipeline cache", &format!("{} ({}) has none", adapter.label(), adapter.driver));
+            continue;
+        };
+        let whole = fs::read(file).unwrap();
+        // What an update of the driver may leave behind.
+        let foreign = b"not a program of any driver".to_vec();
+        let foreign = [blake3::hash(&foreign).as_bytes().to_vec(), foreign].concat();
+        for damaged in [whole[..whole.len() / 2].to_vec(), Vec::new(), foreign] {
+            fs::write(file, damaged).unwrap();
+            for wanted in [(1, 0), (0, 1)] {
+                let later = anew();
+                let mut bench = Bench::new(open(later.backend(), &adapter, 0, &Limits::default()));
+                assert_eq!(made(&*later), wanted, "{}", adapter.label());
+                bench.works();
+                later.check();
+            }
+        }
+    }
+}
+
+/// Two devices of one kind share what the driver gives away, and each has a program of its own.
+pub fn twins_have_programs_of_their_own(on: &dyn Cached) {
+    let adapters = on.adapters();
+    let pair = adapters.iter().enumerate().find_map(|(at, a)| {
+        let twin = adapters[at + 1..].iter().find(|b| (&b.name, &b.driver) == (&a.name, &a.driver))?;
+        Some([a.clone(), twin.clone()])
+    });
+    let Some(pair) = pair else { return on.skip("two devices of one driver", on.api()) };
+    let folder = tempfile::tempdir().unwrap();
+    let both = on.anew(Some(folder.path()));
+    let wanted: Vec<_> = (0..).map(DeviceId).zip(pair).map(|(id, adapter)| (adapter, id)).collect();
+    let devices = both.backend().open(&wanted, &Limits::default()).unwrap();
+    let mut benches: Vec<_> = devices.into_iter().map(|device| Bench::new(Checked::new(device))).collect();
+    let gives = !files(folder.path()).is_empty();
+    assert_eq!(made(&*both), (if gives { 1 } else { 2 }, 0), "what the first compiled the second takes");
+    benches.iter_mut().for_each(Bench::works);
+    both.check();
+}
+
+/// Without a folder each process compiles for itself.
+pub fn without_a_folder_everything_works(on: &dyn Cached) {
+    for adapter in on.adapters() {
+        for _ in 0..2 {
+            let alone = on.anew(None);
+            let mut bench = Bench::new(open(alone.backend(), &adapter, 0, &Limits::default()));
+            assert_eq!(made(&*alone), (1, 0), "{}", adapter.label());
+            bench.works();
+            alone.check();
+        }
+    }
+}

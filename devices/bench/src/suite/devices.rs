@@ -1,0 +1,297 @@
+//! What every device owes to its users: kernels, programs, memory, leases.
+
+use super::{Subject, each};
+use crate::*;
+use ragtag_hal::{KernelLanguage, Module, ModuleSource, TextEntry, Timing};
+
+/// The language in which a device has the tests' kernel.
+fn language(bench: &Bench) -> KernelLanguage {
+    let languages = &bench.device.adapter().caps.languages;
+    *languages.iter().find(|language| scale_text(**language).is_some()).unwrap()
+}
+
+/// A kernel computes what it should.
+pub fn a_kernel_computes(on: &dyn Subject) {
+    each(on, |mut bench| {
+        bench.fill_region(|at| at ^ 0x5555);
+        let up = bench.commands(QueueKind::Upload, vec![upload(0)], &[]);
+        let (from, to) = (all(0), all(1));
+        let fill = Command::Fill { to, word: 0 };
+        let computed = bench.commands(QueueKind::Compute, vec![fill, scale(from, to, 3)], &[up]);
+        let down = bench.commands(QueueKind::Download, vec![download(1)], &[computed]);
+        bench.wait(down);
+        same(&bench.region_words(), &expected(|at| 3 * (at ^ 0x5555) + 1), bench.label());
+    });
+}
+
+/// A binding may start inside of its buffer, at the device's alignment.
+pub fn bindings_may_start_inside_buffers(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
+        bench.fill_region(|at| at);
+        let (from, to) = (buffer_range(0, 2 * alignment, 100), buffer_range(1, alignment, 100));
+        let clear = Command::Fill { to: all(1), word: 7 };
+        let computed = bench.commands(QueueKind::Compute, vec![upload(0), clear, scale(from, to, 2)], &[]);
+        bench.wait(computed);
+        let inside = alignment..alignment + 100;
+        let wanted: Vec<_> = (0..WORDS)
+            .map(|at| if inside.contains(&at) { 2 * (at + alignment) as u32 + 1 } else { 7 })
+            .collect();
+        same(&bench.words(1), &wanted, bench.label());
+    });
+}
+
+/// Launches of a long program see each other's results.
+pub fn programs_of_many_launches_run_in_order(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let commands = (0..200).map(|turn| scale(all(turn % 2), all((turn + 1) % 2), 3));
+        bench.device.record(ProgramId(0), commands.collect()).unwrap();
+        let fill = bench.commands(QueueKind::Compute, vec![Command::Fill { to: all(0), word: 5 }], &[]);
+        let first = bench.program(0, &[fill]);
+        bench.wait(first);
+        let second = bench.program(0, &[]);
+        bench.wait(second);
+        let word = (0..400).fold(5u32, |word, _| word.wrapping_mul(3).wrapping_add(1));
+        same(&bench.words(0), &vec![word; WORDS], bench.label());
+    });
+}
+
+/// A launch without groups does nothing, alone and in a program.
+pub fn an_empty_grid_does_nothing(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let Command::Dispatch(mut dispatch) = scale(buffer_range(0, 0, 64), buffer_range(1, 0, 64), 1) else {
+            unreachable!()
+        };
+        dispatch.grid = [4, 0, 1];
+        let clear = Command::Fill { to: all(1), word: 9 };
+        bench.device.record(ProgramId(0), vec![Command::Dispatch(dispatch.clone())]).unwrap();
+        let ran = bench.commands(QueueKind::Compute, vec![clear, Command::Dispatch(dispatch)], &[]);
+        let again = bench.program(0, &[ran]);
+        bench.wait(again);
+        same(&bench.words(1), &vec![9; WORDS], bench.label());
+    });
+}
+
+/// Compilers that are not as safe for threads as they should be show it here.
+pub fn the_programs_of_a_module_are_compiled_side_by_side(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let offsets = 10..26u32;
+        let language = language(&bench);
+        let entry = |offset| TextEntry {
+            text: scale_text_adding(language, offset).unwrap(),
+            function: function("scale"),
+        };
+        let module = Module {
+            name: "many programs".into(),
+            entries: offsets.clone().map(|_| &SCALE).collect(),
+            source: ModuleSource::Text { language, entries: offsets.clone().map(entry).collect() },
+        };
+        bench.device.create_module(ModuleId(1), &module).unwrap();
+        bench.fill_region(|at| at);
+        let mut commands = vec![upload(0)];
+        for at in 0..offsets.len() {
+            let to = buffer_range(1, at * WORDS / offsets.len(), WORDS / offsets.len());
+            let Command::Dispatch(mut launch) = scale(all(0), to, 0) else { unreachable!() };
+            (launch.module, launch.entry) = (ModuleId(1), at as u32);
+            commands.push(Command::Dispatch(launch));
+        }
+        let ran = bench.commands(QueueKind::Compute, commands, &[]);
+        bench.wait(ran);
+        let wanted = expected(|at| 10 + at / (WORDS / offsets.len()) as u32);
+        same(&bench.words(1), &wanted, bench.label());
+    });
+}
+
+/// A refused buffer is told with sizes, and a smaller one can be had.
+pub fn after_running_out_of_memory_less_works(on: &dyn Subject) {
+    for adapter in on.adapters() {
+        let limit = 64 << 20;
+        let limits = Limits { memory_bytes: Some(limit), ..Limits::default() };
+        let mut device = open(on.backend(), &adapter, 0, &limits);
+        device.create_buffer(BufferId(0), limit / 2).unwrap();
+        match device.create_buffer(BufferId(1), limit / 2 + 1) {
+            Err(Error::OutOfMemory { wanted, free }) => {
+                assert_eq!((wanted, free), (limit / 2 + 1, Some(limit / 2)), "{}", adapter.label());
+            }
+            other => panic!("{}: {other:?}", adapter.label()),
+        }
+        let heap = device.memory().unwrap()[0];
+        assert_eq!(heap.total_bytes, limit);
+        assert!(heap.free_bytes.is_none_or(|free| free <= limit / 2), "{heap:?}");
+        device.create_buffer(BufferId(1), limit / 2).unwrap();
+        device.destroy_buffer(BufferId(0)).unwrap();
+        device.create_buffer(BufferId(2), limit / 2).unwrap();
+    }
+    on.check();
+}
+
+/// A copy of bytes that the host has leased fails.
+pub fn what_the_host_holds_no_device_copies(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let region = Arc::clone(&bench.region);
+        let held = region.write(0..4).unwrap();
+        let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
+        assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+        drop(held);
+        // Behind other work nobody sees it when it is submitted, but before its point passes.
+        let held = region.read(0..4).unwrap();
+        let fills = (0..50).map(|word| Command::Fill { to: all(1), word });
+        let busy = bench.commands(QueueKind::Compute, fills.collect(), &[]);
+        let late = bench.try_submit(QueueKind::Download, Work::Commands(vec![download(0)]), &[busy]);
+        let error = late.map_or_else(Some, |point| bench.outcome(point));
+        assert!(matches!(error.as_ref().map(Error::root), Some(Error::Invalid { .. })), "{error:?}");
+        drop(held);
+    });
+}
+
+/// A region can be registered under two names, and is let go.
+pub fn regions_come_and_go(on: &dyn Subject) {
+    each(on, |mut bench| {
+        for round in 0..20u32 {
+            let region = Arc::new(HostRegion::new(WORDS * 4).unwrap());
+            region.write(0..WORDS * 4).unwrap().fill(round as u8);
+            // Under two names at once, as two stages of one device would have it.
+            for id in [1, 2] {
+                bench.device.register_region(RegionId(id), Arc::clone(&region)).unwrap();
+            }
+            let to = all(0);
+            let up = Command::Upload { region: RegionId(1 + round % 2), offset: 0, to };
+            let up = bench.commands(QueueKind::Upload, vec![up], &[]);
+            bench.wait(up);
+            assert_eq!(region.read(0..1).unwrap()[0], round as u8, "registering changes nothing");
+            for id in [1, 2] {
+                bench.device.unregister_region(RegionId(id)).unwrap();
+            }
+            assert_eq!(Arc::strong_count(&region), 1, "nothing holds a region that was let go");
+            same(&bench.words(0), &vec![u32::from_ne_bytes([round as u8; 4]); WORDS], "what was uploaded");
+        }
+    });
+}
+
+/// Timings lie between submitting and hearing, in order.
+pub fn timings_lie_in_order_between_submitting_and_hearing(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let mut timings: Vec<Timing> = Vec::new();
+        let mut last_end_ns = 0;
+        for _ in 0..10 {
+            let before_ns = Timing::now_ns();
+            let commands = vec![upload(0), scale(all(0), all(1), 3), download(1)];
+            let ran = bench.commands(QueueKind::Compute, commands, &[]);
+            bench.wait(ran);
+            timings.clear();
+            bench.device.take_timings(&mut timings);
+            let after_ns = Timing::now_ns();
+            let [timing] = timings[..] else { panic!("{timings:?}") };
+            assert_eq!(timing.point, ran);
+            let order = [before_ns, timing.start_ns, timing.end_ns, after_ns];
+            assert!(order.is_sorted() && last_end_ns <= timing.start_ns, "{order:?} after {last_end_ns}");
+            last_end_ns = timing.end_ns;
+        }
+    });
+}
+
+/// A program uploads, computes, copies, fills and downloads, so that recorded parts and copies alternate. It works on what its
+/// region holds when it runs.
+pub fn programs_replay(on: &dyn Subject) {
+    let program = vec![
+        upload(0),
+        scale(all(0), all(1), 5),
+        scale(all(1), all(2), 7),
+        Command::Copy { from: all(2), to: all(3) },
+        Command::Fill { to: buffer_range(3, 0, 16), word: 42 },
+        download(3),
+        scale(all(3), all(0), 1),
+        Command::Copy { from: buffer_range(0, 0, 8), to: buffer_range(1, 8, 8) },
+    ];
+    each(on, |mut bench| {
+        bench.device.record(ProgramId(0), program.clone()).unwrap();
+        for round in 0..10u32 {
+            bench.fill_region(|at| at.wrapping_mul(round));
+            let ran = bench.program(0, &[]);
+            bench.wait(ran);
+            let result = |at: u32| if at < 16 { 42 } else { 7 * (5 * at.wrapping_mul(round) + 1) + 1 };
+            same(&bench.region_words(), &expected(result), format!("{} round {round}", bench.label()));
+            let copied = |at: u32| if (8..16).contains(&at) { 43 } else { 5 * at.wrapping_mul(round) + 1 };
+            same(&bench.words(1), &expected(copied), format!("{} round {round}", bench.label()));
+        }
+    });
+}
+
+/// A grid with more groups than a device launches at once: along each axis the limit is 65535 at least.
+pub fn large_grids_are_launched_in_parts(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let most = bench.device.adapter().caps.max_allocation_bytes.min(64 << 20);
+        let words = (most / 4).min(70_000 * 64) as usize;
+        for id in [10, 11] {
+            bench.device.create_buffer(BufferId(id), words as u64 * 4).unwrap();
+        }
+        let fill = |buffer, word| Command::Fill { to: buffer_range(buffer, 0, words), word };
+        let from = buffer_range(10, 0, words);
+        let commands = vec![fill(10, 3), fill(11, 0), scale(from, buffer_range(11, 0, words), 5)];
+        let ran = bench.commands(QueueKind::Compute, commands, &[]);
+        bench.wait(ran);
+        for first in [0, words / 2, words - WORDS] {
+            let piece = Command::Copy { from: buffer_range(11, first, WORDS), to: buffer_range(0, 0, WORDS) };
+            let copied = bench.commands(QueueKind::Compute, vec![piece], &[]);
+            bench.wait(copied);
+            same(&bench.words(0), &vec![16; WORDS], format!("{} from {first} on", bench.label()));
+        }
+    });
+}
+
+/// Commands that touch each other's bytes take effect in order, others as they like.
+pub fn commands_that_overlap_in_part_take_effect_in_order(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let alignment = bench.device.adapter().caps.binding_alignment_bytes as usize / 4;
+        let part = |buffer, at: usize| buffer_range(buffer, at * alignment, alignment);
+        for _ in 0..20 {
+            let mut commands = vec![Command::Fill { to: buffer_range(0, 0, WORDS), word: 1 }];
+            for at in 0..8 {
+                commands.push(scale(part(0, at), part(0, at + 1), 2));
+                commands.push(Command::Copy { from: part(0, at + 1), to: part(1, at) });
+                commands.push(Command::Fill { to: part(0, at), word: 9 });
+            }
+            let ran = bench.commands(QueueKind::Compute, commands, &[]);
+            bench.wait(ran);
+            let words = bench.words(1);
+            for at in 0..8 {
+                let wanted = vec![(2 << (at + 1)) - 1; alignment];
+                same(&words[at * alignment..(at + 1) * alignment], &wanted, format!("part {at}"));
+            }
+        }
+    });
+}
+
+/// A text with a mistake shows the compiler's log, and does no harm.
+pub fn a_build_failure_shows_the_log(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let language = language(&bench);
+        let text = scale_text(language).unwrap();
+        let (from, to, said) = match language {
+            KernelLanguage::Ptx => ("mul.wide.u32", "no.such.instruction", "line"),
+            KernelLanguage::Wgsl => ("constants.factor", "no_such_name", "no_such_name"),
+            _ => ("factor * in", "no_such_name * in", "no_such_name"),
+        };
+        let broken = module_of(language, text.replacen(from, to, 1).into(), function("scale"));
+        match bench.device.create_module(ModuleId(1), &broken) {
+            Err(Error::Compile { log }) => assert!(log.contains(said), "{log}"),
+            other => panic!("{other:?}"),
+        }
+        let fine = bench.device.create_module(ModuleId(1), &module_of(language, text, function("scale")));
+        assert_eq!(fine, Ok(()), "the device is as good as before");
+    });
+}
+
+/// A function that a module names and its text lacks is an error with its name.
+pub fn a_missing_function_is_named(on: &dyn Subject) {
+    each(on, |mut bench| {
+        let language = language(&bench);
+        let text = scale_text(language).unwrap();
+        let missing = module_of(language, text, function("no_such_kernel"));
+        let refused = bench.device.create_module(ModuleId(1), &missing);
+        assert!(
+            matches!(&refused, Err(Error::Compile { log }) if log.contains("no_such_kernel")),
+            "{refused:?}"
+        );
+    });
+}

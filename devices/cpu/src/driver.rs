@@ -1,0 +1,84 @@
+//! The driver of a share of the host's processor.
+//!
+//! This module must not know ids or points.
+
+use crate::memory::{Buffer, HostMemory};
+use crate::queue::Queue;
+use crate::script::Launch;
+use crate::team::Team;
+use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::lanes::Common;
+use ragtag_hal::{
+    Adapter, DeviceId, Error, HeapKind, HostFn, HostRegion, Limits, Memory, MemorySource, Module,
+    ModuleSource, QueueKind, Result,
+};
+use std::sync::Arc;
+
+pub(crate) type CpuDevice = DriverDevice<Cpu>;
+pub(crate) type Script = driver::Script<Cpu>;
+pub(crate) type Step = driver::Step<Cpu>;
+pub(crate) type Span = driver::Span<Buffer>;
+
+/// An opened share of the host's processor.
+pub(crate) struct Cpu {
+    /// The limit on its buffers, or its share of the memory that was free.
+    total_bytes: u64,
+}
+
+/// Opens an adapter and starts its threads.
+///
+/// # Errors
+/// If the system gives no more threads.
+pub(crate) fn open(id: DeviceId, adapter: Adapter, limits: &Limits) -> Result<CpuDevice> {
+    let share = adapter.memory.first().and_then(|memory| memory.free_bytes).unwrap_or(0);
+    let total_bytes = limits.memory_bytes.unwrap_or(share);
+    let label = adapter.label();
+    let team = Team::new(&format!("{label} {}", QueueKind::Compute.name()), adapter.caps.parallel_units)?;
+    let queues = [Some(team), None, None].map(|team| Queue { team });
+    DriverDevice::open(Common::new(id, &label, limits), adapter, Cpu { total_bytes }, queues, limits)
+}
+
+impl Driver for Cpu {
+    type Buffer = Buffer;
+    type Region = ();
+    type Entry = HostFn;
+    type Launch = Launch;
+    type Recording = ();
+    type Queue = Queue;
+
+    fn heap(&self) -> Result<Memory> {
+        Ok(Memory {
+            heap: HeapKind::Host,
+            total_bytes: self.total_bytes,
+            free_bytes: Some(HostMemory::now().free_bytes),
+            source: MemorySource::System,
+        })
+    }
+
+    fn trusts_free_bytes(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Buffer> {
+        Buffer::new(bytes).ok_or(Error::OutOfMemory { wanted: bytes, free: None })
+    }
+
+    fn entries(&self, module: &Module) -> Result<Vec<HostFn>> {
+        match &module.source {
+            ModuleSource::Host(functions) => Ok(functions.clone()),
+            _ => Err(Error::Unsupported { what: format!("module {} on a CPU device", module.name) }),
+        }
+    }
+
+    fn launch(&self, entry: &HostFn, spans: &[Span], constants: Vec<u32>, grid: [u32; 3]) -> Result<Launch> {
+        Ok(Launch::new(*entry, spans, constants, grid))
+    }
+
+    fn register(&self, _: &Arc<HostRegion>) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &[Step], _: bool) -> Result<()> {
+        Ok(())
+    }
+}

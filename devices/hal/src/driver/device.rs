@@ -1,0 +1,318 @@
+//! The device: it turns ids into memory, kernels and scripts, points into waits, and hands scripts to its queues.
+//!
+//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an id is known and that a range
+//! lies in its buffer or region, so that a wrong call does not touch foreign memory.
+//!
+//! This module must not know how a queue or a driver works.
+
+use super::memory::DeviceMemory;
+use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
+use crate::backend::{Adapter, Device, Limits, Memory, Timing};
+use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
+use crate::error::{Error, Result};
+use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
+use crate::lanes::{Common, Feeder, Lane, Task, Wait};
+use crate::pool::PoolStats;
+use crate::region::HostRegion;
+use crate::timeline::Timeline;
+use std::collections::HashMap;
+use std::mem::{forget, take};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a device that is closed waits for the driver: longer than any submission takes.
+const CLOSING_LIMIT: Duration = Duration::from_secs(60);
+
+/// An opened device over a driver.
+pub struct DriverDevice<D: Driver> {
+    id: DeviceId,
+    adapter: Adapter,
+    programs: HashMap<ProgramId, Arc<Script<D>>>,
+    modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
+    imported: HashMap<TimelineId, Arc<Timeline>>,
+    common: Arc<Common>,
+    /// Its drop waits for the driver, so it goes before what the driver uses.
+    feeder: Feeder<D::Queue>,
+    pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
+    regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
+    memory: DeviceMemory<D>,
+    driver: Arc<D>,
+    closed: bool,
+}
+
+impl<D: Driver> DriverDevice<D> {
+    /// A device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
+    ///
+    /// # Errors
+    /// If the system gives no more threads.
+    pub fn open(
+        common: Arc<Common>,
+        adapter: Adapter,
+        driver: D,
+        queues: [D::Queue; 3],
+        limits: &Limits,
+    ) -> Result<Self> {
+        let label = adapter.label();
+        let [compute, upload, download] = queues;
+        let lane = |kind: QueueKind, queue| {
+            let timeline = Arc::clone(&common.timelines()[kind.index()]);
+            Lane::new(format!("{label} {}", kind.name()), Arc::new(queue), timeline, Arc::clone(&common))
+        };
+        let lanes = [
+            lane(QueueKind::Compute, compute)?,
+            lane(QueueKind::Upload, upload)?,
+            lane(QueueKind::Download, download)?,
+        ];
+        let driver = Arc::new(driver);
+        let largest_bytes = adapter.caps.max_allocation_bytes;
+        let memory = DeviceMemory::new(Arc::clone(&driver), largest_bytes, limits)?;
+        Ok(Self {
+            id: common.device(),
+            programs: HashMap::new(),
+            modules: HashMap::new(),
+            imported: HashMap::new(),
+            feeder: Feeder::new(format!("{label} feeder"), lanes)?,
+            buffers: HashMap::new(),
+            regions: HashMap::new(),
+            memory,
+            common,
+            driver,
+            adapter,
+            closed: false,
+        })
+    }
+
+    /// The driver.
+    pub fn driver(&self) -> &Arc<D> {
+        &self.driver
+    }
+
+    /// What the queues share.
+    pub fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    /// # Errors
+    /// If the device is lost, or the driver has objected to something.
+    fn check(&self) -> Result<()> {
+        self.common.check()?;
+        self.driver.check()
+    }
+
+    fn span(&self, range: &BufferRange) -> Result<Span<D::Buffer>> {
+        let buffer = self.buffers.get(&range.buffer).ok_or_else(|| unknown(range.buffer))?;
+        Span::new(buffer, range.offset, range.bytes)
+            .ok_or_else(|| Error::invalid(format!("{range:?} is not inside of the buffer")))
+    }
+
+    fn host_span(&self, id: RegionId, offset: u64, bytes: u64) -> Result<HostSpan<D::Region>> {
+        let registered = self.regions.get(&id).ok_or_else(|| unknown(id))?;
+        HostSpan::new(registered, offset, bytes)
+            .ok_or_else(|| Error::invalid(format!("{bytes} bytes from {offset} on are not in {id}")))
+    }
+
+    fn script(&self, commands: Vec<Command>, program: bool) -> Result<Arc<Script<D>>> {
+        let mut steps = Vec::with_capacity(commands.len());
+        for command in commands {
+            if let Some(step) = self.step(command)? {
+                self.driver.append(step, &mut steps)?;
+            }
+        }
+        Script::new(self.driver.as_ref(), steps, program).map(Arc::new)
+    }
+
+    /// `None` for a command that does nothing.
+    fn step(&self, command: Command) -> Result<Option<Step<D>>> {
+        Ok(Some(match command {
+            Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
+            Command::Dispatch(dispatch) => Step::Launch(self.launch(dispatch)?),
+            Command::Copy { from, to } => Step::Copy { from: self.span(&from)?, to: self.span(&to)? },
+            Command::Fill { to, word } => Step::Fill { to: self.span(&to)?, word },
+            Command::Upload { region, offset, to } => {
+                let to = self.span(&to)?;
+                Step::Upload { from: self.host_span(region, offset, to.bytes())?, to }
+            }
+            Command::Download { from, region, offset } => {
+                let from = self.span(&from)?;
+                Step::Download { to: self.host_span(region, offset, from.bytes())?, from }
+            }
+        }))
+    }
+
+    fn launch(&self, dispatch: Dispatch) -> Result<Launch<D>> {
+        let Dispatch { module, entry, bindings, constants, grid } = dispatch;
+        let entries = self.modules.get(&module).ok_or_else(|| unknown(module))?;
+        let (abi, entry) = entries.get(entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
+        // Drivers read as many arguments as the function has parameters.
+        if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
+            return Err(Error::invalid(format!("arguments that {} does not take", abi.name)));
+        }
+        let spans: Vec<_> =
+            bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
+        let code = self.driver.launch(entry, &spans, constants, grid).map_err(|error| match error {
+            Error::Api { call, code } => Error::Api { call: format!("{}: {call}", abi.name), code },
+            other => other,
+        })?;
+        Ok(Launch { code, spans, abi })
+    }
+
+    /// A point that a submission to a queue waits for; `None` for a point of the same queue, which works in order.
+    fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
+        let Point { timeline: TimelineId { device, queue: other }, value } = point;
+        let timeline = match device == self.id {
+            true if other == queue => return Ok(None),
+            true => self.feeder.lane(other).timeline(),
+            false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
+        };
+        let own = (device == self.id).then_some(other);
+        Ok(Some(Wait { timeline: Arc::clone(timeline), value, own }))
+    }
+
+    fn enqueue(&mut self, submission: Submission) -> Result<()> {
+        let Submission { queue, work, waits, signal } = submission;
+        self.check()?;
+        let script = match work {
+            Work::Commands(commands) => self.script(commands, false)?,
+            Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
+        };
+        let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
+        self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+    }
+
+    /// Waits for what the driver has, and leaves behind a driver that does not end it: with everything that its threads may
+    /// still use.
+    pub(super) fn close(&mut self, deadline: Instant) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        if self.feeder.close(deadline) {
+            self.forget_programs(|_, _| true);
+            return;
+        }
+        let label = self.adapter.label();
+        tracing::warn!(
+            "{label} does not end its work; its memory and its threads stay until the process ends"
+        );
+        self.memory.leak();
+        forget(Arc::clone(&self.driver));
+        forget((take(&mut self.programs), take(&mut self.modules)));
+        forget((take(&mut self.buffers), take(&mut self.regions)));
+    }
+
+    fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Script<D>) -> bool) {
+        let mut programs = self.programs.extract_if(|id, script| forgotten(id, script)).peekable();
+        if programs.peek().is_some() {
+            self.driver.before_drop();
+        }
+        programs.for_each(drop);
+    }
+}
+
+fn unknown(what: impl std::fmt::Display) -> Error {
+    Error::invalid(format!("{what} is unknown to the device"))
+}
+
+impl<D: Driver> Drop for DriverDevice<D> {
+    fn drop(&mut self) {
+        self.close(Instant::now() + CLOSING_LIMIT);
+    }
+}
+
+impl<D: Driver> Device for DriverDevice<D> {
+    fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    fn adapter(&self) -> &Adapter {
+        &self.adapter
+    }
+
+    fn memory(&self) -> Result<Vec<Memory>> {
+        self.check()?;
+        self.common.noted(self.memory.heap()).map(|heap| vec![heap])
+    }
+
+    fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
+        Arc::clone(self.feeder.lane(queue).timeline())
+    }
+
+    fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
+        self.feeder.listen(&timeline);
+        self.imported.insert(timeline.id(), timeline);
+        Ok(())
+    }
+
+    fn pool_stats(&self) -> PoolStats {
+        self.memory.stats()
+    }
+
+    fn trim_pool(&mut self) -> u64 {
+        self.memory.trim()
+    }
+
+    fn create_buffer(&mut self, id: BufferId, bytes: u64) -> Result<()> {
+        self.check()?;
+        if bytes == 0 {
+            return Err(Error::invalid(format!("{id} of zero bytes")));
+        }
+        let buffer = self.memory.allocate(bytes);
+        self.buffers.insert(id, self.common.noted(buffer)?);
+        Ok(())
+    }
+
+    fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
+        let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
+        // A program that names it is not submitted again, and would keep the memory.
+        self.forget_programs(|_, script| script.uses_buffer(&buffer));
+        self.memory.release(buffer);
+        Ok(())
+    }
+
+    fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
+        self.check()?;
+        let entries = self.common.noted(self.driver.entries(module))?;
+        self.modules.insert(id, module.entries.iter().copied().zip(entries).collect());
+        Ok(())
+    }
+
+    /// Programs keep the kernels that they launch.
+    fn destroy_module(&mut self, id: ModuleId) -> Result<()> {
+        self.modules.remove(&id).map(drop).ok_or_else(|| unknown(id))
+    }
+
+    fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
+        self.check()?;
+        let hold = self.common.noted(self.driver.register(&region))?;
+        self.regions.insert(id, Arc::new(Registered { hold, region }));
+        Ok(())
+    }
+
+    fn unregister_region(&mut self, id: RegionId) -> Result<()> {
+        let registered = self.regions.remove(&id).ok_or_else(|| unknown(id))?;
+        self.forget_programs(|_, script| script.uses_region(&registered.region));
+        Ok(())
+    }
+
+    fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
+        self.check()?;
+        self.forget_programs(|known, _| *known == id);
+        let script = self.common.noted(self.script(commands, true))?;
+        self.programs.insert(id, script);
+        Ok(())
+    }
+
+    /// A program that went away with a buffer or region of its own is forgotten already.
+    fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
+        self.forget_programs(|known, _| *known == id);
+        Ok(())
+    }
+
+    fn submit(&mut self, submission: Submission) -> Result<()> {
+        let queue = submission.queue;
+        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
+    }
+
+    fn take_timings(&mut self, timings: &mut Vec<Timing>) {
+        self.common.take_timings(timings);
+    }
+}

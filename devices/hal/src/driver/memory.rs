@@ -1,0 +1,81 @@
+//! The buffers of a device: a pool of its allocations, with the user's limit.
+//!
+//! This module must not know commands.
+
+use super::{Allocation, Driver};
+use crate::backend::{Limits, Memory, Timing};
+use crate::error::{Error, Result};
+use crate::pool::{Pool, PoolLimits, PoolStats};
+use std::sync::Arc;
+
+pub(super) struct DeviceMemory<D: Driver> {
+    // Before the driver: the cached allocations go first.
+    pool: Pool<D::Buffer>,
+    driver: Arc<D>,
+    /// Most bytes that the buffers may take together.
+    limit_bytes: u64,
+}
+
+impl<D: Driver> DeviceMemory<D> {
+    pub(super) fn new(driver: Arc<D>, largest_bytes: u64, limits: &Limits) -> Result<Self> {
+        let limit_bytes = limits.memory_bytes.unwrap_or(u64::MAX).min(driver.heap()?.total_bytes);
+        Ok(Self { pool: Pool::new(limits.pool.clone(), limit_bytes, largest_bytes), driver, limit_bytes })
+    }
+
+    /// The heap as it is now, within the limit. Cached allocations count as free.
+    pub(super) fn heap(&self) -> Result<Memory> {
+        let heap = self.driver.heap()?;
+        let cached = self.pool.stats().cached_bytes;
+        Ok(Memory {
+            total_bytes: heap.total_bytes.min(self.limit_bytes),
+            free_bytes: heap.free_bytes.map(|free| free.saturating_add(cached).min(self.pool.free_bytes())),
+            ..heap
+        })
+    }
+
+    pub(super) fn stats(&self) -> PoolStats {
+        self.pool.stats()
+    }
+
+    /// A buffer of at least `bytes` bytes.
+    pub(super) fn allocate(&mut self, bytes: u64) -> Result<Arc<D::Buffer>> {
+        if self.driver.trusts_free_bytes() {
+            let free = self.heap()?.free_bytes.unwrap_or(u64::MAX).min(self.pool.free_bytes());
+            if bytes > free {
+                return Err(Error::OutOfMemory { wanted: bytes, free: Some(free) });
+            }
+        }
+        let driver = &self.driver;
+        let allocated = self.pool.acquire(bytes, Timing::now_ns(), |size| driver.allocate(size));
+        allocated.map(Arc::new).map_err(|error| match error {
+            Error::OutOfMemory { free: None, .. } => {
+                // More free bytes than that were not enough: they may lie in pieces.
+                let free = self.heap().ok().and_then(|heap| heap.free_bytes).filter(|&free| free < bytes);
+                Error::OutOfMemory { wanted: bytes, free }
+            }
+            other => other,
+        })
+    }
+
+    pub(super) fn trim(&mut self) -> u64 {
+        self.pool.drain()
+    }
+
+    /// Takes a buffer back. A buffer that a submission still holds is freed with the submission.
+    pub(super) fn release(&mut self, buffer: Arc<D::Buffer>) {
+        let bytes = buffer.bytes();
+        match Arc::try_unwrap(buffer) {
+            Ok(mut buffer) => {
+                buffer.recycle();
+                self.pool.put(buffer, bytes, Timing::now_ns());
+            }
+            Err(_) => self.pool.forget(bytes),
+        }
+    }
+
+    /// Never gives the cached allocations back.
+    pub(super) fn leak(&mut self) {
+        let empty = Pool::new(PoolLimits::default(), 0, 0);
+        std::mem::forget(std::mem::replace(&mut self.pool, empty));
+    }
+}

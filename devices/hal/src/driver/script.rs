@@ -1,0 +1,269 @@
+//! Commands whose ids are resolved to memory and kernels.
+//!
+//! A script is made once, when a program is recorded or commands are submitted. It is only read afterwards, and keeps what it
+//! names alive. This module must not know waits or points.
+
+use super::{Allocation, Driver};
+use crate::command::EntryAbi;
+use crate::error::Result;
+use crate::lanes::{Claim, Claims};
+use crate::region::{HostRegion, Reservation};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a buffer.
+#[derive(Debug)]
+pub struct Span<B> {
+    buffer: Arc<B>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl<B> Clone for Span<B> {
+    fn clone(&self) -> Self {
+        Self { buffer: Arc::clone(&self.buffer), ..*self }
+    }
+}
+
+impl<B: Allocation> Span<B> {
+    /// `bytes` bytes from `offset` on, or `None` if the buffer does not have them.
+    pub fn new(buffer: &Arc<B>, offset: u64, bytes: u64) -> Option<Self> {
+        let fits = offset.checked_add(bytes)? <= buffer.bytes();
+        fits.then(|| Self { buffer: Arc::clone(buffer), offset, bytes })
+    }
+
+    /// The buffer.
+    pub fn buffer(&self) -> &Arc<B> {
+        &self.buffer
+    }
+
+    /// The first byte in the buffer.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Number of bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The part from `offset` on, of at most `most` bytes.
+    pub fn part(&self, offset: u64, most: u64) -> Self {
+        let offset = offset.min(self.bytes);
+        let bytes = most.min(self.bytes - offset);
+        Self { buffer: Arc::clone(&self.buffer), offset: self.offset + offset, bytes }
+    }
+
+    fn is_of(&self, buffer: &Arc<B>) -> bool {
+        Arc::ptr_eq(&self.buffer, buffer)
+    }
+}
+
+/// A region that the device knows.
+#[derive(Debug)]
+pub struct Registered<R> {
+    /// The driver's hold on it. Dropped before the region.
+    pub hold: R,
+    /// The region.
+    pub region: Arc<HostRegion>,
+}
+
+/// Bytes of a registered region.
+#[derive(Debug)]
+pub struct HostSpan<R> {
+    registered: Arc<Registered<R>>,
+    range: Range<usize>,
+}
+
+impl<R> Clone for HostSpan<R> {
+    fn clone(&self) -> Self {
+        Self { registered: Arc::clone(&self.registered), range: self.range.clone() }
+    }
+}
+
+impl<R> HostSpan<R> {
+    /// `bytes` bytes from `offset` on, or `None` if the region does not have them.
+    pub fn new(registered: &Arc<Registered<R>>, offset: u64, bytes: u64) -> Option<Self> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(usize::try_from(bytes).ok()?)?;
+        let fits = end <= registered.region.bytes();
+        fits.then(|| Self { registered: Arc::clone(registered), range: start..end })
+    }
+
+    /// The region.
+    pub fn registered(&self) -> &Arc<Registered<R>> {
+        &self.registered
+    }
+
+    /// Its bytes in the region.
+    pub fn range(&self) -> &Range<usize> {
+        &self.range
+    }
+
+    /// The first byte.
+    pub fn pointer(&self) -> *mut u8 {
+        self.registered.region.as_ptr().wrapping_add(self.range.start)
+    }
+
+    /// The part from `offset` on, of at most `most` bytes.
+    pub fn part(&self, offset: u64, most: u64) -> Self {
+        let start = self.range.start + (offset as usize).min(self.range.len());
+        let bytes = (self.range.end - start).min(usize::try_from(most).unwrap_or(usize::MAX));
+        Self { registered: Arc::clone(&self.registered), range: start..start + bytes }
+    }
+
+    fn claim(&self, writes: bool) -> Claim {
+        Claim { region: Arc::clone(&self.registered.region), range: self.range.clone(), writes }
+    }
+}
+
+/// A launch of a kernel.
+pub struct Launch<D: Driver> {
+    /// The driver's part. Dropped before the spans that it uses.
+    pub code: D::Launch,
+    /// The bindings, in the ABI's order.
+    pub spans: Vec<Span<D::Buffer>>,
+    /// The entry's interface.
+    pub abi: &'static EntryAbi,
+}
+
+/// A grid in parts of at most `most` groups along each axis: their first groups and sizes.
+pub fn grid_parts(grid: [u32; 3], most: [u32; 3]) -> impl Iterator<Item = ([u32; 3], [u32; 3])> {
+    let [x, y, z] = [0, 1, 2].map(|axis| {
+        let (all, most) = (grid[axis], most[axis].max(1));
+        move || (0..all).step_by(most as usize).map(move |first| (first, most.min(all - first)))
+    });
+    z().flat_map(move |(z, depth)| {
+        y().flat_map(move |(y, height)| x().map(move |(x, width)| ([x, y, z], [width, height, depth])))
+    })
+}
+
+/// A command, ready for the driver. The two sides of a copy are equally long.
+pub enum Step<D: Driver> {
+    /// Launch a kernel over a grid that is not empty.
+    Launch(Launch<D>),
+    /// Copy between buffers.
+    Copy {
+        /// Read from here.
+        from: Span<D::Buffer>,
+        /// Written to here.
+        to: Span<D::Buffer>,
+    },
+    /// Fill with a word.
+    Fill {
+        /// Written to here.
+        to: Span<D::Buffer>,
+        /// The word.
+        word: u32,
+    },
+    /// Copy out of a host region.
+    Upload {
+        /// Read from here.
+        from: HostSpan<D::Region>,
+        /// Written to here.
+        to: Span<D::Buffer>,
+    },
+    /// Copy into a host region.
+    Download {
+        /// Read from here.
+        from: Span<D::Buffer>,
+        /// Written to here.
+        to: HostSpan<D::Region>,
+    },
+}
+
+impl<D: Driver> Step<D> {
+    /// The use that it makes of a host region, if any.
+    fn claim(&self) -> Option<Claim> {
+        match self {
+            Step::Upload { from, .. } => Some(from.claim(false)),
+            Step::Download { to, .. } => Some(to.claim(true)),
+            _ => None,
+        }
+    }
+
+    /// The copy that the host can make in its stead: from where, to where, how many bytes.
+    fn host_copy(&self) -> Option<(*const u8, *mut u8, usize)> {
+        match self {
+            Step::Upload { from, to } => {
+                let pointer = to.buffer.writable()?.wrapping_add(to.offset as usize);
+                Some((from.pointer(), pointer, from.range.len()))
+            }
+            Step::Download { from, to } => {
+                let pointer = from.buffer.readable()?.wrapping_add(from.offset as usize);
+                Some((pointer, to.pointer(), to.range.len()))
+            }
+            _ => None,
+        }
+    }
+
+    fn uses_buffer(&self, buffer: &Arc<D::Buffer>) -> bool {
+        match self {
+            Step::Launch(launch) => launch.spans.iter().any(|span| span.is_of(buffer)),
+            Step::Copy { from, to } => from.is_of(buffer) || to.is_of(buffer),
+            Step::Fill { to, .. } | Step::Upload { to, .. } => to.is_of(buffer),
+            Step::Download { from, .. } => from.is_of(buffer),
+        }
+    }
+}
+
+/// Steps that take effect in order.
+pub struct Script<D: Driver> {
+    recording: D::Recording,
+    steps: Vec<Step<D>>,
+    claims: Claims,
+}
+
+impl<D: Driver> Script<D> {
+    /// # Errors
+    /// If the driver refuses.
+    pub(super) fn new(driver: &D, steps: Vec<Step<D>>, program: bool) -> Result<Self> {
+        let claims = Claims::new(steps.iter().filter_map(Step::claim).collect());
+        Ok(Self { recording: driver.prepare(&steps, program)?, steps, claims })
+    }
+
+    /// What the driver prepared.
+    pub fn recording(&self) -> &D::Recording {
+        &self.recording
+    }
+
+    /// The steps.
+    pub fn steps(&self) -> &[Step<D>] {
+        &self.steps
+    }
+
+    pub(super) fn uses_buffer(&self, buffer: &Arc<D::Buffer>) -> bool {
+        self.steps.iter().any(|step| step.uses_buffer(buffer))
+    }
+
+    pub(super) fn uses_region(&self, region: &Arc<HostRegion>) -> bool {
+        self.claims.uses(region)
+    }
+
+    /// Leases what it uses of host regions.
+    ///
+    /// # Errors
+    /// If somebody else uses it.
+    pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
+        self.claims.reserve()
+    }
+
+    /// The bytes that it copies, if it does nothing but copies that the host can make.
+    pub(crate) fn host_bytes(&self) -> Option<usize> {
+        self.steps.iter().try_fold(0usize, |sum, step| sum.checked_add(step.host_copy()?.2))
+    }
+
+    /// Makes the host's copies.
+    ///
+    /// # Errors
+    /// If somebody else uses the bytes of a host region.
+    pub(crate) fn run_on_host(&self) -> Result<()> {
+        let _reserved = self.claims.reserve()?;
+        for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {
+            // SAFETY: both ends are inside live memory and equally long; a region's memory is never a buffer's. The region
+            // is reserved; the caller promises with each submission that nothing else touches the buffer meanwhile.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) }
+        }
+        Ok(())
+    }
+}

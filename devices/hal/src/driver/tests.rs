@@ -1,0 +1,260 @@
+//! The device over a driver made of host memory. The stream crate's tests exercise the same device with queues that overlap.
+
+use super::*;
+use crate::backend::{
+    Adapter, AdapterKind, Device, HeapKind, Limits, MemorySource, PhysicalIdentity, Timing,
+};
+use crate::caps::Caps;
+use crate::command::{BufferRange, Command, Submission, Work};
+use crate::error::Error;
+use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, TimelineId};
+use crate::lanes::{Common, Ends};
+use crate::pool::class_bytes;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const TOTAL_BYTES: u64 = 1 << 20;
+
+/// Memory that counts itself.
+struct Block {
+    bytes: u64,
+    free_bytes: Arc<AtomicU64>,
+}
+
+impl Allocation for Block {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.free_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+struct Fake {
+    free_bytes: Arc<AtomicU64>,
+    trusts: bool,
+}
+
+impl Driver for Fake {
+    type Buffer = Block;
+    type Region = ();
+    type Entry = ();
+    type Launch = ();
+    type Recording = ();
+    type Queue = FakeQueue;
+
+    fn heap(&self) -> Result<Memory> {
+        Ok(Memory {
+            heap: HeapKind::Device,
+            total_bytes: TOTAL_BYTES,
+            free_bytes: Some(self.free_bytes.load(Ordering::Relaxed)),
+            source: MemorySource::Api,
+        })
+    }
+
+    fn trusts_free_bytes(&self) -> bool {
+        self.trusts
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Block> {
+        let taken = |free: u64| free.checked_sub(bytes);
+        let taken = self.free_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken);
+        taken.map_err(|_| Error::OutOfMemory { wanted: bytes, free: None })?;
+        Ok(Block { bytes, free_bytes: Arc::clone(&self.free_bytes) })
+    }
+
+    fn entries(&self, _: &Module) -> Result<Vec<()>> {
+        Ok(Vec::new())
+    }
+
+    fn launch(&self, (): &(), _: &[Span<Block>], _: Vec<u32>, _: [u32; 3]) -> Result<()> {
+        Ok(())
+    }
+
+    fn register(&self, _: &Arc<HostRegion>) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, _: &[Step<Self>], _: bool) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A queue whose submissions end when the test sends a word for each, or lets go of the sender.
+struct FakeQueue(Option<Receiver<()>>);
+
+impl DriverQueue for FakeQueue {
+    type Driver = Fake;
+    type Event = ();
+
+    fn enqueue(&self, _: &Arc<Script<Fake>>, _: &[&()]) -> Result<Ends<()>> {
+        Ok(Ends { first: None, last: Arc::new(()) })
+    }
+
+    fn passed(&self, (): &()) -> Option<bool> {
+        None
+    }
+
+    fn wait(&self, (): &()) -> Result<()> {
+        if let Some(held) = &self.0 {
+            let _ = held.recv();
+        }
+        Ok(())
+    }
+
+    fn times_ns(&self, _: &Ends<()>) -> Option<(u64, u64)> {
+        Some((Timing::now_ns(), Timing::now_ns()))
+    }
+
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn adapter() -> Adapter {
+    Adapter {
+        backend: "fake".into(),
+        index: 0,
+        name: "fake".into(),
+        driver: "fake".into(),
+        kind: AdapterKind::Discrete,
+        identity: PhysicalIdentity::default(),
+        memory: Vec::new(),
+        caps: Caps {
+            max_allocation_bytes: TOTAL_BYTES,
+            max_binding_bytes: TOTAL_BYTES,
+            binding_alignment_bytes: 16,
+            ..Caps::default()
+        },
+    }
+}
+
+struct Bench {
+    device: DriverDevice<Fake>,
+    free_bytes: Arc<AtomicU64>,
+    /// Ends a submission on the compute queue.
+    release: Sender<()>,
+}
+
+impl Bench {
+    fn new(trusts: bool) -> Self {
+        let free_bytes = Arc::new(AtomicU64::new(TOTAL_BYTES));
+        let (release, held) = bounded(64);
+        let fake = Fake { free_bytes: Arc::clone(&free_bytes), trusts };
+        let queues = [Some(held), None, None].map(FakeQueue);
+        let (limits, common) = (Limits::default(), Common::new(DeviceId(0), "fake:0", &Limits::default()));
+        let device = DriverDevice::open(common, adapter(), fake, queues, &limits).unwrap();
+        Self { device, free_bytes, release }
+    }
+
+    fn free(&self) -> u64 {
+        self.free_bytes.load(Ordering::Relaxed)
+    }
+
+    fn fill(&mut self, buffer: u32, value: u64) -> Point {
+        let signal = TimelineId { device: DeviceId(0), queue: QueueKind::Compute }.at(value);
+        let work = Work::Commands(vec![fill(buffer)]);
+        self.device.submit(Submission { queue: QueueKind::Compute, work, waits: vec![], signal }).unwrap();
+        signal
+    }
+}
+
+fn fill(buffer: u32) -> Command {
+    Command::Fill { to: BufferRange { buffer: BufferId(buffer), offset: 0, bytes: 64 }, word: 1 }
+}
+
+#[test]
+fn closing_waits_for_work_and_gives_everything_back() {
+    let mut bench = Bench::new(true);
+    bench.device.create_buffer(BufferId(0), 4096).unwrap();
+    bench.device.record(ProgramId(0), vec![fill(0)]).unwrap();
+    let point = bench.fill(0, 1);
+    let (timeline, free) = (bench.device.timeline(QueueKind::Compute), Arc::clone(&bench.free_bytes));
+    bench.release.send(()).unwrap();
+    drop(bench);
+    assert_eq!(timeline.wait(point.value, None), Ok(true));
+    assert_eq!(free.load(Ordering::Relaxed), TOTAL_BYTES);
+}
+
+/// A driver that hangs costs its memory and its threads, and nothing else.
+#[test]
+fn a_driver_that_never_ends_its_work_is_left_behind() {
+    let mut bench = Bench::new(true);
+    bench.device.create_buffer(BufferId(0), 4096).unwrap();
+    bench.device.create_buffer(BufferId(1), 256).unwrap();
+    bench.device.destroy_buffer(BufferId(1)).unwrap();
+    bench.device.record(ProgramId(0), vec![fill(0)]).unwrap();
+    let point = bench.fill(0, 1);
+    let timeline = bench.device.timeline(QueueKind::Compute);
+    let (driver, buffer) =
+        (Arc::clone(bench.device.driver()), Arc::clone(&bench.device.buffers[&BufferId(0)]));
+    bench.device.close(Instant::now());
+    let Bench { device, free_bytes, release } = bench;
+    drop(device);
+    let failure = timeline.wait(point.value, Some(PATIENCE)).unwrap_err();
+    assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
+    let taken = 4096 + class_bytes(256);
+    assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
+    // The driver ends the work after all: the thread lets go of the script alone.
+    let scripts = Arc::strong_count(&buffer);
+    release.send(()).unwrap();
+    let end = Instant::now() + PATIENCE;
+    while Arc::strong_count(&buffer) == scripts && Instant::now() < end {
+        std::thread::yield_now();
+    }
+    assert_eq!(Arc::strong_count(&buffer), scripts - 1);
+    assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken);
+    assert!(Arc::strong_count(&driver) > 1, "the driver stays");
+}
+
+#[test]
+fn a_buffer_in_use_is_never_handed_out_again() {
+    let mut bench = Bench::new(true);
+    for id in [0, 1] {
+        bench.device.create_buffer(BufferId(id), 5000).unwrap();
+    }
+    bench.fill(1, 1);
+    for id in [0, 1] {
+        bench.device.destroy_buffer(BufferId(id)).unwrap();
+    }
+    let stats = bench.device.pool_stats();
+    assert_eq!((stats.in_use_buffers, stats.cached_buffers), (0, 1));
+    bench.device.create_buffer(BufferId(0), 4700).unwrap();
+    bench.device.create_buffer(BufferId(1), 5000).unwrap();
+    assert_eq!(bench.device.pool_stats().hits, 1);
+    assert_eq!(bench.free(), TOTAL_BYTES - 3 * 5120, "the one in use, and two more");
+    bench.release.send(()).unwrap();
+}
+
+#[test]
+fn a_shortage_is_told_with_sizes() {
+    for trusts in [true, false] {
+        let mut bench = Bench::new(trusts);
+        bench.free_bytes.store(10_000, Ordering::Relaxed);
+        let refused = bench.device.create_buffer(BufferId(0), 20_000);
+        assert_eq!(refused, Err(Error::OutOfMemory { wanted: 20_000, free: Some(10_000) }), "{trusts}");
+        assert_eq!(bench.device.create_buffer(BufferId(0), 5000), Ok(()));
+    }
+}
+
+#[test]
+fn parts_cover_a_grid_once() {
+    let all: Vec<_> = grid_parts([5, 1, 3], [2, 9, 2]).collect();
+    let wanted = [
+        ([0, 0, 0], [2, 1, 2]),
+        ([2, 0, 0], [2, 1, 2]),
+        ([4, 0, 0], [1, 1, 2]),
+        ([0, 0, 2], [2, 1, 1]),
+        ([2, 0, 2], [2, 1, 1]),
+        ([4, 0, 2], [1, 1, 1]),
+    ];
+    assert_eq!(all, wanted);
+    assert_eq!(grid_parts([7, 8, 9], [u32::MAX; 3]).collect::<Vec<_>>(), [([0; 3], [7, 8, 9])]);
+    assert_eq!(grid_parts([u32::MAX, 1, 1], [65535; 3]).count(), 65537);
+    assert_eq!(grid_parts([3, 0, 1], [2; 3]).count(), 0);
+}

@@ -1,0 +1,147 @@
+//! The driver of one OpenCL device: memory, kernels and recorded programs.
+//!
+//! This module must not know ids or points.
+
+use crate::api;
+use crate::clock::Clock;
+use crate::context::{Context, Pin};
+use crate::error::allocation_failure;
+use crate::memory::Buffer;
+use crate::probe::{Found, heap};
+use crate::program::{Entry, entries};
+use crate::queue::Queue;
+use crate::recording::{Recorded, recorded};
+use crate::transfer::TransferMode;
+use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::lanes::Common;
+use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result};
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub(crate) type OpenClDevice = DriverDevice<OpenCl>;
+pub(crate) type Script = driver::Script<OpenCl>;
+pub(crate) type Step = driver::Step<OpenCl>;
+pub(crate) type Span = driver::Span<Buffer>;
+
+/// An opened OpenCL device.
+pub(crate) struct OpenCl {
+    found: Found,
+    mode: TransferMode,
+    compute: Arc<api::Queue>,
+    /// The queue on which new buffers are touched; renewed after a failure. It never holds anything that waits.
+    touching: Mutex<Option<api::Queue>>,
+    /// For pinning: never holds anything that waits.
+    pinning: Arc<api::Queue>,
+    context: Arc<Context>,
+}
+
+/// Opens a device in a context that has it.
+///
+/// # Errors
+/// If the driver refuses, or the system gives no more threads.
+pub(crate) fn open(
+    id: DeviceId,
+    found: Found,
+    context: Arc<Context>,
+    mode: TransferMode,
+    limits: &Limits,
+) -> Result<OpenClDevice> {
+    let adapter = found.adapter.clone();
+    let clock = Arc::new(Mutex::new(Clock::new(found.device)));
+    let new = || api::Queue::new(context.api(), found.device, found.modern).map(Arc::new);
+    let compute = new()?;
+    let queues = [Arc::clone(&compute), new()?, new()?].map(|queue| Queue::new(queue, &clock));
+    let pinning = new()?;
+    let driver = OpenCl { found, mode, compute, touching: Mutex::default(), pinning, context };
+    DriverDevice::open(Common::new(id, &adapter.label(), limits), adapter, driver, queues, limits)
+}
+
+/// A launch of a kernel: the kernel has all its arguments.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) kernel: api::Kernel,
+    pub(crate) size: api::Range3,
+}
+
+impl OpenCl {
+    /// Uses memory once. Some drivers take it only then, and say only then that there is too little: long after they gave
+    /// the buffer away.
+    fn commit(&self, memory: &api::Mem) -> Result<()> {
+        let mut touching = self.touching.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = match touching.take() {
+            Some(queue) => queue,
+            None => api::Queue::new(self.context.api(), self.found.device, self.found.modern)?,
+        };
+        let event = queue.touch(memory)?;
+        queue.flush()?;
+        event.wait()?;
+        // Kept only if nothing went wrong on it.
+        *touching = Some(queue);
+        Ok(())
+    }
+}
+
+impl Driver for OpenCl {
+    type Buffer = Buffer;
+    type Region = Option<Arc<Pin>>;
+    type Entry = Entry;
+    type Launch = Launch;
+    type Recording = Vec<Recorded>;
+    type Queue = Queue;
+
+    fn heap(&self) -> Result<Memory> {
+        heap(&self.found.device, self.found.free)
+            .ok_or_else(|| Error::invalid("a device that does not tell the size of its memory"))
+    }
+
+    fn trusts_free_bytes(&self) -> bool {
+        true
+    }
+
+    /// Waits until the memory is there.
+    fn allocate(&self, bytes: u64) -> Result<Buffer> {
+        let made = Buffer::new(self.context.api(), bytes, self.mode, self.found.unified).and_then(|buffer| {
+            match buffer.is_shared() {
+                true => Ok(buffer),
+                false => self.commit(buffer.memory()).map(|()| buffer),
+            }
+        });
+        made.map_err(|error| allocation_failure(error, bytes))
+    }
+
+    fn entries(&self, module: &Module) -> Result<Vec<Entry>> {
+        entries(&self.context, &self.found, module)
+    }
+
+    fn launch(&self, entry: &Entry, spans: &[Span], constants: Vec<u32>, grid: [u32; 3]) -> Result<Launch> {
+        let mut kernel = entry.kernel()?;
+        for (at, span) in spans.iter().enumerate() {
+            let part = span.buffer().part(span.offset() as usize)?;
+            kernel.set_memory(at, part.as_deref().unwrap_or_else(|| span.buffer().memory()))?;
+        }
+        for (at, word) in (spans.len()..).zip(constants) {
+            kernel.set_word(at, word)?;
+        }
+        let local = entry.work_group;
+        let global = [0, 1, 2].map(|axis| grid[axis] as usize * local[axis]);
+        Ok(Launch { kernel, size: api::Range3 { global, local } })
+    }
+
+    /// A device in the host's memory copies as the host does.
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Option<Arc<Pin>>> {
+        let apart = !self.found.memory.host_memory;
+        Ok(apart.then(|| self.context.pin(&self.pinning, region)).flatten())
+    }
+
+    fn prepare(&self, steps: &[Step], program: bool) -> Result<Vec<Recorded>> {
+        let functions = self.found.command_buffers.filter(|_| program);
+        Ok(functions.map_or_else(Vec::new, |functions| recorded(functions, &self.compute, steps)))
+    }
+
+    /// An event says that a command has ended, not that the driver is done with what it used. The programs are not in flight,
+    /// so this waits no longer than for the rest of the queue.
+    fn before_drop(&self) {
+        if let Err(error) = self.compute.finish() {
+            tracing::debug!(%error, "the queue was not finished");
+        }
+    }
+}

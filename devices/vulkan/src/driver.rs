@@ -1,0 +1,150 @@
+//! The driver of one Vulkan device: memory, pipelines and recorded programs.
+//!
+//! This module must not know ids or points.
+
+use crate::api::{Instance, Logical, Pipeline, SharedQueue};
+use crate::clock::Clock;
+use crate::error::allocation_failure;
+use crate::memory::{Buffer, MemoryTypes, heap, host_reads};
+use crate::probe::Found;
+use crate::program::Programs;
+use crate::queue::Queue;
+use crate::recording::{Prepared, Recorders};
+use crate::region::Mapping;
+use ragtag_hal::cache::Shelf;
+use ragtag_hal::driver::{self, Driver, DriverDevice};
+use ragtag_hal::lanes::Common;
+use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+pub(crate) type VulkanDevice = DriverDevice<Vulkan>;
+pub(crate) type Script = driver::Script<Vulkan>;
+pub(crate) type Step = driver::Step<Vulkan>;
+pub(crate) type Span = driver::Span<Buffer>;
+pub(crate) type HostSpan = driver::HostSpan<Mapping>;
+
+/// An opened Vulkan device.
+pub(crate) struct Vulkan {
+    kind: AdapterKind,
+    types: MemoryTypes,
+    import_regions: bool,
+    /// Of the compute queue.
+    recorders: Arc<Recorders>,
+    programs: Programs,
+    logical: Arc<Logical>,
+}
+
+/// What a device is opened with.
+pub(crate) struct Opening<'a> {
+    pub(crate) instance: &'a Arc<Instance>,
+    pub(crate) found: Found,
+    pub(crate) shelf: &'a Arc<Shelf>,
+    /// Whether host regions are imported, if the device can.
+    pub(crate) import_regions: bool,
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// If the driver refuses, or the system gives no more threads.
+pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Result<VulkanDevice> {
+    let Opening { instance, found, shelf, import_regions } = opening;
+    let Found { adapter, types, target, .. } = found;
+    let logical = Arc::new(Logical::new(instance, &found.facts, &counts(&found.queues))?);
+    let label = adapter.label();
+    // Lanes may share a queue of the driver.
+    let mut made: BTreeMap<(u32, u32), (Arc<SharedQueue>, Arc<Recorders>)> = BTreeMap::new();
+    let clock = Arc::<Mutex<Clock>>::default();
+    let mut queue = |place: (u32, u32)| {
+        if !made.contains_key(&place) {
+            let shared = Arc::new(SharedQueue::new(&logical, place.0, place.1)?);
+            let recorders = Recorders::new(&shared, host_reads(&logical, &types));
+            made.insert(place, (shared, recorders));
+        }
+        let (shared, recorders) = &made[&place];
+        Queue::new(shared, recorders, &clock)
+    };
+    let [compute, upload, download] = found.queues;
+    let queues = [queue(compute)?, queue(upload)?, queue(download)?];
+    let driver = Vulkan {
+        kind: adapter.kind,
+        types,
+        import_regions,
+        recorders: Arc::clone(queues[0].recorders()),
+        programs: Programs::new(&logical, target, Arc::clone(shelf), label.clone()),
+        logical,
+    };
+    DriverDevice::open(Common::new(id, &label, limits), adapter, driver, queues, limits)
+}
+
+/// How many queues of which families.
+fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
+    let mut counts = BTreeMap::new();
+    for &(family, queue) in queues {
+        let count = counts.entry(family).or_insert(0);
+        *count = (queue + 1).max(*count);
+    }
+    counts.into_iter().collect()
+}
+
+/// A launch of a pipeline.
+pub(crate) struct Launch {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) constants: Vec<u32>,
+    pub(crate) grid: [u32; 3],
+}
+
+impl Driver for Vulkan {
+    type Buffer = Buffer;
+    type Region = Mapping;
+    type Entry = Arc<Pipeline>;
+    type Launch = Launch;
+    type Recording = Prepared;
+    type Queue = Queue;
+
+    fn check(&self) -> Result<()> {
+        self.logical.instance().unobjected()
+    }
+
+    fn heap(&self) -> Result<Memory> {
+        Ok(heap(self.kind, self.logical.heap(self.types.heap)))
+    }
+
+    /// What drivers say of their own heaps is advice; a processor that has too little memory swaps, or ends the process.
+    fn trusts_free_bytes(&self) -> bool {
+        self.kind != AdapterKind::Discrete
+    }
+
+    fn allocate(&self, bytes: u64) -> Result<Buffer> {
+        let memory = crate::api::Memory::new(&self.logical, bytes, &self.types.device);
+        memory.map(Buffer).map_err(|error| allocation_failure(error, bytes))
+    }
+
+    fn entries(&self, module: &Module) -> Result<Vec<Arc<Pipeline>>> {
+        self.programs.entries(module)
+    }
+
+    fn launch(
+        &self,
+        pipeline: &Arc<Pipeline>,
+        _: &[Span],
+        constants: Vec<u32>,
+        grid: [u32; 3],
+    ) -> Result<Launch> {
+        Ok(Launch { pipeline: Arc::clone(pipeline), constants, grid })
+    }
+
+    fn register(&self, region: &Arc<HostRegion>) -> Result<Mapping> {
+        Mapping::new(&self.logical, &self.types, region, self.import_regions)
+    }
+
+    /// The command buffer of commands is recorded when they are enqueued: the host makes small copies itself.
+    fn prepare(&self, steps: &[Step], program: bool) -> Result<Prepared> {
+        let prepared = Prepared::new(steps);
+        if program {
+            prepared.recording(&self.recorders, steps)?;
+        }
+        Ok(prepared)
+    }
+}

@@ -1,0 +1,9 @@
+//! Points between devices: of two APIs, of two drivers, and of devices that never come to them.
+
+#![allow(clippy::print_stdout)] // a skip is visible
+
+mod support;
+
+use support::*;
+
+device_bench::point_tests!(subject());
