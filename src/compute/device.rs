@@ -280,6 +280,7 @@ mod tests {
     use std::pin::Pin;
     use std::sync::mpsc;
     use std::task::{Context, Wake, Waker};
+    use std::thread;
     use std::time::Duration;
 
     /// The processor, on which things go wrong as told.
