@@ -224,7 +224,7 @@ impl Bench {
     }
 }
 
-/// Words of a buffer of [`Bench`] that are told by their places.
+/// The words of a buffer of [`Bench`], computed from their places.
 pub fn expected(word: impl Fn(u32) -> u32) -> Vec<u32> {
     (0..WORDS as u32).map(word).collect()
 }

@@ -59,7 +59,7 @@ impl Anticipation {
         if has_spare_cores() { Self::lingering(linger) } else { Self::default() }
     }
 
-    /// Of someone who looks around for so long before resting, and expects nothing.
+    /// Looks for `linger` before the first rest, and predicts nothing.
     pub fn brief(linger: Duration) -> Self {
         Self { linger, habit: None }
     }

@@ -150,7 +150,7 @@ impl Shelf {
         *lock(&self.counters)
     }
 
-    /// What is kept of a program, and the counter for it.
+    /// The kept bytes of a program, and the counter for their source.
     fn find(&self, key: &Key, place: &Option<Arc<[u8]>>) -> Option<(Arc<[u8]>, Counter)> {
         match place {
             Some(bytes) => Some((Arc::clone(bytes), |counters| &mut counters.reused)),

@@ -2,7 +2,7 @@
 //!
 //! A [`Lane`] is one queue of the driver, what was put into it, and the thread that watches it and moves the timeline. The
 //! [`Feeder`] puts submissions into the lanes of a device: at once where the driver knows everything that they wait for,
-//! and as points pass where they wait for another device. A backend says with [`DriverQueue`] how the driver is told.
+//! and as points pass where they wait for another device. A backend implements [`DriverQueue`].
 //!
 //! This module must not know buffers, kernels or any API.
 
@@ -12,8 +12,9 @@ mod feeder;
 mod lane;
 mod thread;
 
-pub use claims::{Claim, Claims};
+pub(crate) use claims::{Claim, Claims};
 pub use clock::Difference;
-pub use feeder::{Feeder, Task, Wait};
-pub use lane::{After, Common, DriverQueue, Ends, Lane, Order};
+pub(crate) use feeder::{Feeder, Task, Wait};
+pub(crate) use lane::Lane;
+pub use lane::{Common, DriverQueue, Ends};
 pub use thread::Thread;

@@ -16,6 +16,7 @@ use ragtag_hal::driver::{self, Driver, DriverDevice};
 use ragtag_hal::lanes::Common;
 use ragtag_hal::{AdapterKind, DeviceId, HostRegion, Limits, Memory, Module, Result};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex};
 
 pub(crate) type VulkanDevice = DriverDevice<Vulkan>;
@@ -57,12 +58,14 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
     let mut made: BTreeMap<(u32, u32), (Arc<SharedQueue>, Arc<Recorders>)> = BTreeMap::new();
     let clock = Arc::<Mutex<Clock>>::default();
     let mut queue = |place: (u32, u32)| {
-        if !made.contains_key(&place) {
-            let shared = Arc::new(SharedQueue::new(&logical, place.0, place.1)?);
-            let recorders = Recorders::new(&shared, host_reads(&logical, &types));
-            made.insert(place, (shared, recorders));
-        }
-        let (shared, recorders) = &made[&place];
+        let (shared, recorders) = match made.entry(place) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let shared = Arc::new(SharedQueue::new(&logical, place.0, place.1)?);
+                let recorders = Recorders::new(&shared, host_reads(&logical, &types));
+                new.insert((shared, recorders))
+            }
+        };
         Queue::new(shared, recorders, &clock)
     };
     let [compute, upload, download] = found.queues;
@@ -78,7 +81,7 @@ pub(crate) fn open(id: DeviceId, opening: Opening<'_>, limits: &Limits) -> Resul
     DriverDevice::open(Common::new(id, &label, limits), adapter, driver, queues, limits)
 }
 
-/// How many queues of which families.
+/// The number of queues of each family.
 fn counts(queues: &[(u32, u32); 3]) -> Vec<(u32, u32)> {
     let mut counts = BTreeMap::new();
     for &(family, queue) in queues {

@@ -39,13 +39,13 @@ impl Recorders {
 /// About what a driver keeps of a step, where it does not say what it has no memory for.
 const STEP_BYTES: u64 = 256;
 
-/// What is kept of a script beside its steps.
+/// The driver's part of a script.
 pub(crate) struct Prepared {
     recording: Mutex<Option<Arc<Recording>>>,
     steps: usize,
-    /// What is copied into shadows before it starts.
+    /// Spans copied into shadows before the script starts.
     pub(crate) casts: Arc<[HostSpan]>,
-    /// What is copied out of shadows when it has ended.
+    /// Spans copied out of shadows after the script has ended.
     pub(crate) collects: Arc<[HostSpan]>,
 }
 
@@ -88,7 +88,7 @@ impl Prepared {
         Ok(recording.clone())
     }
 
-    /// What is to be said where the driver does not take the commands.
+    /// The error of commands that the driver does not take.
     pub(crate) fn refused(&self, error: Error) -> Error {
         allocation_failure(error, self.steps.max(1) as u64 * STEP_BYTES)
     }

@@ -102,7 +102,7 @@ pub fn the_programs_of_a_module_are_compiled_side_by_side(on: &dyn Subject) {
     });
 }
 
-/// A refused buffer is told with sizes, and a smaller one can be had.
+/// A refusal has sizes, and a smaller buffer fits.
 pub fn after_running_out_of_memory_less_works(on: &dyn Subject) {
     for adapter in on.adapters() {
         let limit = 64 << 20;
@@ -133,7 +133,7 @@ pub fn what_the_host_holds_no_device_copies(on: &dyn Subject) {
         let refused = bench.try_submit(QueueKind::Upload, Work::Commands(vec![upload(0)]), &[]);
         assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
         drop(held);
-        // Behind other work nobody sees it when it is submitted, but before its point passes.
+        // Behind other work the conflict shows only before the point passes.
         let held = region.read(0..4).unwrap();
         let fills = (0..50).map(|word| Command::Fill { to: all(1), word });
         let busy = bench.commands(QueueKind::Compute, fills.collect(), &[]);

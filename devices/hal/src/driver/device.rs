@@ -16,7 +16,7 @@ use crate::pool::PoolStats;
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use std::collections::HashMap;
-use std::mem::{forget, take};
+use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -194,9 +194,9 @@ impl<D: Driver> DriverDevice<D> {
             "{label} does not end its work; its memory and its threads stay until the process ends"
         );
         self.memory.leak();
-        forget(Arc::clone(&self.driver));
-        forget((take(&mut self.programs), take(&mut self.modules)));
-        forget((take(&mut self.buffers), take(&mut self.regions)));
+        let _leaked = ManuallyDrop::new((take(&mut self.programs), take(&mut self.modules)));
+        let _leaked = ManuallyDrop::new((take(&mut self.buffers), take(&mut self.regions)));
+        let _leaked = ManuallyDrop::new(Arc::clone(&self.driver));
     }
 
     fn forget_programs(&mut self, forgotten: impl Fn(&ProgramId, &Script<D>) -> bool) {

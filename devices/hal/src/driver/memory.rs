@@ -6,6 +6,7 @@ use super::{Allocation, Driver};
 use crate::backend::{Limits, Memory, Timing};
 use crate::error::{Error, Result};
 use crate::pool::{Pool, PoolLimits, PoolStats};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub(super) struct DeviceMemory<D: Driver> {
@@ -76,6 +77,6 @@ impl<D: Driver> DeviceMemory<D> {
     /// Never gives the cached allocations back.
     pub(super) fn leak(&mut self) {
         let empty = Pool::new(PoolLimits::default(), 0, 0);
-        std::mem::forget(std::mem::replace(&mut self.pool, empty));
+        let _leaked = ManuallyDrop::new(std::mem::replace(&mut self.pool, empty));
     }
 }

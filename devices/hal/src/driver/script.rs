@@ -243,7 +243,7 @@ impl<D: Driver> Script<D> {
     /// Leases what it uses of host regions.
     ///
     /// # Errors
-    /// If somebody else uses it.
+    /// If another lease overlaps it.
     pub(crate) fn reserve(&self) -> Result<Vec<Reservation>> {
         self.claims.reserve()
     }
@@ -256,7 +256,7 @@ impl<D: Driver> Script<D> {
     /// Makes the host's copies.
     ///
     /// # Errors
-    /// If somebody else uses the bytes of a host region.
+    /// If another lease overlaps the bytes of a host region.
     pub(crate) fn run_on_host(&self) -> Result<()> {
         let _reserved = self.claims.reserve()?;
         for (from, to, bytes) in self.steps.iter().filter_map(Step::host_copy) {

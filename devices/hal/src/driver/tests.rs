@@ -232,7 +232,7 @@ fn a_buffer_in_use_is_never_handed_out_again() {
 }
 
 #[test]
-fn a_shortage_is_told_with_sizes() {
+fn a_shortage_has_sizes() {
     for trusts in [true, false] {
         let mut bench = Bench::new(trusts);
         bench.free_bytes.store(10_000, Ordering::Relaxed);

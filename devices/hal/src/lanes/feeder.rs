@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
 use crate::timeline::Timeline;
 use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -245,8 +246,8 @@ impl<Q: DriverQueue> Feeder<Q> {
         });
     }
 
-    /// Lets fail what is held, and waits for what the driver has, until the deadline. Whether all has ended: if not, some thread
-    /// still uses what its submissions name, and the lanes stay alive for good.
+    /// Fails held tasks and waits for the driver until the deadline. Returns whether all work has ended. If not, a thread still
+    /// uses what its submissions name, and the lanes are leaked.
     pub fn close(&self, deadline: Instant) -> bool {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
@@ -261,7 +262,7 @@ impl<Q: DriverQueue> Feeder<Q> {
         if !ended {
             let cause = "the driver did not end its work while the device was closed".to_string();
             lanes.iter().for_each(|lane| lane.timeline().fail(Error::Closed { cause: cause.clone() }));
-            std::mem::forget(Arc::clone(&self.shared));
+            let _leaked = ManuallyDrop::new(Arc::clone(&self.shared));
         }
         ended
     }

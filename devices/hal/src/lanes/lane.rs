@@ -266,11 +266,6 @@ impl<Q: DriverQueue> Lane<Q> {
         &self.timeline
     }
 
-    /// The driver's queue.
-    pub fn queue(&self) -> &Arc<Q> {
-        &self.queue
-    }
-
     /// The right to enqueue.
     pub fn order(&self) -> MutexGuard<'_, Order<Q>> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
@@ -465,7 +460,7 @@ impl<Q: DriverQueue> Watched<Q> {
                 Flight::Doomed(error) => Err(error),
                 Flight::Abandoned(script) => {
                     abandoned.push(script);
-                    // Whoever submitted it fails the timeline.
+                    // The failed submission fails the timeline.
                     Ok(self.timeline.id().at(0))
                 }
             };
