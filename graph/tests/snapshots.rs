@@ -206,17 +206,28 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                 };
                 let places =
                     |step: &ragtag_graph::Step| step.slices.iter().map(|s| s.place).collect::<Vec<_>>();
+                let bytes = |step: &ragtag_graph::Step| -> Vec<u64> {
+                    step.slices.iter().rev().take(2).map(|slice| slice.bytes).collect()
+                };
+                let rows = u64::from(program.params.rows);
+                let [crossing, residual] =
+                    [stage.crossing_row_bytes.unwrap(), stage.row_bytes].map(|row_bytes| rows * row_bytes);
                 let mut steps = &program.steps[..];
                 if arrives {
                     let (first, rest) = steps.split_first().unwrap();
                     assert_eq!((kernel(first), first.segment), ("copy".into(), segments.start));
                     assert_eq!(places(first), [Place::Crossing, Place::Activation]);
+                    assert_eq!(bytes(first), [residual, crossing]);
+                    // Rows are as far apart as they cross, and their values lie side by side.
+                    let [.., row, value] = first.constants[..] else { panic!("{first:?}") };
+                    assert_eq!((u64::from(row) * 2, value), (stage.crossing_row_bytes.unwrap(), 1));
                     steps = rest;
                 }
                 if leaves {
                     let (last, rest) = steps.split_last().unwrap();
                     assert_eq!((kernel(last), last.segment), ("quantize/f16".into(), segments.end - 1));
                     assert_eq!(places(last), [Place::Params, Place::Activation, Place::Crossing]);
+                    assert_eq!(bytes(last), [crossing, residual]);
                     steps = rest;
                 }
                 let slices = |steps: &[ragtag_graph::Step]| -> Vec<_> {
@@ -310,6 +321,16 @@ fn a_step_of_one_row_takes_fewer_launches_where_kernels_are_fused() {
     assert!(!in_parts.iter().any(|name| name.starts_with("gated") || name.starts_with("rms-norm")));
 }
 
+#[test]
+fn a_fused_gate_has_a_column_for_two_rows_of_its_weights() {
+    let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
+    let program = &stage.programs[stage.program_for(1).unwrap()];
+    let gated = |step: &&ragtag_graph::Step| stage.variants[step.entry as usize].starts_with("gated-matmul");
+    let step = program.steps.iter().find(gated).unwrap();
+    // The bindings are parameters, weights, x, y and the norm.
+    assert_eq!((step.constants[2], step.slices[3].bytes), (1536, 1536 / 2 * 4));
+}
+
 /// A device with matrix units.
 fn cuda_caps() -> Caps {
     Caps {
@@ -372,6 +393,35 @@ fn a_stage_has_the_tied_embedding_once() {
     assert_eq!(count(names(0..7)), 1);
     assert_eq!(count(names(1..13)), 0);
     assert_eq!(count(names(7..14)), 1);
+}
+
+#[test]
+fn rows_have_the_width_of_the_model_and_logits_its_vocabulary() {
+    let model = llama();
+    let h = model.hyperparameters();
+    for (segments, logits) in [(0..14, h.vocabulary), (13..14, h.vocabulary), (0..13, 0)] {
+        let stage = compile(&model, segments, &lowering(Activations::F32), &plain_caps()).unwrap();
+        assert_eq!(stage.row_bytes, u64::from(h.width) * 4);
+        assert_eq!(stage.logit_row_bytes, u64::from(logits) * 4);
+    }
+}
+
+#[test]
+fn attention_is_split_among_the_units_of_a_device_and_no_run_is_empty() {
+    // Of two key-value heads. 7 blocks hold 100 positions.
+    for (context, parallel_units, splits) in [(100, 132, 7), (4096, 132, 64), (4096, 20, 10), (4096, 1, 1)] {
+        let (lowering, caps) =
+            (Lowering { context, ..lowering(Activations::F32) }, Caps { parallel_units, ..wide_caps() });
+        let stage = compile(&llama(), 1..2, &lowering, &caps).unwrap();
+        let splits_of = |step: &ragtag_graph::Step| {
+            let kernel = &stage.variants[step.entry as usize];
+            kernel.starts_with("attention-partial/").then(|| step.constants.last().copied())
+        };
+        for program in &stage.programs {
+            let found: Vec<_> = program.steps.iter().filter_map(splits_of).collect();
+            assert_eq!(found, [Some(splits)], "{context} {parallel_units}");
+        }
+    }
 }
 
 #[test]

@@ -67,3 +67,32 @@ impl Architecture {
         builder.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_models::Shape;
+    use crate::weights::{TensorInfo, Weights};
+    use ragtag_kernels::TensorType;
+
+    #[test]
+    fn there_is_a_rope_factor_for_each_rotating_pair() {
+        // Heads of 32 values.
+        let shape = Shape { layers: 1, width: 64, ffn: 64, heads: 2, kv_heads: 1, vocabulary: 32 };
+        let model = shape.without_bytes(|_| TensorType::Q4_0);
+        let h = Hyperparameters { has_rope_factors: true, ..model.hyperparameters().clone() };
+        let build = |factors: u64| {
+            let mut tensors = model.weights().tensors().to_vec();
+            let (name, shape) = ("rope_freqs.weight".into(), vec![factors]);
+            let (tensor_type, bytes) = (TensorType::F32, factors * 4);
+            tensors.push(TensorInfo { name, tensor_type, shape, shard: 0, offset: 0, bytes });
+            let weights = Weights::new(vec![], tensors).unwrap();
+            llama::LLAMA.build(&h, &weights).map(|_| ())
+        };
+        assert!(build(16).is_ok());
+        for wrong in [0, 15, 17] {
+            let Err(ModelError::Shape { expected, found, .. }) = build(wrong) else { panic!("{wrong}") };
+            assert_eq!((expected, found), (vec![16], vec![wrong]));
+        }
+    }
+}

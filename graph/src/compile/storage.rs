@@ -123,6 +123,7 @@ fn first_fit(live: &mut Vec<Live>, bytes: u64, until: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::op::{Node, Rows};
     use crate::{Granularity, Model, test_models};
     use proptest::prelude::*;
     use ragtag_kernels::Activations;
@@ -204,12 +205,45 @@ mod tests {
         }
     }
 
+    #[test]
+    fn rows_may_not_be_read_after_they_were_overwritten() {
+        let plan = |late: bool| {
+            let mut graph = OperatorGraph::default();
+            let mut order = 0;
+            let mut add = |operator, inputs: &[NodeIndex]| {
+                order += 1;
+                let node = Node { operator, segment: 0, rows: Rows::Tokens, width: 64, order: (order, 0) };
+                graph.add(node, inputs)
+            };
+            let x = add(Operator::Embed { table: "table".into() }, &[]);
+            let y = add(Operator::SiluMul { output: Activations::F32 }, &[x]);
+            // The sum takes the place of x.
+            let sum = add(Operator::Add, &[x, y]);
+            add(Operator::Gather, &[if late { x } else { sum }]);
+            let params = ParamsShape { rows: 3, logit_rows: 3, sequences: 3, table_blocks: 4 };
+            Storage::plan(&graph, 0..1, &params).map(|_| ())
+        };
+        assert!(plan(false).is_ok());
+        let message = plan(true).unwrap_err().to_string();
+        assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
+    }
+
     /// The definition of first fit, by trial: the lowest start that leaves all live tensors alone.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);
         let starts = live.iter().map(|l| l.offset + l.bytes);
         starts.chain([0]).filter(fits).min().unwrap()
+    }
+
+    #[test]
+    fn a_gap_that_is_512_bytes_short_is_not_taken() {
+        let taken = |offset, bytes| Live { offset, bytes, until: 9 };
+        // The gap lies from 512 to 1536.
+        for (bytes, offset) in [(512, 512), (1024, 512), (1536, 2048)] {
+            let mut live = vec![taken(0, 512), taken(1536, 512)];
+            assert_eq!(first_fit(&mut live, bytes, 9), offset, "{bytes} bytes");
+        }
     }
 
     proptest! {

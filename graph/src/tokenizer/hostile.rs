@@ -428,6 +428,41 @@ fn documents_that_lie() {
     assert!(error.contains("has neither a token <0x7F> nor unk_token"), "{error}");
 }
 
+#[test]
+fn a_template_adds_a_bounded_number_of_tokens() {
+    const MOST: usize = 64;
+    let template = |tokens: usize| {
+        let mut single = vec![json!({ "SpecialToken": { "id": "<s>", "type_id": 0 } }); tokens];
+        single.push(json!({ "Sequence": { "id": "A", "type_id": 0 } }));
+        changed("/post_processor/single", json!(single))
+    };
+    let most = template(MOST).unwrap().encode("a", true).unwrap();
+    assert_eq!((most.len(), &most[MOST - 1..]), (MOST + 1, &[1, 5][..]));
+    assert!(template(MOST + 1).map(|_| ()).unwrap_err().to_string().contains("so many tokens"));
+}
+
+#[test]
+fn a_metaspace_decoder_turns_the_sign_into_spaces() {
+    let decoder = json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always" });
+    let t = changed("/decoder", decoder).unwrap();
+    assert_eq!(t.decode(&[5, 2, 3]), "a a");
+}
+
+#[test]
+fn ids_reach_up_to_twice_the_number_of_tokens() {
+    // 263 tokens of the vocabulary and 2 added ones.
+    assert_eq!(changed("/model/vocab/ab", json!(529)).unwrap().vocabulary_size(), 530);
+    assert!(refused("/model/vocab/ab", json!(530)).contains("far fewer tokens"));
+}
+
+#[test]
+fn replacing_lengthens_a_text_four_times_at_most() {
+    let replace =
+        |content: &str| json!({ "type": "Replace", "pattern": { "String": "ab" }, "content": content });
+    assert!(changed("/normalizer", replace(&"a".repeat(8))).is_ok());
+    assert!(refused("/normalizer", replace(&"a".repeat(9))).contains("much longer texts"));
+}
+
 /// Expressions that would take gigabytes once written out, and ones that would take for ever.
 #[test]
 fn expressions_are_bounded() {
