@@ -197,6 +197,19 @@ mod tests {
     }
 
     #[test]
+    fn a_micro_batch_of_prompt_rows_decodes_not_only() {
+        let decodes_only = |items: &[Item]| {
+            MicroBatch { id: MicroBatchId(1), credit: 0, items: items.to_vec() }.decodes_only()
+        };
+        let decode = item(1, 9, &[7], &[0], LogitRows::Last);
+        let first = item(2, 0, &[7], &[1], LogitRows::Last);
+        let chunk = item(2, 4, &[7, 8], &[1], LogitRows::Last);
+        assert!(decodes_only(&[decode.clone(), item(3, 1, &[7], &[2], LogitRows::Last)]));
+        assert!(!decodes_only(&[decode.clone(), first]));
+        assert!(!decodes_only(&[decode, chunk]));
+    }
+
+    #[test]
     fn what_exceeds_a_capacity_is_refused() {
         let batch = MicroBatch {
             id: MicroBatchId(1),

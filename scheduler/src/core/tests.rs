@@ -1,7 +1,7 @@
 //! What the cores decide, step by step. That whole runs keep their promises is the simulator's business.
 
 use super::*;
-use crate::error::Error;
+use crate::error::{Error, Refusal};
 use ragtag_hal::{DeviceId, Point, QueueKind, TimelineId};
 use ragtag_transfer::{Chunk, ChunkFree, ChunkReady, Route, TransferId};
 use std::sync::Arc;
@@ -262,6 +262,31 @@ fn a_long_queue_costs_its_length_once() {
 }
 
 #[test]
+fn a_token_that_cannot_be_used_fails_its_sequence_at_its_position() {
+    let vocabulary = shape(1).vocabulary;
+    for (token, error) in [
+        (Ok(vocabulary - 1), None),
+        (Ok(vocabulary), Some(Refusal::UnknownToken { token: vocabulary, position: 5, vocabulary }.into())),
+        (Err("no logits".into()), Some(Error::Sampling { position: 5, cause: "no logits".into() })),
+    ] {
+        let mut run = Run::new(shape(1));
+        run.submit(0, 4, 9);
+        run.give_back();
+        // The second token comes after four of the prompt and the first.
+        let micro_batch = run.entered.remove(0).id;
+        let ready = timeline(0, QueueKind::Download).at(2);
+        run.step(RunEvent::Return(Return { micro_batch, ready }));
+        run.step(RunEvent::Progress { value: 2 });
+        let sampled = vec![Sampled { sequence: SequenceId(0), token }];
+        let mut actions = Vec::new();
+        run.core.step(0, RunEvent::Collected { micro_batch, sampled }, &mut actions).unwrap();
+        let failure = error.map(|error| RunAction::Fail { sequence: SequenceId(0), error });
+        assert_eq!(actions.iter().find(|action| matches!(action, RunAction::Fail { .. })), failure.as_ref());
+        assert_eq!(run.core.counts().active, u32::from(failure.is_none()));
+    }
+}
+
+#[test]
 fn a_failure_ends_everything_once() {
     let mut run = Run::new(shape(2));
     run.submit(0, 20, 4);
@@ -396,6 +421,17 @@ fn short_of_ring_slots_a_stage_computes_and_waits_with_its_download() {
         panic!("{actions:?}");
     };
     assert!(waits.contains(&after));
+}
+
+#[test]
+fn a_stage_counts_its_micro_batches_and_their_waiting() {
+    let mut core = stage(1, false, false);
+    let mut at = |now, event| core.step(now, event, &mut Vec::new()).unwrap();
+    at(10, StageEvent::HandOff { micro_batch: batch(0, 2) });
+    at(20, StageEvent::HandOff { micro_batch: batch(1, 3) });
+    at(50, StageEvent::Progress { downloaded: 1 });
+    let expected = StageStats { micro_batches: 2, rows: 5, waited_for_slot_ns: 30 };
+    assert_eq!(core.stats(), expected);
 }
 
 #[test]
