@@ -38,6 +38,8 @@ struct Area {
 const LIB: &[&str] = &["--lib"];
 /// Leaves out the tests of texts and of random damage, which take most of the time.
 const WITHOUT_TEXTS: &[&str] = &["--skip", "tokenizer::", "--skip", "hostile::any_change"];
+/// Leaves out the slow tests of models.
+const WITHOUT_MODELS: &[&str] = &["--skip", "checkpoint::", "--skip", "compile::", "--skip", "segment::"];
 
 const AREAS: [Area; 8] = [
     Area {
@@ -45,7 +47,7 @@ const AREAS: [Area; 8] = [
         files: &["scheduler/src/core/**"],
         package: "ragtag-scheduler",
         targets: LIB,
-        filter: &["--skip", "planner::"],
+        filter: &["core::", "sim::"],
     },
     Area {
         name: "planner",
@@ -72,22 +74,22 @@ const AREAS: [Area; 8] = [
         name: "graph-arch",
         files: &["graph/src/arch/**"],
         package: "ragtag-graph",
-        targets: LIB,
+        targets: &["--lib", "--test=snapshots"],
         filter: WITHOUT_TEXTS,
     },
     Area {
         name: "graph-compile",
         files: &["graph/src/compile/**"],
         package: "ragtag-graph",
-        targets: LIB,
+        targets: &["--lib", "--test=snapshots"],
         filter: WITHOUT_TEXTS,
     },
     Area {
         name: "graph-tokenizer",
         files: &["graph/src/tokenizer/**"],
         package: "ragtag-graph",
-        targets: LIB,
-        filter: &["tokenizer::"],
+        targets: &["--lib", "--test=byte_level", "--test=directory"],
+        filter: WITHOUT_MODELS,
     },
     Area {
         name: "cpu-kernels",
