@@ -130,8 +130,8 @@ impl<'a> World<'a> {
             stages.push(StageCore::new(&shape, points).map_err(impossible)?);
             devices.push(SimDevice::new(index, spec));
             let mut lanes = Lanes::of_stage(spec.run.credits, depth(shape.incoming), depth(shape.outgoing));
-            // Made-up devices hold nothing back: of the three notices there is one.
-            lanes.waking -= 2;
+            // A made-up stage hears of its device's progress at once: of the two notices there is the ring's.
+            lanes.waking -= 1;
             mailboxes.push(Mailbox { capacity: lanes, ..Mailbox::default() });
         }
         mailboxes.push(Mailbox { capacity: Lanes::of_run(spec.run.credits), ..Mailbox::default() });
