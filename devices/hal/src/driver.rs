@@ -1,6 +1,6 @@
 //! The one device that stands on every backend's driver.
 //!
-//! A backend implements [`Driver`] and [`DriverQueue`](crate::lanes::DriverQueue), and hands both to [`DriverDevice::open`].
+//! A backend implements [`Driver`] and [`DriverQueue`], and hands both to [`DriverDevice::open`].
 //! Everything else that a [`Device`](crate::Device) owes is here.
 //!
 //! | file | subject |
