@@ -37,7 +37,10 @@ fn parts() -> Vec<Part> {
         part(r#"RAGTAG_TEST_ALL=1 RAGTAG_TEST_ALL_CUTS=1 "$0" ci "$@""#, "true"),
         part("RAGTAG_SIM_SEEDS=100000 cargo test -p ragtag-scheduler --lib --locked sim::tests", "true"),
         part(".ci/debian target/debian", "mmdebstrap --version"),
-        part(".ci/debian target/debian mesa-vulkan-drivers pocl-opencl-icd ocl-icd-libopencl1", "mmdebstrap --version"),
+        part(
+            ".ci/debian target/debian mesa-vulkan-drivers pocl-opencl-icd ocl-icd-libopencl1",
+            "mmdebstrap --version",
+        ),
     ];
     parts.extend(FUZZ_TARGETS.map(|(target, options)| {
         let corpus = format!("fuzz/corpus/{target}");
