@@ -12,7 +12,7 @@
 //! | `vulkan.rs` | what Vulkan says of an adapter, and wgpu does not |
 //! | `gpu.rs` | wgpu's device: its errors as results, its loss, waiting |
 //! | `driver.rs` | the driver of a device, as `ragtag-hal` uses it |
-//! | `memory.rs`, `belt.rs` | memory of buffers, and the chunks by way of which it is filled and read |
+//! | `memory.rs`, `belt.rs` | memory of buffers, and the staging buffers that fill and read it |
 //! | `program.rs` | compiled programs, in this process and on disk |
 //! | `script.rs`, `tools.rs` | launches, and the commands that are kernels here |
 //! | `encoder.rs` | the thread that encodes and submits |
