@@ -4,7 +4,7 @@ use crate::artefacts::{self, Artefact};
 use crate::blocks::TensorType;
 use crate::c_family;
 use crate::cases::Case;
-use crate::host;
+use crate::cpu;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::{Layout, layout_for};
 use crate::wgsl;
@@ -163,7 +163,7 @@ pub const NEVER: u32 = u32::MAX;
 /// Every variant that this build has, better ones first.
 pub fn variants() -> &'static [Variant] {
     static VARIANTS: LazyLock<Vec<Variant>> =
-        LazyLock::new(|| [host::variants(), c_family::variants(), wgsl::variants()].concat());
+        LazyLock::new(|| [cpu::variants(), c_family::variants(), wgsl::variants()].concat());
     &VARIANTS
 }
 

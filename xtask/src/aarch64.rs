@@ -44,7 +44,7 @@ pub(crate) fn run(root: &Path, done: &mut Done) -> Result<(), String> {
         let arguments = ["test", "-p", package, "--test", test, "--locked", "--target", TARGET];
         done.cargo(root, &arguments, &VARIABLES)
     };
-    test("ragtag-kernels", "host")?;
+    test("ragtag-kernels", "cpu")?;
     // It compiles every backend for the target, which takes longer than all tests there.
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         test("ragtag-conformance", "cpu")?;

@@ -103,16 +103,16 @@ const AREAS: [Area; 8] = [
     },
     Area {
         name: "cpu-kernels",
-        files: &["kernels/src/host/**"],
+        files: &["kernels/src/cpu/**"],
         package: "ragtag-kernels",
-        targets: &["--test=host"],
+        targets: &["--test=cpu"],
         filter: &[],
         level: 1,
     },
 ];
 
 /// Files whose code only runs on CI's other machines.
-const ELSEWHERE: [&str; 2] = ["kernels/src/host/neon.rs", "kernels/src/host/avx512.rs"];
+const ELSEWHERE: [&str; 2] = ["kernels/src/cpu/neon.rs", "kernels/src/cpu/avx512.rs"];
 
 /// Variables that make a mutant cheap: less to compile, and fewer simulated seeds.
 const CHEAP: [(&str, &str); 3] =

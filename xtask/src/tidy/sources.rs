@@ -49,7 +49,7 @@ const UNSAFE: &[&str] = &[
     // Kernels of the pipeline tests' made-up model.
     "scheduler/tests/support/model.rs",
     // SIMD, and the launch functions that turn bindings into slices.
-    "kernels/src/host/",
+    "kernels/src/cpu/",
     // What launches them in tests.
     "kernels/tests/host.rs",
     // NVRTC's calls.
@@ -287,11 +287,10 @@ mod tests {
     #[test]
     fn unsafe_stands_in_listed_modules_alone() {
         let text = "//! Why.\nfn f() {\n    // SAFETY: it is.\n    unsafe { g() }\n}\n";
-        for path in ["src/map.rs", "kernels/src/host/avx2.rs", "devices/hal/src/host.rs"] {
+        for path in ["src/map.rs", "kernels/src/cpu/avx2.rs", "devices/hal/src/host.rs"] {
             assert_eq!(at(path, text), [], "{path}");
         }
-        for path in ["src/lib.rs", "kernels/src/hosting.rs", "devices/hal/src/host/other.rs", "a/src/map.rs"]
-        {
+        for path in ["src/lib.rs", "kernels/src/cpus.rs", "devices/hal/src/host/other.rs", "a/src/map.rs"] {
             assert!(
                 matches!(&at(path, text)[..], [(4, what)] if what.contains("only in the modules")),
                 "{path}"

@@ -3,7 +3,7 @@
 //! Unsafe code in this crate lives here: the instruction sets' intrinsics, and the views of a launch's bindings.
 //!
 //! The crate's unit tests look at tables and are built with the portable functions alone, since these functions are most of the
-//! time that the crate takes to compile. `tests/host.rs` tries out all of them.
+//! time that the crate takes to compile. `tests/cpu.rs` tries out all of them.
 
 #![allow(clippy::needless_range_loop)] // loops over lanes and tiles index several arrays at once
 
