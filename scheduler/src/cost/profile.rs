@@ -358,6 +358,12 @@ impl Profile {
         self.sample(key, at).is_some()
     }
 
+    /// Whether a prefill chunk of this many rows was timed.
+    pub(crate) fn has_chunk(&self, rows: u32) -> bool {
+        let mut samples = self.kinds.iter().flat_map(|kind| &kind.samples);
+        samples.any(|sample| sample.at.rows == rows && !sample.at.decodes())
+    }
+
     fn sample(&self, key: &SegmentKey, at: &TimePoint) -> Option<&TimeSample> {
         let kind = self.kinds.iter().find(|kind| kind.key == *key)?;
         kind.samples.iter().find(|sample| sample.at == *at)

@@ -11,8 +11,7 @@ use crate::objective::Workload;
 
 /// The shortest prompt that is priced, in tokens; longer ones double up to the context.
 const SHORTEST: u32 = 64;
-/// A shorter chunk must gain more than this share: short calibrations are off by as much, and long chunks read the weights
-/// less often.
+/// Chunks whose times differ by no more than this share count as equally fast: short calibrations are off by as much.
 const SAME: f64 = 0.04;
 /// Longest that the prefill chunks in flight may delay the next token of other sequences, in microseconds.
 const MOST_DELAY_US: f64 = 100e3;
@@ -53,19 +52,28 @@ fn fitting(grid: &Grid<'_>, choice: &Choice) -> Vec<Point> {
     points
 }
 
-/// Rows of the chunk for a prompt of `tokens` tokens: the longest of those that are about as fast as the fastest, and none
-/// longer than the prompt needs.
+/// Rows of the chunk for a prompt of `tokens` tokens, no more than the prompt needs. Of equally fast chunks a GPU takes the longest,
+/// which reads the weights least often; a processor takes the shortest, whose rows stay in its caches. A chunk that was not
+/// timed must be clearly faster than all that were.
 fn fastest(grid: &Grid<'_>, choice: &Choice, points: &[Point], tokens: u32) -> Option<u32> {
     let workload = Workload { prompt_tokens: tokens, generated_tokens: 0 };
     let input = PlannerInput { workload, ..*grid.input };
+    let devices = || choice.runs.iter().map(|run| &grid.input.devices[run.device]);
+    let is_timed = |rows: u32| devices().all(|d| d.profile.as_ref().is_none_or(|p| p.has_chunk(rows)));
     let needed = points.partition_point(|point| point.chunk < tokens) + 1;
     let time = |point: &Point| {
         let us = grid.problem(*point).of_input(&input).evaluate(&choice.runs).first_token_us;
         (us, point.chunk)
     };
     let times: Vec<(f64, u32)> = points.iter().take(needed).map(time).collect();
-    let least_us = times.iter().map(|(us, _)| *us).fold(f64::INFINITY, f64::min);
-    times.iter().rfind(|(us, _)| us * (1.0 - SAME) <= least_us).map(|(_, rows)| *rows)
+    let (timed, other): (Vec<_>, Vec<_>) = times.iter().partition(|(_, rows)| is_timed(*rows));
+    let (known, other) = if timed.is_empty() { (other, timed) } else { (timed, other) };
+    let least_us = known.iter().map(|(us, _)| *us).fold(f64::INFINITY, f64::min);
+    let clearly_faster = other.into_iter().filter(|(us, _)| *us < least_us * (1.0 - SAME));
+    let fastest = clearly_faster.min_by(|a, b| a.0.total_cmp(&b.0));
+    let mut equal = known.into_iter().filter(|(us, _)| us * (1.0 - SAME) <= least_us);
+    let in_host_memory = devices().all(|device| device.in_host_memory);
+    fastest.or_else(|| if in_host_memory { equal.next() } else { equal.next_back() }).map(|(_, rows)| rows)
 }
 
 /// The longest chunk, up to the choice's own, that delays a token by no more than [`MOST_DELAY_US`], or the shortest one.

@@ -1,6 +1,12 @@
 //! What the planner chooses beside the placement: chunks, and the form in which activations cross.
 
 use super::*;
+use crate::cost::{
+    KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, SegmentKey, TimePoint, TimeSample, TimedFor,
+    TokenReturn,
+};
+use ragtag_kernels::KvType;
+use std::sync::Arc;
 
 /// Two devices of which neither holds the model, with a link of this rate.
 fn world_over_a_link(bytes_per_s: f64) -> World {
@@ -136,15 +142,74 @@ fn a_plan_lists_the_fastest_chunk_for_each_length_of_prompt() {
 }
 
 #[test]
-fn a_long_chunk_is_kept_unless_a_shorter_one_is_clearly_faster() {
-    let longest_with = |percent: u64| {
-        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 10.0)]);
-        let slower = |s: &Segment| Segment { flops_per_row: s.flops_per_row * percent / 100, ..s.clone() };
-        let slower: Vec<Segment> = world.segments.iter().map(slower).collect();
-        let plan = plan(&PlannerInput { other_chunks: &[(512, slower.as_slice())], ..world.input() });
+fn of_equally_fast_chunks_a_gpu_takes_the_longest_and_a_processor_the_shortest() {
+    let longest_with = |percent: u64, in_host_memory: bool| {
+        let device = DeviceFacts { in_host_memory, ..device("gpu:0", 1 << 40, 10.0) };
+        let world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device]);
+        let scaled = |s: &Segment| Segment { flops_per_row: s.flops_per_row * percent / 100, ..s.clone() };
+        let scaled: Vec<Segment> = world.segments.iter().map(scaled).collect();
+        let plan = plan(&PlannerInput { other_chunks: &[(512, scaled.as_slice())], ..world.input() });
         plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
     };
-    assert_eq!([100, 103, 110].map(longest_with), [512, 512, 128]);
+    assert_eq!([100, 103, 110].map(|percent| longest_with(percent, false)), [512, 512, 128]);
+    assert_eq!([100, 97, 90].map(|percent| longest_with(percent, true)), [128, 128, 512]);
+}
+
+#[test]
+fn a_chunk_that_was_not_timed_must_be_clearly_faster() {
+    let longest_with = |launch_us: f64, timed: &[u32]| {
+        let mut world = World::new(model(12, 10 * MIB, 10 * MIB), vec![device("gpu:0", 1 << 40, 10.0)]);
+        let sample = |rows: u32, sequences: u32, positions: f64| TimeSample {
+            at: TimePoint { rows, sequences, positions },
+            median_us: launch_us + f64::from(rows) * 10.0,
+            spread_us: 1.0,
+            count: 9,
+        };
+        let kind = |segment: &Segment| {
+            let key = SegmentKey::from(segment);
+            let samples = timed.iter().map(|&rows| match key.attends() {
+                true => sample(rows, 1, 64.0),
+                false => sample(rows, rows, 0.0),
+            });
+            KindProfile::new(key, samples.collect())
+        };
+        let mut kinds: Vec<KindProfile> = world.segments.iter().map(kind).collect();
+        kinds.dedup_by_key(|kind| kind.key);
+        world.devices[0].profile = Some(Arc::new(Profile { kinds, ..unmeasured() }));
+        let others = [(512, world.segments.as_slice())];
+        let plan = plan(&PlannerInput { other_chunks: &others, ..world.input() });
+        plan.expect("fits").chunks().by_prompt.last().expect("lists chunks").rows
+    };
+    // Four launches of 128 rows take 3 % and 18 % longer than one of 512.
+    assert_eq!([50.0, 400.0].map(|launch_us| longest_with(launch_us, &[16, 128])), [128, 512]);
+    assert_eq!(longest_with(50.0, &[16, 128, 512]), 512);
+}
+
+/// A profile without times.
+fn unmeasured() -> Profile {
+    Profile {
+        ragtag_profile: PROFILE_VERSION,
+        identity: ProfileIdentity {
+            device: "gpu:0".into(),
+            name: "a GPU".into(),
+            driver: "none".into(),
+            units: 1,
+            together: 1,
+            kernels: "k".into(),
+            shape: "s".into(),
+            activations: Activations::Int8,
+            kv: KvType::F16,
+        },
+        measured_unix_s: 0,
+        timed_for: TimedFor { chunk: 512, sequences: 1 },
+        stage_us: 0.0,
+        hand_over_us: 0.0,
+        host_latency_us: 0.0,
+        host_bandwidth_bytes_per_s: 1e12,
+        token_return: TokenReturn { latency_us: 0.0, row_us: 0.0 },
+        roofline: None,
+        kinds: Vec::new(),
+    }
 }
 
 #[test]
