@@ -542,7 +542,7 @@ fn stages_that_do_not_fit_together_are_refused() {
     said(refused(&|setup, _| setup.options.slots = 0), "no slots");
     said(refused(&|setup, _| setup.options.credits = 0), "cannot have this shape");
     said(
-        refused(&|setup, _| setup.options.chunks = ragtag_scheduler::core::Chunks::fixed(17)),
+        refused(&|setup, _| setup.options.chunks = ragtag_planner::Chunks::fixed(17)),
         "cannot have this shape",
     );
     said(refused(&|_, specs| specs.swap(0, 1)), "begin");
