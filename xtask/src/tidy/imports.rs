@@ -104,6 +104,8 @@ const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     ("ragtag-conformance", &["ragtag-cpu", "test-drivers"]),
     // Programs are compiled for, and run on, that device as well.
     ("ragtag-graph", &["ragtag-cpu"]),
+    // Pipelines are tested on that device, too.
+    ("ragtag-scheduler", &["ragtag-cpu"]),
     // Benchmarks make their models in memory.
     ("ragtag", &["ragtag-synth", "test-drivers"]),
 ];
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(check(&[edge("ragtag-hal", "test-support", true)]), []);
         assert_eq!(check(&[edge("ragtag-cpu", "ragtag-kernels", false)]).len(), 1);
         assert_eq!(check(&[edge("ragtag-hal", "test-support", false)]).len(), 1);
-        assert_eq!(check(&[edge("ragtag-scheduler", "ragtag-cpu", true)]).len(), 1);
+        assert_eq!(check(&[edge("ragtag-planner", "ragtag-cpu", true)]).len(), 1);
     }
 
     #[test]
