@@ -5,8 +5,8 @@ use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Repo
 use ragtag_hal::{
     Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Limits, MemorySource,
 };
-use ragtag_scheduler::plan::PlanDeviceOptions;
-use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, fleet};
+use ragtag_planner::plan::PlanDeviceOptions;
+use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
 /// What to look for.

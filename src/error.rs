@@ -55,13 +55,13 @@ pub enum Error {
     Handicap(#[from] ragtag_devices::HandicapError),
     /// A placement that cannot be had.
     #[error(transparent)]
-    Planner(#[from] ragtag_scheduler::planner::PlanError),
+    Planner(#[from] ragtag_planner::PlanError),
     /// A split that cannot be read.
     #[error("--split: {0}")]
-    Split(#[from] ragtag_scheduler::split::SplitError),
+    Split(#[from] ragtag_planner::split::SplitError),
     /// A pin that cannot be read.
     #[error("--pin: {0}")]
-    Pin(ragtag_scheduler::split::SplitError),
+    Pin(ragtag_planner::split::SplitError),
     /// A device that a placement names, and that is not selected.
     #[error("{device} is detected and not selected; --device {},{device} selects it", selected.join(","))]
     NotSelected {
@@ -76,7 +76,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        cause: Box<ragtag_scheduler::plan::InvalidPlan>,
+        cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
     /// A plan whose devices exist only with other options.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
@@ -119,7 +119,7 @@ pub enum Error {
         /// The file, or the option.
         of: String,
         /// What is wrong with it.
-        cause: ragtag_scheduler::InvalidFleet,
+        cause: ragtag_planner::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
@@ -168,7 +168,7 @@ fn about(name: &str, cause: &impl std::fmt::Display) -> String {
 impl Error {
     /// The exit code of the command.
     pub fn exit_code(&self) -> u8 {
-        use ragtag_scheduler::planner::PlanError;
+        use ragtag_planner::PlanError;
         match self {
             Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,

@@ -9,8 +9,8 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::RefusedMemory;
-use ragtag_scheduler::plan::Plan;
 use std::collections::HashMap;
 
 /// How often a device may refuse memory. Once it is believed what it says, once it is known what it gave, and once there was no

@@ -30,7 +30,7 @@
 //! ```
 //!
 //! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
-//! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
+//! `ragtag-planner` for planning without devices, `ragtag-hal` for writing a backend.
 
 mod burst;
 mod calibrate;
@@ -70,16 +70,13 @@ pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
 pub use ragtag_graph::{Boundary, Granularity};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
-pub use ragtag_scheduler::compare;
-pub use ragtag_scheduler::fleet;
-pub use ragtag_scheduler::plan::Plan;
+pub use ragtag_planner::{
+    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
+};
 /// Loads, simulations and what comes of them.
 pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{
-    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split,
-    Workload,
-};
+pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};
 pub use strict::suspicious_weights;

@@ -3,9 +3,9 @@
 use crate::engine::lowering;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
+use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
-use ragtag_scheduler::{DeviceFacts, Links};
 
 /// Simulates a plan under a load: the scheduler's own code decides what happens, on a virtual clock, and devices and
 /// links take the time that the cost model says. The same input gives the same result.

@@ -1,7 +1,7 @@
 //! Times of a thing that was done several times.
 
 use crate::error::Result;
-use ragtag_scheduler::cost::{TimePoint, TimeSample};
+use ragtag_planner::cost::{TimePoint, TimeSample};
 use std::time::{Duration, Instant};
 
 /// Most repetitions of anything.

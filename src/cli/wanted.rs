@@ -11,8 +11,8 @@ use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::plan::{InvalidPlan, Plan, PlanDeviceOptions};
-use ragtag_scheduler::{PartitionError, Split, Workload};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions};
+use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
 /// Most segments that one pin names: no model has more, and a slip of the keyboard should not take long.

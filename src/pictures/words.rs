@@ -1,9 +1,9 @@
 //! Figures and names as people read them.
 
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Objective;
-use ragtag_scheduler::plan::{LeftOut, Place, Plan};
-use ragtag_scheduler::wording::{self, Quantity};
+use ragtag_planner::Objective;
+use ragtag_planner::plan::{LeftOut, Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
 /// A text without control characters, which neither XML nor a terminal should get.

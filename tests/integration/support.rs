@@ -5,7 +5,7 @@ use ragtag::{
     Model, Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Split;
+use ragtag_planner::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 pub use test_support::model as model_path;

@@ -5,8 +5,8 @@ use ragtag_graph::segment::SegmentTensor;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::planner::{Constraints, ModelFacts, PlanLimits, PlannerInput, plan};
-use ragtag_scheduler::{DeviceFacts, Figure, FigureSource, Links, Mix, Objective, Workload};
+use ragtag_planner::{Constraints, ModelFacts, PlanLimits, PlannerInput, plan};
+use ragtag_planner::{DeviceFacts, Figure, FigureSource, Links, Mix, Objective, Workload};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::time::Instant;
@@ -66,7 +66,7 @@ pub(super) fn plan_ms(
             boundary: None,
         },
         constraints: Constraints::NONE,
-        trials: false,
+        trial: None,
         explained: true,
         split: None,
     };

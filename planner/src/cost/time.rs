@@ -57,7 +57,7 @@ pub fn segment_time(
 }
 
 /// The same for all segments of a kind.
-pub(crate) fn kind_time(
+pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,
     activations: Activations,

@@ -1,10 +1,21 @@
 //! What comes of trying placements in simulation.
 
-use super::*;
-use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+use ragtag_graph::segment::SegmentTensor;
+use ragtag_graph::{Segment, SegmentKind};
+use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::*;
+use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+use ragtag_scheduler::trial;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use worlds::*;
+
+// The planner's tests have the same.
+#[path = "../../planner/src/search/tests/worlds.rs"]
+mod worlds;
 
 fn tried(world: &World) -> PlannerInput<'_> {
-    PlannerInput { trials: true, ..world.input() }
+    PlannerInput { trial: Some(trial), ..world.input() }
 }
 
 /// Requests a second of a plan under the load that it is made for, two rounds of all sequences.
@@ -94,26 +105,6 @@ fn a_rule_that_is_tuned_has_the_placement_of_the_untuned_one_and_serves_no_less(
         }
     }
     assert!(plans > 100 && better > plans / 10, "{better} of {plans} are better for having been tuned");
-}
-
-#[test]
-fn engines_take_chunks_of_512_where_they_fit_and_shorter_ones_where_not() {
-    let roomy = [device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
-    let world = World::new(model(12, 10 * MIB, 10 * MIB), roomy.to_vec());
-    let wider: Vec<Segment> =
-        world.segments.iter().map(|s| Segment { scratch_bytes: 40 * MIB, ..s.clone() }).collect();
-    let others = [64, 512, 1024].map(|chunk| (chunk, if chunk > 128 { &wider[..] } else { &world.segments }));
-    let plan = |memory_bytes: u64| {
-        let mut world = world.clone();
-        world.devices.iter_mut().for_each(|device| device.memory_bytes = memory_bytes);
-        let input = PlannerInput { other_chunks: &others, ..world.input() };
-        let plan = untuned_baseline(&input, Baseline::EvenLayers, EngineDecode::InTurn);
-        plan.expect("no error").expect("it fits")
-    };
-    let with_room = plan(1 << 40);
-    assert_eq!((with_room.chunk, with_room.decode_groups, with_room.credits), (512, 2, 3));
-    let most = with_room.stages.iter().map(|stage| stage.memory_bytes.total).max().expect("stages");
-    assert_eq!(plan(most - 1).chunk, 128);
 }
 
 /// Prompts wait for a device that computes slowly, decode steps for one that reads slowly. The score has the two overlap, and
@@ -206,7 +197,7 @@ fn what_links_share_is_priced_as_it_is_simulated() {
         assert!(near(plan.predicted.first_token_us, first_token_us), "{what}, {:?}", plan.predicted);
         assert!(near(plan.predicted.token_us, token_us), "{what}, {:?}", plan.predicted);
         if bytes_per_s < 1e6 {
-            assert_eq!(plan.explanation.bottleneck.place, crate::plan::Place::SharedLink);
+            assert_eq!(plan.explanation.bottleneck.place, Place::SharedLink);
             assert!(plan.explanation.bottleneck.share <= 1.0);
             assert!(
                 plan.explanation.bindings.iter().any(|binding| binding.of == "bus"),
@@ -215,4 +206,32 @@ fn what_links_share_is_priced_as_it_is_simulated() {
             );
         }
     }
+}
+
+/// Where simulation decides, the reasons say that rules which the cost model prefers are slower in simulation.
+#[test]
+fn what_simulation_decides_is_told() {
+    let mut overruled = 0;
+    for seed in 0..120 {
+        let mut world = World { objective: Objective::Throughput, ..unlike_world(seed) };
+        world.limits.sequences = world.limits.sequences.max(2);
+        let others = [64, 256, 512].map(|chunk| (chunk, world.segments.as_slice()));
+        let Ok(plan) = plan(&PlannerInput { other_chunks: &others, ..tried(&world) }) else { continue };
+        if world.devices.len() == 1 {
+            continue;
+        }
+        let score_us = plan.explanation.score_us;
+        for other in worlds::others(&plan).filter(|other| score_us > other.score_us * 1.0105 + 0.1) {
+            let of_rule = format!("{} ", other.why);
+            let told = plan
+                .reasons
+                .iter()
+                .filter(|reason| reason.contains(&other.split) || reason.contains(&of_rule));
+            for reason in told.filter(|reason| !reason.contains("bound:")) {
+                assert!(reason.contains("in simulation"), "seed {seed}: {reason}");
+                overruled += 1;
+            }
+        }
+    }
+    assert!(overruled > 0, "simulation decides nothing");
 }

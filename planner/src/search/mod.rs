@@ -5,7 +5,7 @@
 //! busiest stage; one request alone takes the sum of its stages. `solver` finds the best placement for fixed micro-batches,
 //! `grid` tries micro-batches.
 //!
-//! This module must not know backends, files or the runtime: devices and links are figures, segments are costs.
+//! This module must not know backends, files, the runtime or the simulator: devices and links are figures, segments are costs.
 
 mod baselines;
 mod chunks;
@@ -20,11 +20,10 @@ mod solver;
 mod tests;
 mod trial;
 
-use crate::core::Chunks;
 use crate::cost::{DeviceFacts, LargeBuffer, Links, StageShape, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
-    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
     PredictedTimes, StageMemory, logit_rows,
 };
 use crate::split::{PartitionError, Span, Split};
@@ -37,7 +36,8 @@ use ragtag_kernels::params::BLOCK_TOKENS;
 use ragtag_kernels::{Activations, KvType};
 use std::sync::Arc;
 use thiserror::Error;
-use trial::Trial;
+use trial::Trials;
+pub use trial::{Trial, TrialLoad};
 
 /// What the planner knows of the model besides its segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,8 +138,9 @@ pub struct PlannerInput<'a> {
     pub limits: PlanLimits,
     /// What a placement must keep to; a split of the user's need not, but it names no excluded device.
     pub constraints: &'a Constraints,
-    /// Whether the best few placements for many sequences are tried in simulation, and the best of them there is chosen.
-    pub trials: bool,
+    /// Tries a plan in simulation. With it, the best few placements for many sequences are tried, and the best of them there is
+    /// chosen.
+    pub trial: Option<Trial>,
     /// Whether the plan says why it is as it is; what other plans would give takes longer than the search.
     pub explained: bool,
     /// The user's placement, if there is one: checked and proved, not improved.
@@ -149,7 +150,7 @@ pub struct PlannerInput<'a> {
 impl PlannerInput<'_> {
     /// Whether placements are tried in simulation: one is to be chosen, among several, for many sequences.
     fn is_tried(&self) -> bool {
-        self.trials
+        self.trial.is_some()
             && self.split.is_none()
             && self.devices.len() > 1
             && self.objective == Objective::Throughput
@@ -280,7 +281,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
         }
         None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
     };
-    let Some((best, trial)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
+    let Some((best, trials)) = input.is_tried().then(|| trial::best(&grid, &found)).flatten() else {
         return Ok(assemble(&grid, &found, None));
     };
     let mut found = found;
@@ -288,7 +289,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
     if found.best.runs != predicted.runs {
         found.others.push(predicted);
     }
-    Ok(assemble(&grid, &found, Some(trial)))
+    Ok(assemble(&grid, &found, Some(trials)))
 }
 
 /// The plan that a rule without a search makes, for comparison: with the micro-batches and credits that suit it best, chosen
@@ -530,7 +531,7 @@ fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> P
     PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
 }
 
-fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
+fn assemble(grid: &Grid<'_>, found: &Found, trials: Option<Trials>) -> Plan {
     let plan = |explanation, reasons| {
         let plan = assemble_choice(grid, &found.best, explanation, reasons);
         with_chunks(grid, &found.best, plan, chunks::by_prompt(grid, &found.best))
@@ -541,7 +542,7 @@ fn assemble(grid: &Grid<'_>, found: &Found, trial: Option<Trial>) -> Plan {
     let explanation = explain::explanation(grid, found);
     let mut reasons = reasons::reasons(grid, &found.best, &explanation);
     // Behind what was predicted.
-    reasons.splice(4..4, trial.map(reasons::trial));
+    reasons.splice(4..4, trials.map(reasons::trials));
     plan(explanation, reasons)
 }
 

@@ -16,7 +16,7 @@ const MOST_PATH: usize = 100;
 ///
 /// # Errors
 /// In words: `devices[2].count: invalid type: string "two", expected u32 at line 7 column 20`.
-pub(crate) fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
+pub fn parse<T: DeserializeOwned>(json: &str) -> Result<T, String> {
     let mut reader = serde_json::Deserializer::from_str(json);
     let value = serde_path_to_error::deserialize(Objects(&mut reader)).map_err(|error| {
         let path = error.path().to_string();
@@ -38,18 +38,18 @@ fn shown(error: &serde_json::Error) -> String {
 }
 
 /// Text of a file as it may stand in a message: without control characters, and cut.
-pub(crate) fn quoted(text: &str) -> String {
+pub fn quoted(text: &str) -> String {
     cut(text, MOST)
 }
 
 /// A number as it may stand in a message: no longer than it has to be.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let is_short = value == 0.0 || (1e-6..1e15).contains(&value.abs());
     if is_short { value.to_string() } else { format!("{value:e}") }
 }
 
 /// Text of a file without control characters. Stops after `most` characters of what is shown, escapes included.
-pub(crate) fn cut(text: &str, most: usize) -> String {
+pub fn cut(text: &str, most: usize) -> String {
     let mut quoted = String::new();
     let mut shown = 0;
     for character in text.chars() {

@@ -6,8 +6,8 @@
 use super::PlannerInput;
 use super::grid::{Choice, Grid};
 use super::pace::Point;
-use crate::core::{Chunks, PromptChunk};
 use crate::objective::Workload;
+use crate::plan::{Chunks, PromptChunk};
 
 /// The shortest prompt that is priced, in tokens; longer ones double up to the context.
 const SHORTEST: u32 = 64;

@@ -1,4 +1,4 @@
-//! What planning takes for random fleets of the usual kinds of cards. `cargo bench -p ragtag-scheduler --bench planner`.
+//! What planning takes for random fleets of the usual kinds of cards. `cargo bench -p ragtag-planner --bench planner`.
 //!
 //! First the solver, at one point of the grid: the median and the longest of several fleets, and the largest gap between a
 //! score and its bound. Then whole plans, over all points of the grid.
@@ -7,7 +7,7 @@
 #![allow(dead_code, unreachable_pub)] // the solver is taken as it is
 #![allow(clippy::print_stdout)] // this is what it is for
 
-#[path = "../src/planner/solver/mod.rs"]
+#[path = "../src/search/solver/mod.rs"]
 mod solver;
 #[path = "planner/whole.rs"]
 mod whole;

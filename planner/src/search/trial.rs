@@ -13,7 +13,7 @@ use super::pace::Point;
 use super::problem::Run;
 use super::{PlannerInput, assemble_choice, chunks};
 use crate::plan::{Explanation, Plan};
-use crate::sim::{Arrivals, DrawnLoad, Lengths, SimSpec, SimSummary, simulate};
+use ragtag_graph::Segment;
 use rayon::prelude::*;
 
 /// Most placements that are tried at a time, and most of them that are tuned: the best, as long as they come [`NEAR`] to the
@@ -48,9 +48,26 @@ struct Most {
     tuned: usize,
 }
 
+/// The load of a trial: requests of the same lengths, each of which comes when one has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialLoad {
+    /// How many requests.
+    pub requests: u32,
+    /// How many of them at once.
+    pub at_once: u32,
+    /// Tokens of each prompt.
+    pub prompt_tokens: u32,
+    /// Tokens that each generates.
+    pub new_tokens: u32,
+}
+
+/// Simulates a plan with the segments that it is for, and returns the requests a second that it serves; none if it cannot be
+/// simulated.
+pub type Trial = fn(&PlannerInput<'_>, &Plan, &[Segment], &TrialLoad) -> Option<f64>;
+
 /// What was tried, for people.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Trial {
+pub(super) struct Trials {
     /// How many placements.
     pub placements: usize,
     /// Requests a second of the best.
@@ -62,7 +79,7 @@ type Tried = (f64, Choice);
 
 /// The placement that serves most requests a second in simulation; of equal ones one with the fewest devices. Nothing if none
 /// can be simulated.
-pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
+pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
     let mut placements: Vec<Vec<Run>> = Vec::new();
@@ -86,7 +103,7 @@ pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trial)> {
     let last = tried.into_par_iter().filter(|(rate, _)| *rate >= near);
     let last = last.filter_map(|(_, choice)| Some((requests_per_s(grid, &choice, FINAL_ROUNDS)?, choice)));
     let (requests_per_s, choice) = best_of(&last.collect::<Vec<_>>())?.clone();
-    Some((choice, Trial { placements: placements.len(), requests_per_s }))
+    Some((choice, Trials { placements: placements.len(), requests_per_s }))
 }
 
 fn best_of(tried: &[Tried]) -> Option<&Tried> {
@@ -240,20 +257,14 @@ fn requests_per_s(grid: &Grid<'_>, choice: &Choice, rounds: u32) -> Option<f64> 
     let sequences = input.limits.sequences;
     let stages = u32::try_from(choice.runs.len()).unwrap_or(u32::MAX);
     let rounds = (WORK * rounds / sequences.saturating_mul(stages).max(1)).clamp(1, rounds);
-    let tokens = |count: f64| Lengths::Fixed((count.round() as u32).max(1));
-    let load = DrawnLoad {
+    let tokens = |count: f64| (count.round() as u32).max(1);
+    let load = TrialLoad {
         requests: sequences.checked_mul(rounds)?,
-        arrivals: Arrivals::Closed { at_once: sequences },
+        at_once: sequences,
         prompt_tokens: tokens(choice.pace.prompt),
         new_tokens: tokens(choice.pace.generated),
-        seed: 1,
     };
     let plan = assemble_choice(grid, choice, Explanation::default(), Vec::new());
     let plan = Plan { chunks: Some(chunks::fixed(grid, choice)), ..plan };
-    let (segments, load) = (grid.segments(choice.point), load.draw().ok()?);
-    let spec = SimSpec::of_plan(&plan, input.model, segments, input.devices, input.links, &load).ok()?;
-    // Nobody looks at what happened when.
-    let spec = SimSpec { max_spans: 0, ..spec };
-    let report = simulate(&spec).ok()?;
-    Some(SimSummary::new(&spec, report).requests_per_s)
+    (input.trial?)(input, &plan, grid.segments(choice.point), &load)
 }

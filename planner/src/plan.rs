@@ -2,10 +2,12 @@
 //!
 //! This module must not know how a plan is found or carried out.
 
-use crate::core::{Chunks, InvalidChunks};
+mod chunks;
+
 use crate::cost::FigureSource;
 use crate::objective::{Objective, Workload};
 use crate::split::{PartitionError, Span, Split, SplitPart, check_partition};
+pub use chunks::{Chunks, InvalidChunks, PromptChunk};
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
 use ragtag_transfer::Route;

@@ -4,7 +4,7 @@
 
 use super::grid::{Choice, Grid};
 use super::pace::{Pace, Point};
-use super::trial::Trial;
+use super::trial::Trials;
 use super::{Baseline, DoesNotFit, HostMemory, PlannerInput, Shortage};
 use crate::objective::Objective;
 use crate::plan::{Alternative, Bottleneck, Explanation, LeftOut, Place};
@@ -182,11 +182,11 @@ fn boundary(grid: &Grid<'_>, chosen: &Choice) -> Option<String> {
 }
 
 /// What came of trying placements.
-pub(super) fn trial(trial: Trial) -> String {
+pub(super) fn trials(trials: Trials) -> String {
     format!(
         "tried: {} in simulation, the best of them serves {:.3} requests/s",
-        count(trial.placements, "placement"),
-        trial.requests_per_s
+        count(trials.placements, "placement"),
+        trials.requests_per_s
     )
 }
 

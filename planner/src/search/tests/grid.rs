@@ -272,3 +272,23 @@ fn the_grid_has_64_points_at_most_and_its_corners_among_them() {
         }
     }
 }
+
+#[test]
+fn engines_take_chunks_of_512_where_they_fit_and_shorter_ones_where_not() {
+    let roomy = [device("cpu:0", 1 << 40, 1.0), device("cpu:1", 1 << 40, 1.0)];
+    let world = World::new(model(12, 10 * MIB, 10 * MIB), roomy.to_vec());
+    let wider: Vec<Segment> =
+        world.segments.iter().map(|s| Segment { scratch_bytes: 40 * MIB, ..s.clone() }).collect();
+    let others = [64, 512, 1024].map(|chunk| (chunk, if chunk > 128 { &wider[..] } else { &world.segments }));
+    let plan = |memory_bytes: u64| {
+        let mut world = world.clone();
+        world.devices.iter_mut().for_each(|device| device.memory_bytes = memory_bytes);
+        let input = PlannerInput { other_chunks: &others, ..world.input() };
+        let plan = untuned_baseline(&input, Baseline::EvenLayers, EngineDecode::InTurn);
+        plan.expect("no error").expect("it fits")
+    };
+    let with_room = plan(1 << 40);
+    assert_eq!((with_room.chunk, with_room.decode_groups, with_room.credits), (512, 2, 3));
+    let most = with_room.stages.iter().map(|stage| stage.memory_bytes.total).max().expect("stages");
+    assert_eq!(plan(most - 1).chunk, 128);
+}

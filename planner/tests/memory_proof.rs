@@ -5,8 +5,10 @@ use ragtag_graph::{Boundary, Granularity, Lowering, MemorySource, Model, ModelFi
 use ragtag_hal::pool::class_bytes;
 use ragtag_hal::{Caps, Feature, KernelLanguage};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::planner::{self, ModelFacts, PlanError, PlanLimits, PlannerInput};
-use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, Links, Objective, Plan, Split, Workload};
+use ragtag_planner::{
+    BufferLimits, Constraints, DeviceFacts, FigureSource, Links, ModelFacts, Objective, Plan, PlanError,
+    PlanLimits, PlannerInput, Split, Workload,
+};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -51,7 +53,7 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
     };
-    planner::plan(&PlannerInput {
+    ragtag_planner::plan(&PlannerInput {
         model: &facts,
         segments: &model.segments(lowering).expect("segments"),
         other_chunks: &[],
@@ -72,8 +74,8 @@ fn try_plan(model: &Model, lowering: &Lowering, split: &str, caps: &Caps) -> Res
             activations: lowering.activations,
             boundary: Some(lowering.boundary),
         },
-        constraints: planner::Constraints::NONE,
-        trials: false,
+        constraints: Constraints::NONE,
+        trial: None,
         explained: true,
         split: Some(&split),
     })

@@ -65,7 +65,7 @@ impl Chunks {
     }
 
     /// Tokens from which on longer prompts change nothing.
-    pub(super) fn last_from_tokens(&self) -> u64 {
+    pub fn last_from_tokens(&self) -> u64 {
         self.by_prompt.last().map_or(0, |chunk| chunk.from_tokens.into())
     }
 

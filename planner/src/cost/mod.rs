@@ -28,5 +28,4 @@ pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
-pub(crate) use time::kind_time;
-pub use time::{MicroBatch, segment_time, segment_time_us};
+pub use time::{MicroBatch, kind_time, segment_time, segment_time_us};
