@@ -164,7 +164,7 @@ impl Shared {
         let ranges = tensors.iter().filter_map(|t| t.memory.as_ref().or(nothing.as_ref())).map(|m| m.range);
         let accesses = variant.abi.bindings.iter();
         let bindings = ranges.zip(accesses).map(|(range, &access)| Binding { range, access }).collect();
-        let (constants, grid) = (constants.to_vec(), (variant.grid)(constants));
+        let (constants, grid) = (constants.to_vec(), variant.grid(constants, self.caps()));
         let mut core = self.lock();
         let module = core.module(variant, self.caps())?;
         core.submit(vec![Command::Dispatch(Dispatch { module, entry: 0, bindings, constants, grid })])
