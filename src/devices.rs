@@ -1,5 +1,6 @@
 //! The devices of this machine, as users choose them.
 
+use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
@@ -202,6 +203,14 @@ impl Devices {
             .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
             .chain(slowed)
             .collect()
+    }
+
+    /// Opens one adapter of the report for single operators, selected or not.
+    ///
+    /// # Errors
+    /// [`compute::Error::Device`] if it does not open.
+    pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
+        Compute::on(self.open_adapter(adapter)?)
     }
 
     /// Opens one adapter of the report, selected or not.

@@ -35,7 +35,6 @@
 mod burst;
 mod calibrate;
 pub mod cli;
-pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;
@@ -61,6 +60,8 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+/// Single operators on any device.
+pub use ragtag_compute as compute;
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
 pub use ragtag_conformance::Shapes;

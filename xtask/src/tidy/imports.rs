@@ -41,6 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
+    ("ragtag-compute", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     ("ragtag-scheduler", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
     (
@@ -52,6 +53,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-devices",
             "ragtag-transfer",
             "ragtag-scheduler",
+            "ragtag-compute",
             // `ragtag selftest`.
             "ragtag-conformance",
         ],
