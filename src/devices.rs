@@ -193,18 +193,6 @@ impl Devices {
         free.reduce(u64::saturating_add)
     }
 
-    /// What `--strict` has against the selection: software devices where a GPU was asked for, and handicaps.
-    pub(crate) fn strict_findings(&self) -> Vec<String> {
-        let software = |a: &&Adapter| a.kind == AdapterKind::Software;
-        let slowed = self.handicaps.iter().map(|handicap| format!("{handicap} is slowed on purpose"));
-        self.selected()
-            .iter()
-            .filter(software)
-            .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
-            .chain(slowed)
-            .collect()
-    }
-
     /// Opens one adapter of the report for single operators, selected or not.
     ///
     /// # Errors

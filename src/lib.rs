@@ -34,6 +34,7 @@
 
 mod burst;
 mod calibrate;
+#[cfg(feature = "cli")]
 pub mod cli;
 mod devices;
 pub mod doctor;
@@ -46,6 +47,7 @@ mod model;
 pub mod npy;
 pub mod pictures;
 mod planner;
+#[cfg(feature = "cli")]
 mod selftest;
 mod session;
 mod simulate;
@@ -62,8 +64,10 @@ pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
 /// Single operators on any device.
 pub use ragtag_compute as compute;
+#[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
+#[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
