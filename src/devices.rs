@@ -1,5 +1,6 @@
 //! The devices of this machine, as users choose them.
 
+use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
@@ -192,16 +193,12 @@ impl Devices {
         free.reduce(u64::saturating_add)
     }
 
-    /// What `--strict` has against the selection: software devices where a GPU was asked for, and handicaps.
-    pub(crate) fn strict_findings(&self) -> Vec<String> {
-        let software = |a: &&Adapter| a.kind == AdapterKind::Software;
-        let slowed = self.handicaps.iter().map(|handicap| format!("{handicap} is slowed on purpose"));
-        self.selected()
-            .iter()
-            .filter(software)
-            .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
-            .chain(slowed)
-            .collect()
+    /// Opens one adapter of the report for single operators, selected or not.
+    ///
+    /// # Errors
+    /// [`compute::Error::Device`] if it does not open.
+    pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
+        Compute::on(self.open_adapter(adapter)?)
     }
 
     /// Opens one adapter of the report, selected or not.

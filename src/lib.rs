@@ -34,8 +34,8 @@
 
 mod burst;
 mod calibrate;
+#[cfg(feature = "cli")]
 pub mod cli;
-pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;
@@ -47,6 +47,7 @@ mod model;
 pub mod npy;
 pub mod pictures;
 mod planner;
+#[cfg(feature = "cli")]
 mod selftest;
 mod session;
 mod simulate;
@@ -61,8 +62,12 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+/// Single operators on any device.
+pub use ragtag_compute as compute;
+#[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // What the types above are described with.
+#[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;

@@ -13,7 +13,7 @@ use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
 use ragtag_planner::{
     Baseline, Chunks, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective,
-    Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlanModel, PlannerInput, Split, Workload,
+    Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
 use ragtag_transfer::Route;
 
@@ -148,7 +148,7 @@ impl Planner {
     }
 
     /// The options that the devices were found with, if they are there.
-    pub(crate) fn device_options(&self) -> Option<&PlanDeviceOptions> {
+    pub fn device_options(&self) -> Option<&PlanDeviceOptions> {
         self.device_options.as_ref()
     }
 
@@ -426,15 +426,5 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
-    })
-}
-
-/// What a plan must name to be one for this model, cut at this granularity.
-pub(crate) fn plan_model(model: &Model, granularity: Granularity) -> Result<PlanModel> {
-    Ok(PlanModel {
-        name: model.name().into(),
-        digest: model.fingerprint()?,
-        segments: model.graph().with_granularity(granularity).segment_count() as u32,
-        granularity,
     })
 }

@@ -122,17 +122,6 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     Devices::probe(&options).unwrap()
 }
 
-/// What is missing where an API has no device, in the words of skips. On Linux, wgpu goes through Vulkan's drivers.
-pub fn driver(backend: &str) -> &'static str {
-    match backend {
-        "cuda" => "CUDA driver",
-        "hip" => "AMD device",
-        "opencl" => "OpenCL driver",
-        "vulkan" | "wgpu" => "Vulkan driver",
-        other => panic!("the vocabulary of skips does not know {other}"),
-    }
-}
-
 /// The last device of Vulkan, with a skip if there is none.
 pub fn last_vulkan() -> Option<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();

@@ -43,6 +43,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("ragtag-conformance", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The planner knows no runtime and no simulator.
     ("ragtag-planner", &["ragtag-hal", "ragtag-kernels", "ragtag-graph", "ragtag-transfer"]),
+    ("ragtag-compute", &["ragtag-hal", "ragtag-kernels", "ragtag-devices"]),
     // The scheduler names no backend.
     (
         "ragtag-scheduler",
@@ -58,6 +59,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "ragtag-transfer",
             "ragtag-planner",
             "ragtag-scheduler",
+            "ragtag-compute",
             // `ragtag selftest`.
             "ragtag-conformance",
         ],

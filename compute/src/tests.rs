@@ -1,33 +1,58 @@
 //! Single operators on every adapter that there is, each against its definition in float64 or its exact values.
 
-use crate::support::{self, block_on};
-use half::f16;
-use ragtag::compute::{
+use crate::{
     Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
     Pending, Reduction, Rope, Strided, Tensor, TensorType, Type, UnaryFunction,
 };
-use ragtag::{DeviceOptions, Devices};
-use ragtag_hal::{AdapterKind, Limits};
+use half::f16;
+use ragtag_devices::{Backends, Config};
+use ragtag_hal::{AdapterKind, DeviceId, Limits};
 use ragtag_kernels::blocks;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 
 /// A device of each adapter, of twins on the processor only the first.
 fn everywhere(test: impl Fn(&Compute)) {
-    let devices = Devices::probe(&DeviceOptions::default()).unwrap();
-    for backend in devices.report().backends.iter() {
-        if !devices.report().adapters().any(|adapter| adapter.backend == backend.name) {
-            test_support::skip!(support::driver(&backend.name), "{:?}", backend.status);
+    let backends = Backends::new(&Config::default());
+    let report = backends.probe();
+    for backend in report.backends.iter() {
+        if !report.adapters().any(|adapter| adapter.backend == backend.name) {
+            test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
         }
     }
-    let mut adapters: Vec<_> = devices.report().adapters().collect();
+    let mut adapters: Vec<_> = report.adapters().collect();
     adapters.dedup_by(|b, a| {
         a.kind == AdapterKind::Software
             && (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver)
     });
     for adapter in adapters {
         println!("{}", adapter.label());
-        test(&Compute::on(&devices, adapter).unwrap());
+        let opened = backends.open(&[(adapter.clone(), DeviceId(0))], &Limits::default());
+        test(&Compute::on(opened.unwrap().swap_remove(0)).unwrap());
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Awaits on this thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => std::thread::park(),
+        }
     }
 }
 
@@ -459,10 +484,12 @@ fn dimensions_of_zero_do_nothing() {
 
 #[test]
 fn memory_goes_with_the_last_tensor_and_work_outlives_its_inputs() {
-    let cpu = DeviceOptions::selecting("cpu");
     let limits = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
-    let devices = Devices::probe(&cpu).unwrap().limited_to(limits);
-    let device = Compute::on(&devices, &devices.selected()[0]).unwrap();
+    let backends = Backends::new(&Config::default());
+    let report = backends.probe();
+    let processor = report.adapters().find(|adapter| adapter.backend == "cpu").unwrap();
+    let opened = backends.open(&[(processor.clone(), DeviceId(0))], &limits);
+    let device = Compute::on(opened.unwrap().swap_remove(0)).unwrap();
     let (n, ones) = (1 << 14, vec![1.0; 1 << 14]);
     let mut sum = device.upload([n], &ones).unwrap();
     // Sixteen of them fit.

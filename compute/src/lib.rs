@@ -4,9 +4,9 @@
 //! on it, or values of the host with their shape, and return [`Pending`] results, which can be waited for or awaited:
 //!
 //! ```
-//! use ragtag::compute::{Compute, Gemm, Reduction, UnaryFunction};
+//! use ragtag_compute::{Compute, Gemm, Reduction, UnaryFunction};
 //!
-//! # fn main() -> ragtag::compute::Result<()> {
+//! # fn main() -> ragtag_compute::Result<()> {
 //! let device = Compute::open("cpu")?;
 //! let weights = device.upload([2, 3], &[1.0, 0.0, 2.0, 0.5, -1.0, 3.0])?;
 //! let x = [1.0, 2.0, 3.0, -1.0, 0.0, 1.0];
@@ -31,7 +31,9 @@
 //! attention, convolution, reductions, norms, softmax) gives f32, which [`Compute::cast`] makes smaller. [`NumericsClass`] says how close results come to float64. Products of quantised
 //! weights ([`Weights`]) may be asked for in either class; all else is exact.
 //!
-//! This module must not know how kernels work: it knows their interfaces.
+//! This crate must not know how kernels work: it knows their interfaces.
+
+#![forbid(unsafe_code)]
 
 mod convolution;
 mod device;
@@ -42,6 +44,9 @@ mod products;
 mod storage;
 mod tensor;
 mod values;
+
+#[cfg(test)]
+mod tests;
 
 pub use convolution::Conv2d;
 pub use error::{Error, Result};
@@ -55,8 +60,9 @@ pub use ragtag_kernels::{ElementType, NumericsClass, TensorType};
 pub use tensor::{Input, Shape, Tensor, Type};
 pub use values::{Pairing, Rope};
 
-use crate::devices::{DeviceOptions, Devices};
 use device::Shared;
+use ragtag_devices::{Backends, Config, Requested};
+use ragtag_hal::{Checked, DeviceId, Limits};
 use std::sync::Arc;
 
 /// A device for single operators. Copies of it are the same device, which is closed when the last of them and the last
@@ -72,18 +78,19 @@ impl Compute {
     /// # Errors
     /// [`Error::Open`] if there is no such device, or it does not open.
     pub fn open(label: &str) -> Result<Self> {
-        let options = DeviceOptions::selecting(label);
-        let devices = Devices::probe(&options).map_err(|error| Error::Open(error.to_string()))?;
-        let first = devices.selected().first().ok_or_else(|| Error::Open(format!("{label}: no device")))?;
-        Self::on(&devices, first)
+        let backends = Backends::new(&Config::default());
+        let chosen = Requested::new(Some(label), None).and_then(|wanted| wanted.choose(&backends.probe()));
+        let selected = chosen.map_err(|error| Error::Open(error.to_string()))?.selected;
+        let first = selected.first().ok_or_else(|| Error::Open(format!("{label}: no device")))?;
+        Self::on(backends.open(&[(first.clone(), DeviceId(0))], &Limits::default())?.swap_remove(0))
     }
 
-    /// Opens an adapter that was found, selected or not.
+    /// Takes a device that is open.
     ///
     /// # Errors
-    /// [`Error::Device`] if it does not open.
-    pub fn on(devices: &Devices, adapter: &Adapter) -> Result<Self> {
-        Ok(Self { shared: Shared::new(devices.open_adapter(adapter)?)? })
+    /// [`Error::Open`] if the system starts no thread for it.
+    pub fn on(device: Checked) -> Result<Self> {
+        Ok(Self { shared: Shared::new(device)? })
     }
 
     /// The device.

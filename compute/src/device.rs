@@ -272,8 +272,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::Compute;
-    use crate::devices::{DeviceOptions, Devices};
+    use crate::Compute;
     use ragtag_devices::{Backends, Config};
     use ragtag_hal::{DeviceId, Faults, Limits};
     use std::future::Future;
@@ -285,13 +284,12 @@ mod tests {
 
     /// The processor, on which things go wrong as told.
     fn processor(faults: Faults) -> Compute {
-        let options = DeviceOptions::selecting("cpu");
-        let adapter = Devices::probe(&options).unwrap().selected()[0].clone();
         let backends = Backends::new(&Config::default());
+        let adapter = backends.probe().adapters().find(|adapter| adapter.backend == "cpu").unwrap().clone();
         let opened = backends.open_with(&[(adapter, DeviceId(0))], &Limits::default(), &move |_, device| {
             Checked::with_faults(device, faults.clone())
         });
-        Compute { shared: Shared::new(opened.unwrap().swap_remove(0)).unwrap() }
+        Compute::on(opened.unwrap().swap_remove(0)).unwrap()
     }
 
     fn late(delay: Duration) -> Faults {
