@@ -788,7 +788,7 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
         let output = ragtag().args(["run"]).env(variable, "junk").output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(USAGE), "{err}");
-        let words = format!("{variable} takes 1 or 0, true or false, yes or no, on or off");
+        let words = format!("{variable} must be 1 or 0, true or false, yes or no, on or off");
         assert!(err.contains(flag) && err.contains(&words), "{err}");
     }
     refused(

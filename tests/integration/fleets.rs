@@ -220,7 +220,7 @@ fn a_header_is_planned_for_like_its_file_and_not_run() {
     refused(&["run", path, "-n", "1"], MODEL, &["header.gguf ends at byte", "the data of tensor"]);
     refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["has weights, which say their types"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
-    refused(&["plan", path, "--assume-type", "q3"], USAGE, &["known are f32"]);
+    refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
     // Cut within its header, it says what is missing.
     let bytes = std::fs::read(&header).unwrap();
     std::fs::write(&header, &bytes[..bytes.len() / 2]).unwrap();
