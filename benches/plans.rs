@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
-//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --handicap cpu:1=duty:50% 300m:q8_0
+//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --throttle cpu:1=duty:50% 300m:q8_0
 //! ```
 //!
 //! The devices are timed first, whatever was kept. The rule for drawn plans: with the generator of the seed, how many of the

@@ -749,7 +749,7 @@ fn results_that_standard_output_does_not_take_are_an_error() {
 #[test]
 fn arguments_that_contradict_each_other_or_mean_nothing() {
     let cases: [(&[&str], &str); 24] = [
-        (&["plan", "--fleet", "arc-a770", "--handicap", "cpu:0=duty:50%"], "cannot be used with"),
+        (&["plan", "--fleet", "arc-a770", "--throttle", "cpu:0=duty:50%"], "cannot be used with"),
         (&["plan", "--fleet", "arc-a770", "--strict"], "cannot be used with"),
         (&["simulate", "--fleet", "arc-a770", "--gemm", "own"], "cannot be used with"),
         (&["run", "--stop", ""], "--stop"),

@@ -1,6 +1,7 @@
 //! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
 
 mod defaults;
+mod page;
 mod plans;
 mod selftest;
 
@@ -110,7 +111,7 @@ fn a_log_that_is_not_understood_is_told_once_and_the_run_goes_on() {
 fn a_run_ends_when_nobody_reads_it() {
     let script = "{ \"$0\" \"$@\"; echo \"code $?\" >&2; } | head -c 10";
     // On a busy machine a tale at full speed can end before `head` does.
-    let slow = ["run", "-n", "400", "--seed", "7", "--handicap", "cpu:0=duty:2%"];
+    let slow = ["run", "-n", "400", "--seed", "7", "--throttle", "cpu:0=duty:2%"];
     let done = done_by(&mut support::shell(script, &slow));
     assert_eq!(done.out, "Once upon ");
     assert!(done.err.contains("new tokens") && done.err.contains("(cancelled)"), "{}", done.err);
@@ -230,7 +231,7 @@ fn a_run_that_is_quiet_or_without_echo_has_the_text_alone() {
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
     let prompt = "the wolf and the fox ".repeat(80);
-    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--handicap", "cpu:0=duty:2%"];
+    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--throttle", "cpu:0=duty:2%"];
     let shown = |options: &[&str]| {
         let words: Vec<_> = slow.iter().chain(options).map(|word| format!("'{word}'")).collect();
         let line = format!("'{}' {}", env!("CARGO_BIN_EXE_ragtag"), words.join(" "));

@@ -97,7 +97,7 @@ fn a_plan_that_is_read_is_as_it_was_written() {
         assert_eq!(read["edges"], changed["edges"]);
     }
     // Arguments go before it.
-    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--boundary", "f16"]].concat());
+    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--wire", "f16"]].concat());
     let exact = again(&plan, &["--activations", "f32"]);
     assert_eq!([&exact["activations"], &exact["boundary"], &exact["kv"]], ["f32"; 3]);
     let more = again(&plan, &["--parallel", "7"]);

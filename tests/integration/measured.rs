@@ -119,7 +119,7 @@ fn run_compares_when_it_is_asked_to() {
 fn a_slowed_link_takes_its_time_and_changes_no_token() {
     let arguments = [&["run", "-n", "4", "--temp", "0", "--json"][..], &SPLIT].concat();
     let plain = json(&arguments);
-    let slowed = json(&[&arguments[..], &["--handicap", "link:cpu:0->cpu:1=100kB/s"]].concat());
+    let slowed = json(&[&arguments[..], &["--throttle", "link:cpu:0->cpu:1=100kB/s"]].concat());
     assert_eq!(slowed["tokens"], plain["tokens"]);
     for phase in ["decode", "prefill"] {
         let edge = part(&slowed, "edge", 0, phase);
@@ -132,7 +132,7 @@ fn a_slowed_link_takes_its_time_and_changes_no_token() {
 
 #[test]
 fn handicaps_show_everywhere_and_strict_refuses_them() {
-    let slow = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:0=threads:2"];
+    let slow = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:0=threads:2"];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let arguments = ["run", "-n", "2", "--receipt", text(&path)];
@@ -153,8 +153,8 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
     assert_eq!(refused.code, 8);
     assert!(refused.err.contains("cpu:1=duty:50% is slowed on purpose"), "{}", refused.err);
     // Not for newcomers.
-    assert!(!run(&["run", "-h"]).out.contains("--handicap"));
-    assert!(run(&["run", "--help"]).out.contains("--handicap"));
+    assert!(!run(&["run", "-h"]).out.contains("--throttle"));
+    assert!(run(&["run", "--help"]).out.contains("--throttle"));
 }
 
 #[test]
@@ -168,11 +168,11 @@ fn bad_handicaps_are_named() {
         ("cpu:0=sms:8", "only CUDA devices"),
         ("link:cpu:0->cuda:0=1GB/s", "cuda:0 is not among the selected devices"),
     ] {
-        let refused = run(&["run", "-n", "1", "--device", "cpu", "--handicap", handicap]);
+        let refused = run(&["run", "-n", "1", "--device", "cpu", "--throttle", handicap]);
         assert_eq!(refused.code, 2, "{handicap}: {}", refused.err);
         assert!(refused.err.contains(words), "{handicap}: {}", refused.err);
     }
-    let twice = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:1=duty:40%"];
+    let twice = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:1=duty:40%"];
     let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());
     assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
 }
@@ -181,7 +181,7 @@ fn bad_handicaps_are_named() {
 /// so that what else runs on this machine cannot hide it.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
-    let slow = ["--handicap", "cpu:1=duty:12%", "--replan"];
+    let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];
     let arguments = ["bench", "-p", "32", "-n", "8", "-r", "1", "--parallel", "4"];
     // A run whose measurements vary too much keeps its plan.
     let mut runs = (0..5).map(|_| json(&[&arguments[..], &SPLIT, &slow, &["--json"]].concat()));
