@@ -36,7 +36,9 @@ pub use error::{FormatError, SourceError, TokenizerError};
 pub use gguf::{Metadata, ModelFile};
 pub use granularity::Granularity;
 pub use model::{Lowering, Model, ModelError};
-pub use program::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
+pub use program::{
+    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+};
 pub use segment::{Segment, SegmentKind, SegmentTensor};
 pub use source::{Directory, MemorySource, Source};
 pub use stack::{Stack, StackedMatrix};

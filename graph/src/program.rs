@@ -47,7 +47,7 @@ pub struct Slice {
 
 /// One dispatch of a program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Step {
+pub struct ProgramStep {
     /// The segment that it belongs to.
     pub segment: usize,
     /// Entry of [`CompiledStage::module`].
@@ -66,7 +66,7 @@ pub struct Program {
     /// How the parameter block is laid out; `params.rows` is the bucket.
     pub params: ParamsShape,
     /// The dispatches, in order; each sees what those before it wrote.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ProgramStep>,
 }
 
 /// What a weight buffer holds.

@@ -145,7 +145,7 @@ fn launches(model: &Model, activations: Activations, caps: &Caps, rows: u32) -> 
     let lowering = Lowering { chunk: 64, ..lowering(activations) };
     let of = |model: &Model, segments| {
         let stage = compile(model, segments, &lowering, caps).unwrap();
-        let kernel = |step: &ragtag_graph::Step| {
+        let kernel = |step: &ragtag_graph::ProgramStep| {
             stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
         };
         let program = &stage.programs[stage.program_for(rows).unwrap()];
@@ -201,12 +201,13 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
             let crossing = u64::from(stage.max_rows()) * stage.crossing_row_bytes.unwrap();
             assert_eq!(stage.slot_bytes(), plain.slot_bytes() + crossing);
             for (plain, program) in plain.programs.iter().zip(&stage.programs) {
-                let kernel = |step: &ragtag_graph::Step| {
+                let kernel = |step: &ragtag_graph::ProgramStep| {
                     stage.variants[step.entry as usize].split(' ').next().unwrap().to_string()
                 };
-                let places =
-                    |step: &ragtag_graph::Step| step.slices.iter().map(|s| s.place).collect::<Vec<_>>();
-                let bytes = |step: &ragtag_graph::Step| -> Vec<u64> {
+                let places = |step: &ragtag_graph::ProgramStep| {
+                    step.slices.iter().map(|s| s.place).collect::<Vec<_>>()
+                };
+                let bytes = |step: &ragtag_graph::ProgramStep| -> Vec<u64> {
                     step.slices.iter().rev().take(2).map(|slice| slice.bytes).collect()
                 };
                 let rows = u64::from(program.params.rows);
@@ -230,7 +231,7 @@ fn f16_boundaries_add_a_dispatch_at_each_end_that_has_a_neighbour() {
                     assert_eq!(bytes(last), [crossing, residual]);
                     steps = rest;
                 }
-                let slices = |steps: &[ragtag_graph::Step]| -> Vec<_> {
+                let slices = |steps: &[ragtag_graph::ProgramStep]| -> Vec<_> {
                     steps
                         .iter()
                         .map(|step| (step.slices.clone(), step.constants.clone(), step.grid))
@@ -325,7 +326,8 @@ fn a_step_of_one_row_takes_fewer_launches_where_kernels_are_fused() {
 fn a_fused_gate_has_a_column_for_two_rows_of_its_weights() {
     let stage = compile(&llama(), 1..2, &lowering(Activations::F32), &wgsl_caps()).unwrap();
     let program = &stage.programs[stage.program_for(1).unwrap()];
-    let gated = |step: &&ragtag_graph::Step| stage.variants[step.entry as usize].starts_with("gated-matmul");
+    let gated =
+        |step: &&ragtag_graph::ProgramStep| stage.variants[step.entry as usize].starts_with("gated-matmul");
     let step = program.steps.iter().find(gated).unwrap();
     // The bindings are parameters, weights, x, y and the norm.
     assert_eq!((step.constants[2], step.slices[3].bytes), (1536, 1536 / 2 * 4));
@@ -413,7 +415,7 @@ fn attention_is_split_among_the_units_of_a_device_and_no_run_is_empty() {
         let (lowering, caps) =
             (Lowering { context, ..lowering(Activations::F32) }, Caps { parallel_units, ..wide_caps() });
         let stage = compile(&llama(), 1..2, &lowering, &caps).unwrap();
-        let splits_of = |step: &ragtag_graph::Step| {
+        let splits_of = |step: &ragtag_graph::ProgramStep| {
             let kernel = &stage.variants[step.entry as usize];
             kernel.starts_with("attention-partial/").then(|| step.constants.last().copied())
         };

@@ -26,12 +26,12 @@ pub(super) struct KnownLink {
 }
 
 /// Devices and the links of each to each other.
-pub(super) struct Found {
+pub(super) struct KnownFacts {
     pub(super) devices: Vec<Known>,
     pub(super) links: Vec<KnownLink>,
 }
 
-impl Found {
+impl KnownFacts {
     /// Reads what was kept; nothing where everything is to be timed anew.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();

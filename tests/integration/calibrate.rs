@@ -351,7 +351,7 @@ fn predicted_us(
         boundary: ragtag::Boundary::F32,
     };
     let batch =
-        ragtag_planner::cost::MicroBatch { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
+        ragtag_planner::cost::BatchShape { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
     let all = model.graph().segments(&lowering).unwrap();
     let times = all[segments].iter().map(|segment| {
         let time = ragtag_planner::cost::segment_time(segment, facts, lowering.activations, &batch);

@@ -9,7 +9,7 @@ use ragtag::{
 };
 use ragtag_planner::split::Span;
 use ragtag_planner::{
-    Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
+    Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
     PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 use ragtag_transfer::Route;
@@ -85,7 +85,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
             other("0-40=vulkan:0,41-81=cuda:0", "even layers", 1_930_000.0),
             other("0-81=cuda:0", "best single device", 3_000_000.0),
         ],
-        bindings: vec![Binding { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
+        bindings: vec![BindingLimit { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
         figures: vec![
             FigureCount { source: FigureSource::Measured, figures: 40 },
             FigureCount { source: FigureSource::Datasheet, figures: 3 },

@@ -3,7 +3,7 @@
 use super::CompileError;
 use super::emit::Emitter;
 use crate::boundary::Boundary;
-use crate::program::{Place, Step};
+use crate::program::{Place, ProgramStep};
 use ragtag_kernels::elements::{self, RANK};
 use ragtag_kernels::params::ROWS;
 use ragtag_kernels::{Activations, ElementType, Kernel};
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 impl Emitter<'_> {
     /// Rows that came in over the edge become the residual rows.
-    pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+    pub(super) fn arriving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.start == 0 || self.lowering.boundary == Boundary::F32 {
             return Ok(None);
         }
@@ -30,7 +30,7 @@ impl Emitter<'_> {
     }
 
     /// The residual rows become those that leave over the next edge.
-    pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<Step>, CompileError> {
+    pub(super) fn leaving(&mut self, segments: &Range<usize>) -> Result<Option<ProgramStep>, CompileError> {
         if segments.end == self.model.segment_count() || self.lowering.boundary == Boundary::F32 {
             return Ok(None);
         }

@@ -4,7 +4,7 @@ use super::{CompileError, ROPE_FREQUENCIES, capacity, kv_layers, output_bytes, s
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, RopePairing, Rows};
 use crate::passes::WIDENED;
-use crate::program::{Place, Slice, Step, WeightBuffer, WeightContent};
+use crate::program::{Place, ProgramStep, Slice, WeightBuffer, WeightContent};
 use crate::stack::{Stack, StackedMatrix};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_hal::Caps;
@@ -36,7 +36,7 @@ pub(super) struct Emitter<'a> {
 }
 
 impl Emitter<'_> {
-    pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<Step>, CompileError> {
+    pub(super) fn steps(&mut self, segments: Range<usize>) -> Result<Vec<ProgramStep>, CompileError> {
         let layers = kv_layers(self.graph, &segments);
         let nodes = self.graph.ordered();
         let inside = nodes.into_iter().filter(|&n| segments.contains(&self.graph.node(n).segment));
@@ -47,7 +47,7 @@ impl Emitter<'_> {
     }
 
     /// The steps of a node: one, but for what reads weights that are kept in parts.
-    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<Step>, CompileError> {
+    fn node(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Vec<ProgramStep>, CompileError> {
         match &self.graph.node(index).operator {
             Operator::Embed { table } => self.embed(index, table),
             // Parts are widened one by one, right before they are multiplied: they take turns in one place.
@@ -62,7 +62,7 @@ impl Emitter<'_> {
     }
 
     /// Rows of a table. The first part writes zeros for tokens that are not its own; those after it only their own.
-    fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<Step>, CompileError> {
+    fn embed(&mut self, index: NodeIndex, table: &str) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let (rows, out) = (self.rows(node).0, self.output(index));
         let mut steps = Vec::new();
@@ -75,7 +75,7 @@ impl Emitter<'_> {
     }
 
     /// A part of a product's weights as f16, into the place of a widening node.
-    fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<Step, CompileError> {
+    fn widen(&mut self, index: NodeIndex, part: MatrixPart) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let (place, offset, _) = self.output(index);
         let bytes = ragtag_kernels::widen::out_bytes(part.rows, node.width);
@@ -91,7 +91,7 @@ impl Emitter<'_> {
     }
 
     /// A product: each part of the weights makes columns of its own.
-    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<Step>, CompileError> {
+    fn product(&mut self, index: NodeIndex, weights: &Stack) -> Result<Vec<ProgramStep>, CompileError> {
         let node = self.graph.node(index);
         let Operator::MatMul { activations, column, accumulate, norm, gated, .. } = &node.operator else {
             return Ok(vec![]);
@@ -130,7 +130,7 @@ impl Emitter<'_> {
     }
 
     /// The step of a node whose weights, if it has any, are in one part.
-    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<Step, CompileError> {
+    fn step(&mut self, index: NodeIndex, layers: &[u32]) -> Result<ProgramStep, CompileError> {
         let node = self.graph.node(index);
         let h = self.model.hyperparameters();
         let inputs: Vec<Argument> = self.graph.inputs(index).into_iter().map(|i| self.output(i)).collect();
@@ -214,7 +214,7 @@ impl Emitter<'_> {
         rows: u32,
         arguments: Vec<Argument>,
         constants: Vec<u32>,
-    ) -> Result<Step, CompileError> {
+    ) -> Result<ProgramStep, CompileError> {
         let variant = ragtag_kernels::select(kernel, self.caps, rows);
         let variant = variant.ok_or(CompileError::Kernel { kernel })?;
         let entry = match self.variants.iter().position(|v| std::ptr::eq(*v, variant)) {
@@ -237,7 +237,7 @@ impl Emitter<'_> {
             .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
             .collect();
         let grid = variant.grid(&constants, self.caps);
-        Ok(Step { segment, entry: entry as u32, slices, constants, grid })
+        Ok(ProgramStep { segment, entry: entry as u32, slices, constants, grid })
     }
 
     /// Capacity of a node's rows, and the parameter word that counts them.

@@ -13,7 +13,7 @@ use crate::boundary::Boundary;
 use crate::model::{Lowering, Model, ModelError};
 use crate::op::{Node, Operator, OperatorGraph, Rows};
 use crate::passes;
-use crate::program::{CompiledStage, Program, Step, WeightBuffer, WeightContent, vector_values};
+use crate::program::{CompiledStage, Program, ProgramStep, WeightBuffer, WeightContent, vector_values};
 use crate::stack::{Stack, StackedMatrix};
 use emit::Emitter;
 use ragtag_hal::{Caps, Module};
@@ -348,7 +348,7 @@ fn capacity(rows: Rows, params: &ParamsShape) -> u32 {
 /// All steps of a program, for tests and summaries.
 impl Program {
     /// The steps of one segment.
-    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &Step> {
+    pub fn segment_steps(&self, segment: usize) -> impl Iterator<Item = &ProgramStep> {
         self.steps.iter().filter(move |s| s.segment == segment)
     }
 }

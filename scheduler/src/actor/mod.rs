@@ -9,7 +9,7 @@ mod owned;
 mod solo;
 mod weights;
 
-pub use solo::{Crossing, SoloBatch, SoloDevice, SoloStage};
+pub use solo::{SoloBatch, SoloDevice, SoloLink, SoloStage};
 pub use weights::{WEIGHT_STAGING_BYTES, WeightSource};
 
 use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, StageStats};
@@ -18,7 +18,7 @@ use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
 use crate::runtime::SlowLinkSender;
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
-use memory::{INCOMING, LOGITS, OUTGOING, StageMemory};
+use memory::{INCOMING, LOGITS, OUTGOING, StageBuffers};
 use owned::OwnedDevice;
 use ragtag_graph::CompiledStage;
 use ragtag_hal::{
@@ -99,7 +99,7 @@ pub(crate) struct Actor {
     stage: u32,
     label: String,
     core: StageCore,
-    memory: StageMemory,
+    memory: StageBuffers,
     mailbox: Mailbox<StageMessage, StageUrgent>,
     run: RunAddress,
     previous: Option<Edge>,
@@ -142,14 +142,14 @@ impl Actor {
         let mut points = StagePoints::new(|queue| own[queue.index()].id());
         let mut recorder = Recorder::new(stage, compiled.segments.clone(), spec.sink, spec.ends);
         let row_bytes = compiled.edge_row_bytes();
-        let needed_bytes = StageMemory::needed_bytes(&compiled, slots);
+        let needed_bytes = StageBuffers::needed_bytes(&compiled, slots);
         let edges =
             [(INCOMING, &previous), (OUTGOING, &next)].map(|(id, edge)| Some((id, &edge.as_ref()?.ring)));
         let logits_region = logits.as_ref().map(|(region, _)| (LOGITS, region));
         let regions = edges.into_iter().chain([logits_region]).flatten();
         let uploads = &own[QueueKind::Upload.index()];
         let loading = Loading { stage, device_label: &label, uploads, abort, progress };
-        let loaded = StageMemory::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
+        let loaded = StageBuffers::new(&mut device, compiled, slots).map_err(failed).and_then(|memory| {
             for (id, region) in regions {
                 device.register_region(id, Arc::clone(region)).map_err(failed)?;
             }

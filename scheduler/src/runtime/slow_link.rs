@@ -34,7 +34,7 @@ impl Rate {
 }
 
 /// Bytes that cross once the source's timeline has come to a value.
-struct Crossing {
+struct SlowTransfer {
     bytes: u64,
     value: u64,
 }
@@ -42,7 +42,7 @@ struct Crossing {
 /// The source's end: who sends tells it what.
 #[derive(Clone)]
 pub(crate) struct SlowLinkSender {
-    crossings: Sender<Crossing>,
+    crossings: Sender<SlowTransfer>,
     timeline: TimelineId,
 }
 
@@ -51,7 +51,7 @@ impl SlowLinkSender {
     /// the same value says that they have passed the link.
     pub(crate) fn send(&self, bytes: u64, value: u64) -> TimelineId {
         // If the link's thread has ended, its timeline has failed, and whoever waits hears that.
-        let _ = self.crossings.send(Crossing { bytes, value });
+        let _ = self.crossings.send(SlowTransfer { bytes, value });
         self.timeline
     }
 }
@@ -112,8 +112,8 @@ struct Link {
 }
 
 impl Link {
-    fn serve(&self, inbox: &Receiver<Crossing>, mut rate: Rate) {
-        for Crossing { bytes, value } in inbox {
+    fn serve(&self, inbox: &Receiver<SlowTransfer>, mut rate: Rate) {
+        for SlowTransfer { bytes, value } in inbox {
             let passed = self.wait_for_source(value).and_then(|()| {
                 let passed_ns = rate.passed_ns(Timing::now_ns(), bytes);
                 self.sleep_until(passed_ns)

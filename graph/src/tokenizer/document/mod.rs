@@ -2,7 +2,7 @@
 //! it. Supported is byte-pair encoding with what goes before and behind it in models of the kind that run here; anything
 //! else is named and refused, for a text cut in another way is another text to the model.
 
-use super::normaliser::{Normaliser, Step};
+use super::normaliser::{Normaliser, TextChange};
 use super::special::{Added, Finder};
 use super::stream::Piece;
 use super::vocabulary::SPACE;
@@ -167,18 +167,18 @@ fn normaliser(reader: &Reader<'_>, normalizer: Option<&Normalizer>) -> Result<No
                 continue;
             }
             Normalizer::Prepend { prepend } if prepend.len() <= MOST_PREFIX_BYTES => {
-                Step::Prepend(prepend.clone())
+                TextChange::Prepend(prepend.clone())
             }
             Normalizer::Replace { pattern: Pattern::String(from), content: to }
                 if !from.is_empty() && to.len() <= 4 * from.len() =>
             {
-                Step::Replace(from.clone(), to.clone())
+                TextChange::Replace(from.clone(), to.clone())
             }
             Normalizer::Prepend { .. } => return Err(reader.unsupported("a long text before every text")),
             Normalizer::Replace { .. } => {
                 return Err(reader.unsupported("replacing by expressions, or by much longer texts"));
             }
-            Normalizer::Nfc => Step::Nfc,
+            Normalizer::Nfc => TextChange::Nfc,
         });
         if steps.len() > MOST_STEPS {
             return Err(reader.unsupported(format!("more than {MOST_STEPS} normalisers")));
