@@ -286,7 +286,7 @@ fn a_block_takes_few_launches() {
         assert_eq!(launches.len(), 14);
         assert_eq!(launches[5..8], [before, "widen/Q8_0", "matmul/F16/f16"]);
     }
-    // Two more norms, one of which quantizes.
+    // Two more norms; one of them quantizes.
     assert_eq!(launches(&bitnet(), Activations::Int8, &plain_caps(), 1).len(), 11);
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }

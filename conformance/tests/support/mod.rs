@@ -4,7 +4,7 @@ use ragtag_conformance::{Outcome, Part, Report, Suite, Verdict};
 use ragtag_devices::{Backends, Config, Status};
 use ragtag_hal::{Adapter, AdapterKind, DeviceId, Limits};
 
-/// Where shaders are compiled for the CPU, only one in this many listed shapes is tested.
+/// Step between the tested listed shapes, for devices that compile shaders for the CPU.
 pub const SOME: usize = 3;
 
 /// Maximum number of kernels in its own language that a driver may skip, by backend and prefix of the

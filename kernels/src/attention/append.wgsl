@@ -30,7 +30,7 @@ fn take(head: u32, heads: u32, d: u32, value: f32) {
     if head < heads { queries[head * constants.head_dim + d] = value; } else { new_key[d] = stored(vec4(value)); }
 }
 
-// Rotates the key and some queries, the first of which starts at `first_query`. All items must call this
+// Rotates the key and the queries that start at `first_query`. All items must call this
 // together.
 fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     newest = position;

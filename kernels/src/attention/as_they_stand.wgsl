@@ -5,7 +5,7 @@ fn q_of(at: u32) -> f32 { return q[at]; }
 // Index for `q_of` of the first query, given the start `first` of queries in a row.
 fn query_of(first: u32) -> u32 { return first; }
 
-// Dimension `d` of the keys of four positions, the first of which is `position`.
+// Dimension `d` of the keys of four positions from `position` on.
 fn keys_of(key: u32, d: u32, position: u32) -> Four { return keys[key + d * 4u]; }
 
 // Four dimensions, from `dim` on, of a position's values, which start at `at`.

@@ -4,7 +4,7 @@
 // dimensions of queries are zeros. Other heads use no matrices.
 //
 // The second of two parts is small, and a device may flush f16 values below 2^-14 to zero. So queries and
-// weights are scaled by powers of two as far as the f16 range allows: a query so that its largest dimension
+// weights are scaled by powers of two within the range of f16: a query so that its largest dimension
 // is 2^10 or more, weights by 2^HEADROOM.
 //
 // Sums of values are scaled by a largest score that may be out of date. Weights may exceed 1 by a factor of

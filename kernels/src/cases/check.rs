@@ -367,7 +367,7 @@ impl Build {
         self.expect(binding, Content::F32(values)).done()
     }
 
-    /// Adds poisoned values of an operator's type, all of which the launch writes.
+    /// Adds poisoned values of an operator's type. The launch writes all of them.
     pub fn expect_elements(self, binding: usize, element: ElementType, values: Vec<f64>) -> Case {
         let bytes = (values.len() as u64 * element.bytes()).next_multiple_of(4);
         self.poison(bytes as usize).expect(binding, Content::Elements { element, values }).done()
@@ -431,7 +431,7 @@ mod tests {
         assert!(check(0.0).is_err());
     }
 
-    /// Returns whether exact content accepts these words, the last of which must stay unchanged.
+    /// Returns whether exact content accepts these words. The last word must stay unchanged.
     fn passes(content: Content, after: [u32; 3]) -> bool {
         let case = Build::new(Kernel::TopK, "test".into(), &[]).words(&[7; 3]).expect(0, content).done();
         case.check(&[after.iter().flat_map(|w| w.to_le_bytes()).collect()]).is_ok()

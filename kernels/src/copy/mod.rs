@@ -3,7 +3,7 @@
 //!
 //! | binding | |
 //! | --- | --- |
-//! | 0 | x: elements of `from`, some of which are read |
+//! | 0 | x: elements of `from`, some are read |
 //! | 1 | out: elements of `to`, as many as the product of the sizes, written |
 //!
 //! Constants: from, to (the [numbers](crate::elements::number) of their types), first, 6 sizes, 6 strides,
@@ -41,8 +41,7 @@ pub(crate) fn grid(constants: &[u32]) -> [u32; 3] {
     elements::grid(count.div_ceil(in_a_word(constants[1]).unwrap_or(1).into()) as u32)
 }
 
-/// Returns random elements: values of every size, and bit patterns of which many are subnormal, infinite or
-/// NaN.
+/// Returns random elements: values of every size, and bit patterns that are often subnormal, infinite or NaN.
 pub(crate) fn random_elements(random: &mut Random, of: ElementType, count: usize) -> Vec<u32> {
     let bits = |i: usize| {
         let value = random.float(1.0) * 10_f32.powi(random.below(14) as i32 - 8);

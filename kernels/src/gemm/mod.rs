@@ -12,7 +12,7 @@
 //! not touched. 16-bit types are read as whole words, so their bindings are multiples of four bytes.
 //!
 //! As in BLAS, C is not read if β is zero, and A and B are not read if α or k is. Sums are f32. Dimensions
-//! are at most 2³¹ − 1, and so is the number of groups, each of which computes [`TILE`] × [`TILE`] values.
+//! are at most 2³¹ − 1, and so is the number of groups. Each computes [`TILE`] × [`TILE`] values.
 //!
 //! The definition is that of the Basic Linear Algebra Subprograms (Dongarra et al., 1990), with row-major
 //! instead of column-major matrices.

@@ -138,7 +138,7 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Expected int8 activations of which only some scales are checked.
+/// Expected int8 activations with only some scales checked.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

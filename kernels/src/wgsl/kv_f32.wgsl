@@ -11,7 +11,7 @@ fn widened(four: Four) -> vec4<f32> { return four; }
 // Keys of four positions, by index.
 fn keys_at(i: u32) -> Four { return keys[i]; }
 
-// Four values from value `i` on, of which `left` are needed.
+// Four values from value `i` on, at most `left` of them needed.
 fn values_at(i: u32, left: u32) -> Four {
     if constants.head_dim % 4u == 0u { return values[i / 4u]; }
     let at = vec4(i) + min(vec4(0u, 1u, 2u, 3u), vec4(left - 1u));

@@ -16,7 +16,7 @@ fn keys_at(i: u32) -> Four { return half_of(keys[i / 2u], i); }
 // Value `i` in the low half of a word.
 fn half_at(i: u32) -> u32 { return (values[i / 8u][i / 2u % 4u] >> (i % 2u * 16u)) & 0xffffu; }
 
-// Four values from value `i` on, of which `left` are needed.
+// Four values from value `i` on, at most `left` of them needed.
 fn values_at(i: u32, left: u32) -> Four {
     if constants.head_dim % 4u == 0u { return half_of(values[i / 8u], i / 4u); }
     let at = vec4(i) + min(vec4(0u, 1u, 2u, 3u), vec4(left - 1u));
