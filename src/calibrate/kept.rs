@@ -7,7 +7,7 @@
 //! Calibrations that run at the same time would time each other: whoever measures holds the folder's lock.
 
 use crate::files::{MOST_JSON_BYTES, read_text};
-use ragtag_hal::Adapter;
+use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
 use ragtag_transfer::Route;
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Version of the files of links.
-const LINK_VERSION: u32 = 3;
+const LINK_VERSION: u32 = 4;
 /// Age at which a measurement expires, in seconds: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// How often a process looks whether another one has finished its calibration.
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(50);
 struct KeptLink {
     ragtag_link: u32,
     /// What the devices at its ends are.
-    ends: [String; 2],
+    ends: [LinkEnd; 2],
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
     facts: LinkFacts,
@@ -199,9 +199,24 @@ fn is_old(unix_s: u64) -> bool {
 }
 
 /// What the speed of a link depends on at one end.
-fn end(adapter: &Adapter) -> String {
-    let units = adapter.caps.parallel_units;
-    format!("{} {} {} {units} {:?}", adapter.label(), adapter.name, adapter.driver, adapter.identity.pci)
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkEnd {
+    device: String,
+    name: String,
+    driver: String,
+    units: u32,
+    pci: Option<PciAddress>,
+}
+
+fn end(adapter: &Adapter) -> LinkEnd {
+    LinkEnd {
+        device: adapter.label(),
+        name: adapter.name.clone(),
+        driver: adapter.driver.to_string(),
+        units: adapter.caps.parallel_units,
+        pci: adapter.identity.pci,
+    }
 }
 
 fn read(path: &Path) -> Option<String> {

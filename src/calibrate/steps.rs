@@ -257,7 +257,7 @@ impl Steps {
             // Equal parts of a processor are alike.
             device: if is_processor(adapter) { adapter.backend.clone() } else { adapter.label() },
             name: adapter.name.clone(),
-            driver: adapter.driver.clone(),
+            driver: adapter.driver.to_string(),
             units: adapter.caps.parallel_units,
             together,
             kernels: self.kernels(adapter)?,

@@ -42,7 +42,7 @@ fn adapters() -> Vec<Adapter> {
 
 /// Whether an adapter keeps no shader that it compiled: each device of it compiles all again.
 fn compiles_anew(adapter: &Adapter) -> bool {
-    adapter.driver.contains("SwiftShader")
+    adapter.driver.name.contains("SwiftShader")
 }
 
 /// The adapters, GPUs before processors that an API drives, and last what compiles its shaders anew for each device.
@@ -405,7 +405,7 @@ fn a_hundred_loads_leave_nothing_behind() {
         // Intel's processor runtime keeps some MB of each set of programs that is loaded into it and released again.
         let leaky: Vec<String> = adapters()
             .iter()
-            .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
+            .filter(|a| a.driver.name.starts_with("Intel(R) OpenCL"))
             .map(Adapter::label)
             .collect();
         // Shaders are compiled for the processor for seconds, each time; other tests load them again and again.
