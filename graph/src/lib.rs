@@ -1,7 +1,7 @@
-//! The model side of Ragtag: files become architectures, architectures become operator graphs, graphs become segments
-//! with costs, and segments become programs for a device.
+//! The model side of Ragtag. Files become architectures, architectures become operator graphs, graphs become
+//! segments with costs, and segments become programs for a device.
 //!
-//! This crate must not know any backend or plan; it opens no file, starts no thread and reads no clock.
+//! Knows nothing about backends and plans. Opens no file, starts no thread and reads no clock.
 
 #![forbid(unsafe_code)]
 
@@ -15,13 +15,13 @@ pub mod error;
 pub mod gguf;
 mod granularity;
 mod json;
-mod likeness;
 pub mod model;
 pub mod op;
 mod passes;
 pub mod program;
 mod safetensors;
 pub mod segment;
+mod signature;
 pub mod source;
 mod stack;
 #[cfg(test)]

@@ -136,7 +136,7 @@ fn models_that_end_too_early() {
     ];
     for (bytes, words) in cuts {
         let path = spoilt.write("cut.gguf", &sound[..bytes]);
-        spoilt.refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is cut, or lies"]);
+        spoilt.refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is truncated or corrupt"]);
     }
 }
 
@@ -160,7 +160,7 @@ fn counts_lengths_and_offsets_that_lie() {
         ("an offset", query + 24),
     ];
     let reasons = [
-        "the file is cut, or lies",
+        "the file is truncated or corrupt",
         "is larger than any file",
         "not whole blocks",
         "not a multiple of the alignment",
@@ -253,7 +253,7 @@ fn architectures_types_and_tensors_that_are_not_known() {
     let path = spoilt.write("more.gguf", &with_another_tensor(&spoilt.sound, "blk.0.moustache.weight"));
     spoilt.refused(&path, &["blk.0.moustache.weight"]);
     let path = spoilt.patched("twice.gguf", query - name.len(), b"blk.1.attn_q.weight");
-    spoilt.refused(&path, &["there is another tensor", "blk.1.attn_q.weight"]);
+    spoilt.refused(&path, &["duplicate tensor", "blk.1.attn_q.weight"]);
     let path = spoilt.patched(
         "key.gguf",
         metadata_value(&spoilt.sound, "llama.block_count") - 4,
@@ -326,7 +326,7 @@ fn split_models_whose_files_do_not_belong_together() {
     let mut bytes = parts[2].clone();
     let at = tensor_info(&bytes, &other) - twice.len();
     patch(&mut bytes, at, twice.as_bytes());
-    changed(&third, &bytes, &["there is another tensor", twice]);
+    changed(&third, &bytes, &["duplicate tensor", twice]);
 
     // A part by another name, or the name of a part for a whole file.
     let alone = spoilt.write("alone.gguf", &parts[0]);

@@ -234,7 +234,7 @@ fn an_engine_refuses_a_model_that_is_described_alone() {
     let setup = support::Setup::default();
     let error =
         support::engine_on(&model, &setup, &support::devices(&setup)).expect_err("no weights").to_string();
-    assert!(error.contains("is not there: such a model can be planned for, not run"), "{error}");
+    assert!(error.contains("has no data: this model can be planned but not run"), "{error}");
 }
 
 #[test]

@@ -1,30 +1,30 @@
-//! What happens to a text before anything is looked for in it: spaces become visible, one is put before it.
+//! Normalises a text before tokens are searched in it: makes spaces visible and prepends one.
 
 use super::vocabulary::SPACE;
 use std::borrow::Cow;
 use tokenizers::NormalizedString;
 
-/// One change of a text.
+/// One change to a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TextChange {
-    /// Runs of spaces become one, those at both ends go.
+    /// Collapses runs of spaces, and trims both ends.
     Squeeze,
-    /// Every occurrence of a text becomes another.
+    /// Replaces every occurrence of a text.
     Replace(String, String),
-    /// A text is put before, unless there is nothing to put it before.
+    /// Prepends a text, unless the input is empty.
     Prepend(String),
-    /// Unicode's composed form.
+    /// Converts to Unicode NFC.
     Nfc,
 }
 
-/// The changes, in order.
+/// Changes, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Normaliser {
     pub(super) steps: Vec<TextChange>,
 }
 
 impl Normaliser {
-    /// SentencePiece's: spaces become `▁`.
+    /// Builds SentencePiece's normaliser, which turns spaces into `▁`.
     pub(super) fn visible_spaces(squeeze: bool, prefix: bool) -> Self {
         let mut steps = Vec::new();
         steps.extend(squeeze.then_some(TextChange::Squeeze));
@@ -33,7 +33,7 @@ impl Normaliser {
         Normaliser { steps }
     }
 
-    /// The text, changed.
+    /// Returns the normalised text.
     pub(super) fn apply<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.steps.iter().fold(Cow::Borrowed(text), |text, step| match step {
             _ if text.is_empty() => text,
