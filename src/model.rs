@@ -51,7 +51,7 @@ impl Model {
             return Self::open_directory(path);
         }
         if path.extension().is_some_and(|extension| extension == "safetensors") {
-            let what = "weights alone; name the directory that they are in".into();
+            let what = "a single safetensors file (use its directory instead)".into();
             let cause = ModelError::Unsupported { what };
             return Err(Error::Model { name: path.display().to_string(), cause });
         }

@@ -53,7 +53,7 @@ impl SelfTest {
     ) -> Result<Self> {
         let suite = Suite::new().only(only).shapes(shapes);
         if suite.names().is_empty() {
-            return Err(Error::Usage(format!("no test has {only:?} in its name")));
+            return Err(Error::Usage(format!("no test name matches {only:?}")));
         }
         let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs());
         let run = |adapter| {

@@ -161,10 +161,12 @@ impl Kept {
     fn keep(&self, path: Option<PathBuf>, content: &impl Serialize) {
         let failure = match path {
             _ if self.is_taken => "another process is calibrating".into(),
-            None => "there is no folder for caches; RAGTAG_CACHE_DIR names one".into(),
+            None => "no cache folder (set RAGTAG_CACHE_DIR)".into(),
             Some(path) => match write(&path, content) {
                 Ok(()) => return,
-                Err(error) => format!("cannot write {}: {error}", path.display()),
+                Err(error) => {
+                    format!("{}: {error} (set RAGTAG_CACHE_DIR to use another folder)", path.display())
+                }
             },
         };
         self.failure.get_or_init(|| failure);

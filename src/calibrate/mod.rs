@@ -127,7 +127,7 @@ impl Calibration {
             let Error::Device { device, cause } = &error else { return Err(error) };
             let at = adapters.iter().position(|adapter| adapter.label() == *device);
             let Some(at) = at.filter(|_| adapters.len() > 1) else { return Err(error) };
-            warnings.push(format!("{device} does not open and is left out: {cause}"));
+            warnings.push(format!("cannot open {device}, leaving it out: {cause}"));
             closed.push(adapters.remove(at).label());
         }
     }

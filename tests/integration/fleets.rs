@@ -214,7 +214,7 @@ fn a_header_is_planned_for_like_its_file_and_not_run() {
     // The plan suits the whole file: only the name for people differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
-    assert!(succeeds(&["inspect", path]).contains("described alone"));
+    assert!(succeeds(&["inspect", path]).contains("metadata only"));
     assert_eq!(json(&["inspect", path, "--json"])["has_weights"], false);
     assert_eq!(json(&["inspect", "--json"])["has_weights"], true);
     refused(&["run", path, "-n", "1"], MODEL, &["header.gguf ends at byte", "the data of tensor"]);
