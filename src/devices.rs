@@ -73,8 +73,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`Error::Devices`] or [`Error::DevicesOfEnvironment`] if the selection is malformed or matches no
-    /// device;
-    /// [`Error::Handicap`] for a device or link that is not selected or cannot be throttled.
+    /// device; [`Error::Handicap`] for a device or link that is not selected or cannot be throttled.
     pub fn probe(options: &DeviceOptions) -> Result<Self> {
         let (flag, environment) = (options.requested.as_deref(), options.from_environment.as_deref());
         let by_environment = flag.is_none() && environment.is_some_and(|value| !value.trim().is_empty());
@@ -175,9 +174,8 @@ impl Devices {
     }
 
     /// Rates and free memory of the selected devices, for the planner. Rates come from the card library, else
-    /// from the API, else
-    /// they are assumed. A physical device that is selected through several APIs divides its memory between
-    /// them.
+    /// from the API, else they are assumed. A physical device that is selected through several APIs divides
+    /// its memory between them.
     pub fn facts(&self) -> Vec<DeviceFacts> {
         let physical = |adapter: &Adapter| self.report.device(&adapter.label());
         let users = |adapter: &Adapter| {
@@ -250,10 +248,8 @@ fn backends(options: &DeviceOptions) -> Backends {
 }
 
 /// Reserves a CPU thread for each device other than the CPU, and one for the coordinator. All threads of a
-/// CPU device
-/// synchronize after every operator, so one that shares its core delays the others. Devices with a thread
-/// count set by the
-/// user keep it.
+/// CPU device synchronize after every operator, so one that shares its core delays the others. Devices with a
+/// thread count set by the user keep it.
 fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
     let is_processor = |adapter: &Adapter| adapter.kind == AdapterKind::Cpu;
     let processors = selected.iter().filter(|adapter| is_processor(adapter)).count();

@@ -16,8 +16,7 @@ impl Filling {
     /// Creates weights for a stage.
     pub(super) fn new(compiled: &CompiledStage) -> Self {
         // f16 values of both signs from 1/2 to 1. Read as f32 they are small, but their products are normal
-        // numbers, so CPUs
-        // do not slow down on denormals. Equal values would draw less power.
+        // numbers, so CPUs do not slow down on denormals. Equal values would draw less power.
         let mut state = 1u32;
         let mut value = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -2,8 +2,7 @@
 //! links.
 //!
 //! Costs are differences within one round, so that device drift or a busy host does not distort them. The
-//! result is the
-//! median of several rounds, because thread wake-ups are just as slow in a real run.
+//! result is the median of several rounds, because thread wake-ups are just as slow in a real run.
 
 use super::budget::Budget;
 use super::pipeline::{CalibrationPipeline, Seen};
@@ -87,8 +86,7 @@ impl HandOver {
 }
 
 /// Times the link from each of these devices to the next, with the rows of decode steps and of chunks. `None`
-/// for links of
-/// devices that report no copy times.
+/// for links of devices that report no copy times.
 pub(super) fn measure_links(
     devices: &Devices,
     steps: &Steps,
@@ -117,10 +115,8 @@ pub(super) fn measure_links(
 }
 
 /// Orders of `count` devices in which each device directly precedes each other one: the rows of a balanced
-/// Latin square
-/// (E. J. Williams, Experimental designs balanced for the estimation of residual effects of treatments,
-/// 1949). For an odd
-/// `count`, rows of the next even size without the extra element.
+/// Latin square (E. J. Williams, Experimental designs balanced for the estimation of residual effects of
+/// treatments, 1949). For an odd `count`, rows of the next even size without the extra element.
 pub(super) fn orders(count: usize) -> Vec<Vec<usize>> {
     let even = count.next_multiple_of(2);
     let zigzag = |at: usize| if at.is_multiple_of(2) { at / 2 } else { even - 1 - at / 2 };

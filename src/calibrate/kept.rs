@@ -1,10 +1,8 @@
 //! Cache of measurements on disk: one JSON file for each profile and each link, written atomically.
 //!
 //! Nothing here returns an error: unreadable entries are measured again, failed writes are skipped, and
-//! [`Kept::failure`]
-//! has the first reason. A file's name is a digest of its key, and its content repeats the key, so a
-//! misplaced file is
-//! detected. Entries older than [`MOST_AGE_S`] expire.
+//! [`Kept::failure`] has the first reason. A file's name is a digest of its key, and its content repeats the
+//! key, so a misplaced file is detected. Entries older than [`MOST_AGE_S`] expire.
 //!
 //! Concurrent calibrations would distort each other's timings, so a calibration holds the folder's lock.
 
@@ -63,8 +61,7 @@ impl Kept {
     }
 
     /// Waits up to `timeout` until no other process calibrates. After a timeout nothing is cached. Does not
-    /// wait if files cannot
-    /// be locked.
+    /// wait if files cannot be locked.
     pub(super) fn lock(&mut self, timeout: Duration) -> Lock {
         let unlocked = Lock { _file: None, waited: false };
         let Some(folder) = &self.folder else { return unlocked };
@@ -141,9 +138,8 @@ impl Kept {
     }
 
     /// Marks the cached profile as contradicted by a run, so that it is measured again. Returns whether it
-    /// was marked. A profile
-    /// that replaced a marked one is not marked until the mark expires: another measurement would be no
-    /// better.
+    /// was marked. A profile that replaced a marked one is not marked until the mark expires: another
+    /// measurement would be no better.
     pub(super) fn contradict(&self, profile: &Profile) -> bool {
         let Some(path) = self.path("stale", &profile.identity) else { return false };
         let before = mark(&path).filter(|before| !is_old(before.marked_unix_s));

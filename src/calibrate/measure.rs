@@ -1,8 +1,7 @@
 //! Timing of stages with a few segments on a single device, and of copies between devices.
 //!
 //! An empty stage gives the fixed cost of a micro-batch. It is subtracted from every other time, and the rest
-//! is divided
-//! among the segments of the stage.
+//! is divided among the segments of the stage.
 
 use super::budget::Budget;
 use super::filling::Filling;
@@ -51,8 +50,7 @@ const RUNS: f64 = 4.0;
 const FLOPS_PER_BYTE: f64 = 50.0;
 
 /// Sweeps through host memory to evict the CPU caches. In a run, blocks execute before the head, so the head
-/// never finds its
-/// weights in a cache.
+/// never finds its weights in a cache.
 struct Sweep(Vec<u64>);
 
 impl Sweep {
@@ -274,8 +272,7 @@ impl Timer<'_> {
     }
 
     /// Times the kinds of segments between embedding and head. The window's time is divided by the kinds'
-    /// times alone, or by
-    /// their work in a quick calibration.
+    /// times alone, or by their work in a quick calibration.
     fn blocks(&self, device: &mut SoloDevice, stage_us: f64) -> Result<(Vec<KindProfile>, Vec<String>)> {
         let steps = self.steps;
         if steps.window.is_empty() {
@@ -317,8 +314,7 @@ impl Timer<'_> {
     }
 
     /// For each kind whose share of the window's time is unknown: times its first segment alone for each
-    /// batch. Empty in a quick
-    /// calibration.
+    /// batch. Empty in a quick calibration.
     fn alone(&self, device: &mut SoloDevice, whole: &[Timed]) -> Result<Vec<(usize, Vec<Stats>)>> {
         let steps = self.steps;
         let mut alone = Vec::new();
@@ -380,8 +376,7 @@ impl Timer<'_> {
     }
 
     /// Blocks to time decode with. A quick calibration limits them to what loads in a share of the time,
-    /// estimated from the
-    /// first block.
+    /// estimated from the first block.
     fn decode_window(&self, device: &mut SoloDevice) -> Result<Range<usize>> {
         let Range { start, end } = self.steps.decode_window(device.adapter());
         if !self.is_quick() || end - start < 2 {
@@ -406,8 +401,8 @@ impl Timer<'_> {
     }
 
     /// Times batches. If time allows, times the first batch again at the end to detect drift, and repeats
-    /// everything if it
-    /// drifted, because the device may have been slow at the start. Leaves out timings that vary too much.
+    /// everything if it drifted, because the device may have been slow at the start. Leaves out timings that
+    /// vary too much.
     fn steadily(
         &self,
         stage: &mut SoloStage<'_>,

@@ -1,10 +1,8 @@
 //! Calibration: times the model's segments on each device, in the model's shapes, and the link between each
-//! pair of devices.
-//! Results are cached on disk.
+//! pair of devices. Results are cached on disk.
 //!
 //! CPU devices are timed concurrently, because they run concurrently in a pipeline and share caches and
-//! memory. Every other
-//! device is timed alone. Equal parts of a CPU share one profile, their mean.
+//! memory. Every other device is timed alone. Equal parts of a CPU share one profile, their mean.
 
 mod budget;
 mod filling;
@@ -63,8 +61,7 @@ pub struct CalibrationOptions {
     /// Approximate timing budget for each device in seconds, if there is no limit.
     pub seconds: f64,
     /// Wall time limit for all devices together, without kernel compilation; by default just under 3 seconds.
-    /// The most important
-    /// points are timed first, and an incomplete profile is cached and used.
+    /// The most important points are timed first, and an incomplete profile is cached and used.
     pub limit: Option<Duration>,
     /// Ignores cached results and times everything.
     pub force: bool,
@@ -106,13 +103,11 @@ pub struct Calibration {
 
 impl Calibration {
     /// Times the selected devices and links that are not cached. `progress` receives finished and total
-    /// steps; it is not called
-    /// if everything is cached.
+    /// steps; it is not called if everything is cached.
     ///
     /// # Errors
     /// If the model cannot be lowered, or no device can be opened. A device that cannot be opened or timed is
-    /// left out with a
-    /// warning.
+    /// left out with a warning.
     pub fn run(
         model: &Model,
         devices: &Devices,
@@ -178,10 +173,8 @@ impl Calibration {
     }
 
     /// Marks the cached profiles that a run contradicts, so that the next calibration times those devices
-    /// again. Returns the
-    /// labels of the devices. `devices` are the facts behind the comparison; `folder` is as in
-    /// [`CalibrationOptions`]. A profile
-    /// that replaced a marked one is not marked again for 30 days.
+    /// again. Returns the labels of the devices. `devices` are the facts behind the comparison; `folder` is
+    /// as in [`CalibrationOptions`]. A profile that replaced a marked one is not marked again for 30 days.
     pub fn contradict(
         devices: &[DeviceFacts],
         comparison: &Comparison,

@@ -1,12 +1,9 @@
 //! The calibration pipeline: the actors, mailboxes and coordinator of a real pipeline, with one block or the
-//! head on each
-//! stage.
+//! head on each stage.
 //!
 //! The overheads between stages and between steps are realistic only if devices are busy for as long as in a
-//! run: threads
-//! that wait for milliseconds go to sleep, and cores go idle. So the dispatches of decode steps are repeated.
-//! Chunks have no
-//! dispatches, since only their transfers are measured.
+//! run: threads that wait for milliseconds go to sleep, and cores go idle. So the dispatches of decode steps
+//! are repeated. Chunks have no dispatches, since only their transfers are measured.
 //!
 //! Knows nothing about how the measurements are used.
 

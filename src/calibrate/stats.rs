@@ -28,8 +28,7 @@ impl Stats {
     }
 
     /// Repeats a measurement for `limit` after one warm-up: at least three times, unless that takes longer
-    /// than four times
-    /// `limit`. If `left` does not allow a second run, the warm-up counts.
+    /// than four times `limit`. If `left` does not allow a second run, the warm-up counts.
     pub(super) fn taken(
         limit: Duration,
         left: Duration,
@@ -93,8 +92,7 @@ impl Stats {
 }
 
 /// Tenth percentile: the time of a hand-over on an otherwise idle host. Hand-overs wait for host threads, and
-/// a profile
-/// outlives a busy phase of the host.
+/// a profile outlives a busy phase of the host.
 pub(super) fn undisturbed_us(mut times: Vec<f64>) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     times.get(times.len() / 10).copied().unwrap_or(0.0)

@@ -24,8 +24,7 @@ const MAX_SEQUENCES: u32 = 64;
 /// Smallest chunk to time, unless the largest is smaller.
 const SMALLEST_CHUNK: u32 = 16;
 /// Largest chunk of stages that decode several sequences and of calibration pipelines, where the KV cache of
-/// every sequence
-/// must hold it.
+/// every sequence must hold it.
 const MAX_SHARED_CHUNK: u32 = 1024;
 /// Chunk sizes in order of importance. All others follow, largest first.
 const WORTH: [u32; 6] = [512, 2048, 4096, 128, 1024, 256];
@@ -35,8 +34,7 @@ const FAR_ROWS: u32 = 512;
 /// predict its time.
 const LONGEST_US: f64 = 400e3;
 /// Bytes and maximum number of blocks that are timed together. The bytes exceed the last-level caches of most
-/// servers, so
-/// that weights do not stay in a cache as they would with few blocks.
+/// servers, so that weights do not stay in a cache as they would with few blocks.
 const WINDOW: (u64, usize) = (512 << 20, 8);
 /// Quick calibration: bytes of the blocks timed on a CPU.
 const QUICK_WINDOW_BYTES: u64 = 256 << 20;
@@ -218,8 +216,7 @@ impl Steps {
     }
 
     /// Whether a cached profile suffices. A quick calibration accepts any profile made for these sizes;
-    /// otherwise it must have
-    /// every point.
+    /// otherwise it must have every point.
     pub(super) fn is_served_by(&self, profile: &Profile) -> bool {
         if self.is_quick { profile.timed_for.covers(&self.timed_for) } else { self.are_all_in(profile) }
     }
@@ -273,8 +270,7 @@ impl Steps {
     }
 
     /// Digest of the kernels: their variants and sources, and Ragtag's version for the CPU kernels.
-    /// Independent of the requested
-    /// sizes.
+    /// Independent of the requested sizes.
     fn kernels(&self, adapter: &Adapter) -> Result<String> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
@@ -319,8 +315,7 @@ pub(super) struct ChunkTimes {
 
 impl ChunkTimes {
     /// Expected time of a batch in microseconds, scaled by rows from the longest timed chunk that is no
-    /// longer than it. 0 for
-    /// decode, and if no such chunk was timed.
+    /// longer than it. 0 for decode, and if no such chunk was timed.
     pub(super) fn expected_us(&self, batch: &SoloBatch) -> f64 {
         let shorter = self.seen.iter().filter(|(rows, _)| *rows <= batch.rows_each && batch.rows_each > 1);
         let longest = shorter.max_by_key(|(rows, _)| *rows);
@@ -353,8 +348,7 @@ fn decode_batches(rows: &[u32], longest: u32) -> Vec<SoloBatch> {
 }
 
 /// Chunks at the start of a prompt and at the end of the far context. The shortest comes first, since it
-/// predicts which
-/// others take too long.
+/// predicts which others take too long.
 fn chunk_batches(chunk: u32, far: u32, long: u32) -> Vec<SoloBatch> {
     let rows = chunks(chunk);
     let worth = |rows: &u32| WORTH.iter().position(|worthy| worthy == rows).unwrap_or(WORTH.len());
@@ -384,8 +378,7 @@ fn far(window: &[Segment], longest: u32) -> u32 {
 }
 
 /// Row counts up to `most`, a power of two: the first and last of each bucket. Each bucket has its own
-/// program, so times
-/// jump between buckets.
+/// program, so times jump between buckets.
 fn ends_of_buckets(most: u32) -> Vec<u32> {
     let buckets = buckets(most);
     let firsts = buckets.iter().take(buckets.len() - 1).map(|rows| rows + 1);

@@ -41,8 +41,7 @@ pub(super) fn run(args: &CalibrateArgs) -> Result<()> {
 }
 
 /// Returns cached or new measurements of the devices. `None` if calibration is off or fails, or if the model
-/// has no tensor
-/// data to time.
+/// has no tensor data to time.
 pub(super) fn for_placement(model: &Model, devices: &Devices, wanted: &Wanted<'_>) -> Option<Calibration> {
     if !wanted.is_calibrated() || model.graph().weights().without_data().is_some() {
         return None;

@@ -26,8 +26,7 @@ pub(super) struct Change {
 }
 
 /// Plans again from the measurements of a first run. If the new plan is better, restarts the engine with it
-/// and updates
-/// `placed`. Prints the decision on standard error.
+/// and updates `placed`. Prints the decision on standard error.
 pub(super) fn replan(
     placed: &mut Placed,
     model: &Model,

@@ -1,8 +1,7 @@
 //! `ragtag bench --defaults`: the speed of the default settings against the best of a few alternatives.
 //!
 //! Each alternative changes one setting and keeps the cache and wire types. Default and alternative run in
-//! alternation, and
-//! each ratio compares medians over the same rounds.
+//! alternation, and each ratio compares medians over the same rounds.
 
 use super::args::BenchArgs;
 use super::output::{inform, note, print_json, show, table};
@@ -310,8 +309,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Measures the default and another contender in alternation, in tokens per second for each cell. Keeps
-    /// both loaded if they
-    /// fit, else reloads them in turn.
+    /// both loaded if they fit, else reloads them in turn.
     fn in_turns(&mut self, other: &Contender<'_>, repetitions: u32) -> Result<Vec<[Vec<f64>; 2]>> {
         let mut turns = vec![[Vec::new(), Vec::new()]; self.group.cells.len()];
         let own = match self.loaded.take() {

@@ -66,8 +66,7 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> Error {
 }
 
 /// Checks that a path can be written and returns the file behind its links. `None` for devices and pipes,
-/// which are written
-/// in place.
+/// which are written in place.
 fn writable(path: &Path) -> io::Result<Option<PathBuf>> {
     if is_special(path) {
         return Ok(None);
@@ -118,8 +117,7 @@ fn refuse_protected(target: &Path) -> io::Result<()> {
 }
 
 /// Creates a temporary file in a folder. Its name is short, so that it is valid even if the target's name is
-/// close to the
-/// limit.
+/// close to the limit.
 fn temporary(folder: &Path) -> io::Result<(PathBuf, File)> {
     let create = |number| {
         let path = folder.join(format!(".ragtag-{}-{number}.part", std::process::id()));

@@ -1,6 +1,5 @@
 //! Output of the command: tables that fit the terminal, JSON, figures with units. Results go to standard
-//! output, everything
-//! else to standard error.
+//! output, everything else to standard error.
 
 use crate::error::{Error, Result};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -25,8 +24,7 @@ pub(crate) fn offer(text: &str) -> Result<bool> {
 }
 
 /// Writes text for people to standard output, with control characters escaped: names from files and drivers
-/// must not
-/// control the terminal.
+/// must not control the terminal.
 pub(crate) fn show(text: &str) -> Result<()> {
     print(&escaped(text))
 }

@@ -1,10 +1,8 @@
 //! `ragtag perplexity`: perplexity of a model on a text.
 //!
 //! The text is cut into pieces of `--ctx` tokens, and the first token of each piece is replaced by BOS. The
-//! tokens in the
-//! second half of each piece are predicted from all tokens before them. The result is the exponential of
-//! their mean
-//! negative log-probability.
+//! tokens in the second half of each piece are predicted from all tokens before them. The result is the
+//! exponential of their mean negative log-probability.
 
 use super::args::PerplexityArgs;
 use super::files;

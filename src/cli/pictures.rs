@@ -20,8 +20,7 @@ pub(super) struct Pictures<'a> {
 
 impl<'a> Pictures<'a> {
     /// Checks the requested outputs. `json` tells whether standard output is already in use; `inputs` are the
-    /// files that the
-    /// command reads.
+    /// files that the command reads.
     pub(super) fn new(
         args: &'a PictureArgs,
         json: bool,
@@ -68,8 +67,7 @@ pub(super) fn bars(report: &Report) -> String {
 }
 
 /// Chooses block characters if the locale is UTF-8 and the terminal is neither dumb nor the Linux console.
-/// Files get the
-/// same style as the terminal.
+/// Files get the same style as the terminal.
 fn style(variable: impl Fn(&str) -> Option<String>) -> BarStyle {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     // The first variable that is set wins (POSIX, "Internationalization Variables").

@@ -18,8 +18,7 @@ use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 
 /// Creates a planner for the present devices, with their calibration. Devices that cannot be opened are left
-/// out, or refused
-/// with `strict`.
+/// out, or refused with `strict`.
 fn on_devices(model: &Model, devices: &Devices, wanted: &Wanted<'_>, strict: bool) -> Result<Planner> {
     let planner = Planner::new(model).devices(devices);
     wanted.check(&planner, model)?;
@@ -167,8 +166,7 @@ pub(super) struct Placed {
 
 impl Placed {
     /// Starts the engine. If a device runs out of memory or cannot be opened, replans, replaces this plan and
-    /// prints the new one
-    /// on standard error. With `--strict` or a plan from a file, this is an error instead.
+    /// prints the new one on standard error. With `--strict` or a plan from a file, this is an error instead.
     pub(super) fn start(&mut self, model: &Model, options: EngineOptions) -> Result<Engine> {
         let Self { devices, planner, plan, file, strict } = self;
         if let Some(path) = file {

@@ -92,8 +92,7 @@ fn refuse_long(tokens: usize, context: u32) -> Result<()> {
 }
 
 /// Runs a short warm-up to measure before `--replan`: two chunks of the size that a prompt of `tokens` tokens
-/// gets, and
-/// [`WARM_UP_STEPS`] decode steps.
+/// gets, and [`WARM_UP_STEPS`] decode steps.
 async fn warm_up(engine: &Engine, tokens: usize) -> Result<()> {
     let plan = engine.plan();
     let steps = WARM_UP_STEPS.min(plan.context / 2).max(1);
@@ -122,8 +121,7 @@ struct Outcome {
 }
 
 /// Generates text. If `shown` is set, prints `echo` and then the text as it arrives. Ctrl-C or a closed
-/// output pipe cancels
-/// the sequence, not the program.
+/// output pipe cancels the sequence, not the program.
 async fn generate(
     engine: &Engine,
     echo: &str,

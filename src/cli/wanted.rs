@@ -276,8 +276,7 @@ fn read_plan(path: &Path) -> Result<Plan> {
 }
 
 /// Flags that select a plan's devices: those that differ from the defaults or from the current options.
-/// `None` if no flag
-/// makes a difference.
+/// `None` if no flag makes a difference.
 fn flags(needed: &PlanDeviceOptions, own: &PlanDeviceOptions) -> Option<String> {
     let usual = PlanDeviceOptions { selection: AUTO.into(), cpu_devices: 1, threads: None };
     let mut flags = Vec::new();

@@ -1,6 +1,5 @@
 //! Facts about a machine that drivers depend on: GPUs on the PCI bus, device nodes, libraries, variables.
-//! Linux exposes all
-//! of them as files, so tests can use a folder as the root.
+//! Linux exposes all of them as files, so tests can use a folder as the root.
 //!
 //! Knows nothing about any API.
 

@@ -2,8 +2,7 @@
 //! suggests fixes.
 //!
 //! Only reads the system. Each finding is the result of a check, never a guess. Files are checked on Linux
-//! only; elsewhere
-//! the findings come from the probes. Knows nothing about how findings are shown.
+//! only; elsewhere the findings come from the probes. Knows nothing about how findings are shown.
 
 mod apis;
 mod machine;

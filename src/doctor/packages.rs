@@ -1,8 +1,7 @@
 //! Installation commands for drivers and libraries, by distribution.
 //!
 //! Package names of Debian 12 and 13 come from its archive. For unknown distributions the advice names the
-//! contents of the
-//! package. Knows nothing about the checks.
+//! contents of the package. Knows nothing about the checks.
 
 use super::machine::{Distribution, Vendor};
 use Distribution::{Debian, Fedora, Other, Ubuntu};
