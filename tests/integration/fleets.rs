@@ -218,7 +218,7 @@ fn a_header_is_planned_for_like_its_file_and_not_run() {
     assert_eq!(json(&["inspect", path, "--json"])["has_weights"], false);
     assert_eq!(json(&["inspect", "--json"])["has_weights"], true);
     refused(&["run", path, "-n", "1"], MODEL, &["header.gguf ends at byte", "the data of tensor"]);
-    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["has weights, which say their types"]);
+    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["cannot assume a tensor type"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
     refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
     // Cut within its header, it says what is missing.
