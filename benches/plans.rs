@@ -28,7 +28,7 @@ use ragtag::{
     Activations, Baseline, Calibration, CalibrationOptions, DeviceOptions, Devices, Engine, EngineOptions,
     Handicap, KvType, MAX_CHUNK, Model, Objective, Plan, Planner, Workload,
 };
-use ragtag_scheduler::planner::PlanError;
+use ragtag_planner::PlanError;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

@@ -1,12 +1,13 @@
 //! Probing, selection and opening of devices.
 
+use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
     Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Limits, MemorySource,
 };
-use ragtag_scheduler::plan::PlanDeviceOptions;
-use ragtag_scheduler::{BufferLimits, DeviceFacts, FigureSource, fleet};
+use ragtag_planner::plan::PlanDeviceOptions;
+use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
 use std::ffi::OsString;
 
 /// Options for probing and selecting devices.
@@ -192,16 +193,12 @@ impl Devices {
         free.reduce(u64::saturating_add)
     }
 
-    /// Findings of `--strict`: selected software devices, and handicaps.
-    pub(crate) fn strict_findings(&self) -> Vec<String> {
-        let software = |a: &&Adapter| a.kind == AdapterKind::Software;
-        let slowed = self.handicaps.iter().map(|handicap| format!("{handicap} is throttled (--handicap)"));
-        self.selected()
-            .iter()
-            .filter(software)
-            .map(|a| format!("{} ({}) is a software device", a.label(), a.name))
-            .chain(slowed)
-            .collect()
+    /// Opens an adapter of the report for single operators, even if it is not selected.
+    ///
+    /// # Errors
+    /// [`compute::Error::Device`] if it cannot be opened.
+    pub fn compute(&self, adapter: &Adapter) -> compute::Result<Compute> {
+        Compute::on(self.open_adapter(adapter)?)
     }
 
     /// Opens an adapter of the report, even if it is not selected.

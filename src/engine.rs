@@ -7,7 +7,7 @@ use crate::session::Session;
 use crate::trace::Trace;
 use ragtag_graph::{CompiledStage, Lowering, WeightBuffer, WeightChunk, Weights};
 use ragtag_hal::{Adapter, Device};
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::{Pipeline, PipelineOptions, PipelineStats, StageReport, StageSpec, WeightSource};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -55,13 +55,13 @@ pub enum Error {
     Handicap(#[from] ragtag_devices::HandicapError),
     /// A placement that is invalid or does not fit.
     #[error(transparent)]
-    Planner(#[from] ragtag_scheduler::planner::PlanError),
+    Planner(#[from] ragtag_planner::PlanError),
     /// A malformed split.
     #[error("--split: {0}")]
-    Split(#[from] ragtag_scheduler::split::SplitError),
+    Split(#[from] ragtag_planner::split::SplitError),
     /// A malformed pin.
     #[error("--pin: {0}")]
-    Pin(ragtag_scheduler::split::SplitError),
+    Pin(ragtag_planner::split::SplitError),
     /// A placement that names a device which is present but not selected.
     #[error("{device} is not selected (to select it, use --device {},{device})", selected.join(","))]
     NotSelected {
@@ -76,7 +76,7 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// The cause.
-        cause: Box<ragtag_scheduler::plan::InvalidPlan>,
+        cause: Box<ragtag_planner::plan::InvalidPlan>,
     },
     /// A plan file whose devices exist only with other options.
     #[error("{}: the plan needs {}; run it with {flags}", path.display(), missing.join(", "))]
@@ -122,7 +122,7 @@ pub enum Error {
         /// The file, or the option.
         of: String,
         /// The cause.
-        cause: ragtag_scheduler::InvalidFleet,
+        cause: ragtag_planner::InvalidFleet,
     },
     /// Segments that a device cannot run.
     #[error("{device}: {cause}")]
@@ -171,7 +171,7 @@ fn about(name: &str, cause: &impl std::fmt::Display) -> String {
 impl Error {
     /// Exit code of the command for this error.
     pub fn exit_code(&self) -> u8 {
-        use ragtag_scheduler::planner::PlanError;
+        use ragtag_planner::PlanError;
         match self {
             Error::Usage(_) | Error::Handicap(_) | Error::Run(ragtag_scheduler::Error::Refused(_)) => 2,
             Error::Load(_) | Error::RequestFile { .. } => 2,

@@ -9,8 +9,8 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::Planner;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::RefusedMemory;
-use ragtag_scheduler::plan::Plan;
 use std::collections::HashMap;
 
 /// Number of failed allocations at which Ragtag gives up on a device. The first leads to a plan for the free

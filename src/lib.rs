@@ -29,12 +29,12 @@
 //! ```
 //!
 //! The lower crates are usable on their own: `ragtag-graph` for model files and operator graphs,
-//! `ragtag-scheduler` for planning without devices, `ragtag-hal` for writing a backend.
+//! `ragtag-planner` for planning without devices, `ragtag-hal` for writing a backend.
 
 mod burst;
 mod calibrate;
+#[cfg(feature = "cli")]
 pub mod cli;
-pub mod compute;
 mod devices;
 pub mod doctor;
 mod engine;
@@ -46,6 +46,7 @@ mod model;
 pub mod npy;
 pub mod pictures;
 mod planner;
+#[cfg(feature = "cli")]
 mod selftest;
 mod session;
 mod simulate;
@@ -60,8 +61,12 @@ pub use engine::{Engine, EngineOptions, Progress, StageInfo};
 pub use error::{Error, Result};
 pub use model::{BUNDLED_MODEL, Model};
 pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
+/// Single operators on any device.
+pub use ragtag_compute as compute;
+#[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
 // Types in the public API of the items above.
+#[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
 pub use ragtag_devices::compile_for_hip;
@@ -69,16 +74,13 @@ pub use ragtag_devices::{Handicap, HandicapError, ProbeChild};
 pub use ragtag_graph::{Boundary, Granularity};
 pub use ragtag_hal::{AdapterKind, GemmChoice};
 pub use ragtag_kernels::{Activations, KvType, TensorType};
-pub use ragtag_scheduler::compare;
-pub use ragtag_scheduler::fleet;
-pub use ragtag_scheduler::plan::Plan;
+pub use ragtag_planner::{
+    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
+    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
+};
 /// Loads of requests, simulations and their results.
 pub use ragtag_scheduler::sim as simulation;
-pub use ragtag_scheduler::{
-    Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
-    InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Sampling, SharedLink, Span, SpanKind, Split,
-    Workload,
-};
+pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};
 pub use simulate::{simulate, simulation_spec};
 pub use strict::suspicious_weights;

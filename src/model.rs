@@ -280,22 +280,12 @@ fn has_weights(path: &Path) -> bool {
     checkpoint::WEIGHTS.iter().any(|file| path.join(file).exists())
 }
 
-fn file_name(path: &Path) -> String {
+pub(crate) fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Files that a model may be read from, given any of them or their directory.
-pub(crate) fn files(path: &Path) -> Vec<PathBuf> {
-    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
-    let of_model = |path: &PathBuf| {
-        checkpoint::FILES.contains(&file_name(path).as_str())
-            || path.extension().is_some_and(|extension| extension == "safetensors")
-    };
-    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
-}
-
 /// Files of a split model, given any of them.
-fn shard_paths(path: &Path) -> Vec<PathBuf> {
+pub(crate) fn shard_paths(path: &Path) -> Vec<PathBuf> {
     match ragtag_graph::gguf::shard_names(&file_name(path)) {
         Some(names) => names.into_iter().map(|name| path.with_file_name(name)).collect(),
         None => vec![path.to_path_buf()],

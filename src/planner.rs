@@ -11,12 +11,10 @@ use crate::model::Model;
 use ragtag_graph::{Boundary, Granularity, Lowering, Segment};
 use ragtag_hal::Adapter;
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::core::Chunks;
-use ragtag_scheduler::plan::{Plan, PlanDeviceOptions, PlanModel};
-use ragtag_scheduler::planner::{
-    self, Baseline, Constraints, EngineDecode, ModelFacts, Pin, PlanLimits, PlannerInput,
+use ragtag_planner::{
+    Baseline, Chunks, Constraints, DeviceFacts, EngineDecode, Fleet, LinkFacts, Links, ModelFacts, Objective,
+    Pin, Plan, PlanDeviceOptions, PlanError, PlanLimits, PlannerInput, Split, Workload,
 };
-use ragtag_scheduler::{DeviceFacts, Fleet, LinkFacts, Links, Objective, Split, Workload};
 use ragtag_transfer::Route;
 
 /// Prefill chunk that is tried first unless one is asked for: long enough to use the arithmetic of a device, short enough that
@@ -150,7 +148,7 @@ impl Planner {
     }
 
     /// The options that the devices were found with, if they are there.
-    pub(crate) fn device_options(&self) -> Option<&PlanDeviceOptions> {
+    pub fn device_options(&self) -> Option<&PlanDeviceOptions> {
         self.device_options.as_ref()
     }
 
@@ -293,7 +291,7 @@ impl Planner {
     /// # Errors
     /// [`Error::Planner`] says what does not fit, or which figure, constraint or part of the split is wrong.
     pub fn plan(&self) -> Result<Plan> {
-        let plan = self.with_input(|input| Ok(planner::plan(input)?))?;
+        let plan = self.with_input(|input| Ok(ragtag_planner::plan(input)?))?;
         let chunks = self.chunks.clone().or(plan.chunks);
         Ok(Plan { chunks, device_options: self.device_options.clone(), ..plan })
     }
@@ -304,7 +302,7 @@ impl Planner {
     /// # Errors
     /// As [`Planner::plan`], except that what does not fit is no error.
     pub fn baseline(&self, rule: Baseline) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(planner::baseline(input, rule)?))
+        self.with_input(|input| Ok(ragtag_planner::baseline(input, rule)?))
     }
 
     /// The placement of [`Planner::baseline`] as engines run it, with nothing chosen to suit it: chunks of 512 tokens or, where
@@ -314,7 +312,7 @@ impl Planner {
     /// # Errors
     /// As [`Planner::baseline`].
     pub fn untuned_baseline(&self, rule: Baseline, decode: EngineDecode) -> Result<Option<Plan>> {
-        self.with_input(|input| Ok(planner::untuned_baseline(input, rule, decode)?))
+        self.with_input(|input| Ok(ragtag_planner::untuned_baseline(input, rule, decode)?))
     }
 
     fn with_input<T>(&self, then: impl FnOnce(&PlannerInput<'_>) -> Result<T>) -> Result<T> {
@@ -347,7 +345,7 @@ impl Planner {
             workload: self.workload,
             limits: PlanLimits { chunk, ..self.limits },
             constraints: &self.constraints,
-            trials: true,
+            trial: Some(ragtag_scheduler::trial),
             explained: self.explained,
             split: self.split.as_ref(),
         })
@@ -412,7 +410,7 @@ impl Planner {
         let mut last = (smallest, before.slots);
         for (chunk, slots) in steps {
             match with(chunk, slots, Some(before.context)) {
-                Err(Error::Planner(planner::PlanError::DoesNotFit(_))) => last = (chunk, slots),
+                Err(Error::Planner(PlanError::DoesNotFit(_))) => last = (chunk, slots),
                 other => return other,
             }
         }
@@ -428,15 +426,5 @@ pub(crate) fn model_facts(model: &Model) -> Result<ModelFacts> {
         context: h.context,
         row_bytes: u64::from(h.width) * 4,
         logit_row_bytes: u64::from(h.vocabulary) * 4,
-    })
-}
-
-/// What a plan must name to be one for this model, cut at this granularity.
-pub(crate) fn plan_model(model: &Model, granularity: Granularity) -> Result<PlanModel> {
-    Ok(PlanModel {
-        name: model.name().into(),
-        digest: model.fingerprint()?,
-        segments: model.graph().with_granularity(granularity).segment_count() as u32,
-        granularity,
     })
 }

@@ -3,9 +3,9 @@
 use crate::engine::lowering;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
+use ragtag_planner::{DeviceFacts, Links};
 use ragtag_scheduler::sim::{self, Load, SimSpec, SimSummary};
-use ragtag_scheduler::{DeviceFacts, Links};
 
 /// Simulates a plan under a load of requests. The real scheduler runs on a virtual clock, with device and
 /// link times from the cost model. Deterministic.

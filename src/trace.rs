@@ -2,7 +2,7 @@
 
 use crate::engine::StageInfo;
 use ragtag_hal::QueueKind;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{SimSpan, SimSpanKind, SimSummary};
 use ragtag_scheduler::{Span, SpanKind, Turn};
 use serde_json::json;

@@ -54,7 +54,7 @@ fn run_case(bench: &mut Bench, variant: &Variant, module: ModuleId, case: &Case)
     let ranges = guarded.iter().map(|guarded| guarded.inner);
     let bindings =
         ranges.zip(variant.abi.bindings).map(|(range, &access)| Binding { range, access }).collect();
-    let grid = (variant.grid)(&case.constants);
+    let grid = variant.grid(&case.constants, bench.caps());
     let dispatch = Dispatch { module, entry: 0, bindings, constants: case.constants.clone(), grid };
     let program = bench.record(vec![Command::Dispatch(dispatch.clone())])?;
     let mut results = Vec::new();

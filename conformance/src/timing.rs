@@ -38,7 +38,7 @@ fn samples(bench: &mut Bench, variant: &Variant, launch: &Launch<'_>) -> Attempt
         bench.put(range, bytes)?;
         bindings.push(Binding { range, access });
     }
-    let (constants, grid) = (launch.constants.to_vec(), (variant.grid)(launch.constants));
+    let (constants, grid) = (launch.constants.to_vec(), variant.grid(launch.constants, bench.caps()));
     let dispatch = Dispatch { module, entry: 0, bindings, constants, grid };
     let program = bench.record(vec![Command::Dispatch(dispatch); launch.launches])?;
     let mut out = Vec::new();

@@ -137,7 +137,7 @@ struct Launch {
 impl Launch {
     /// The share of one thread of so many.
     fn run(&self, thread: usize, threads: usize) {
-        let grid = (self.variant.grid)(&self.constants);
+        let grid = self.variant.grid(&self.constants, &Caps::default());
         let share = |t: usize| (grid[0] as usize * t / threads) as u32;
         let call = HostCall { bindings: &self.bindings, constants: &self.constants, grid };
         let Code::Host(function) = self.variant.code else { return };

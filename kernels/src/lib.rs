@@ -51,5 +51,6 @@ pub use kernel::{Activations, ElementType, Kernel, KvType, NumericsClass};
 pub use layout::{Layout, LayoutError, Resident, layout_for};
 pub use quantize::row_bytes;
 pub use table::{
-    Code, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select, variants,
+    Code, Grid, NEVER, Text, Variant, activations_for, has_f16_products, module_source, preferred, select,
+    variants,
 };

@@ -14,7 +14,7 @@ use crate::half_rows::PITCH_VALUES;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Variant};
+use crate::table::{Code, Grid, Variant};
 use ragtag_hal::{Gemm, GemmEntry};
 
 /// Rows of x from which on a library is worth its call, and the padding that it computes.
@@ -28,7 +28,7 @@ pub(crate) fn variants() -> [Variant; 1] {
         class: NumericsClass::Fast,
         requires: &[],
         abi: matmul::abi(TensorType::F16, Layout::RowMajor, Activations::F16),
-        grid: |constants| [u32::from(constants[0] > 0 && constants[2] > 0), 1, 1],
+        grid: Grid::Fixed(|constants| [u32::from(constants[0] > 0 && constants[2] > 0), 1, 1]),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows: u32::MAX,

@@ -29,8 +29,8 @@ pub struct Variant {
     pub requires: &'static [Feature],
     /// Bindings, constants, extents.
     pub abi: &'static EntryAbi,
-    /// The grid of a launch with these constants, which are as many as the ABI says.
-    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    /// The grid of a launch: see [`Variant::grid`].
+    pub grid: Grid,
     /// The layout of the weights that it reads; none if it reads no weights in blocks or matrices.
     pub layout: Option<Layout>,
     /// Row capacities from which on programs prefer it where another kernel would do, too: see [`preferred`]. [`NEVER`]
@@ -40,6 +40,15 @@ pub struct Variant {
     pub max_rows: u32,
     /// The code.
     pub code: Code,
+}
+
+/// How the grid of a launch follows from its constants.
+#[derive(Clone, Copy, Debug)]
+pub enum Grid {
+    /// The same on every device.
+    Fixed(fn(constants: &[u32]) -> [u32; 3]),
+    /// For a device with this number of compute units.
+    PerDevice(fn(constants: &[u32], units: u32) -> [u32; 3]),
 }
 
 /// The code of a variant.
@@ -86,6 +95,14 @@ impl Text {
 }
 
 impl Variant {
+    /// The grid of a launch with these constants, whose number is that of the ABI, on a device.
+    pub fn grid(&self, constants: &[u32], caps: &Caps) -> [u32; 3] {
+        match self.grid {
+            Grid::Fixed(grid) => grid(constants),
+            Grid::PerDevice(grid) => grid(constants, caps.parallel_units.max(1)),
+        }
+    }
+
     /// The language that its code is in; none if it is a library's.
     pub fn language(&self) -> Option<KernelLanguage> {
         match self.code {

@@ -66,7 +66,7 @@ fn launch(variant: &Variant, case: &Case, pieces: u32) -> Vec<Vec<u8>> {
     for (i, (extent, binding)) in extents.iter().zip(&bindings).enumerate() {
         assert!(*extent <= binding.bytes() as u64, "{}: binding {i} needs {extent} bytes", case.label);
     }
-    let grid = (variant.grid)(&case.constants);
+    let grid = variant.grid(&case.constants, &Caps::default());
     let groups: u32 = grid.iter().product();
     let Code::Host(function) = variant.code else { panic!("{} is not for hosts", variant.name) };
     let call = HostCall { bindings: &bindings, constants: &case.constants, grid };

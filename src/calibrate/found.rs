@@ -5,8 +5,8 @@ use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::error::Result;
 use ragtag_hal::Adapter;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, ProfileIdentity};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, ProfileIdentity};
 use std::sync::Arc;
 
 /// A device with its cached profile.

@@ -9,8 +9,8 @@ use super::pipeline::{CalibrationPipeline, Seen};
 use super::steps::Steps;
 use crate::devices::Devices;
 use crate::error::Result;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, TokenReturn};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, TokenReturn};
 use ragtag_transfer::Route;
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@ use super::steps::Steps;
 use super::{Calibration, is_processor};
 use crate::devices::Devices;
 use crate::error::{Error, Result};
+use ragtag_planner::cost::Profile;
 use ragtag_scheduler::SoloDevice;
-use ragtag_scheduler::cost::Profile;
 use std::time::Duration;
 
 /// Shares of the budget at which the timing of devices, idle links and hand-overs ends.

@@ -8,8 +8,8 @@
 
 use crate::files::{MOST_JSON_BYTES, read_text};
 use ragtag_hal::Adapter;
-use ragtag_scheduler::LinkFacts;
-use ragtag_scheduler::cost::{Profile, ProfileIdentity};
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{Profile, ProfileIdentity};
 use ragtag_transfer::Route;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
@@ -237,7 +237,7 @@ fn write(path: &Path, content: &impl Serialize) -> std::io::Result<()> {
 pub(super) mod tests {
     use super::*;
     use ragtag_kernels::{Activations, KvType};
-    use ragtag_scheduler::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
+    use ragtag_planner::cost::{PROFILE_VERSION, TimedFor, TokenReturn};
 
     /// A profile with this measurement time.
     pub(crate) fn profile(measured_unix_s: u64) -> Profile {

@@ -10,11 +10,12 @@ use super::stats::{Stats, undisturbed_us};
 use super::steps::{ChunkTimes, Steps, micro_batch};
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
-use ragtag_scheduler::cost::{
+use ragtag_planner::LinkFacts;
+use ragtag_planner::cost::{
     KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
     fit_copies,
 };
-use ragtag_scheduler::{Crossing, LinkFacts, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
+use ragtag_scheduler::{Crossing, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
 use ragtag_transfer::Route;
 use rayon::prelude::*;
 use std::ops::Range;

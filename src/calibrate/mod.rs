@@ -24,9 +24,9 @@ use job::Job;
 use kept::Kept;
 use ragtag_hal::{Adapter, AdapterKind};
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::cost::Profile;
+use ragtag_planner::{DeviceFacts, Links, Place};
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase};
-use ragtag_scheduler::cost::Profile;
-use ragtag_scheduler::{DeviceFacts, Links, Place};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,7 +221,7 @@ fn is_processor(adapter: &Adapter) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ragtag_scheduler::FigureSource;
+    use ragtag_planner::FigureSource;
 
     #[test]
     fn a_run_contradicts_a_profile_once() {

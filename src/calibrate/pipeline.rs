@@ -13,8 +13,8 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Timing;
+use ragtag_planner::cost::Profile;
 use ragtag_scheduler::core::Sample;
-use ragtag_scheduler::cost::Profile;
 use ragtag_scheduler::{
     Crossed, EdgeReport, Job, Pipeline, PipelineOptions, PipelineStats, Reply, Request, Sampler, Sampling,
     SoloBatch, StageSpec,

@@ -1,7 +1,7 @@
 //! Statistics of repeated timings.
 
 use crate::error::Result;
-use ragtag_scheduler::cost::{TimePoint, TimeSample};
+use ragtag_planner::cost::{TimePoint, TimeSample};
 use std::time::{Duration, Instant};
 
 /// Maximum number of repetitions.

@@ -8,8 +8,8 @@ use crate::model::Model;
 use crate::planner::MAX_CHUNK;
 use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
+use ragtag_planner::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use ragtag_scheduler::SoloBatch;
-use ragtag_scheduler::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use std::ops::Range;
 
 /// Positions at which decode is timed: a short and a long context.

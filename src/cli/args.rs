@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ragtag_devices::Handicap;
 use ragtag_hal::GemmChoice;
 use ragtag_kernels::TensorType;
-use ragtag_scheduler::Objective;
+use ragtag_planner::Objective;
 use ragtag_scheduler::sim::Lengths;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::planner::MAX_CHUNK;
-use ragtag_scheduler::cost::{KindProfile, Profile, Roofline, TimeSample};
+use ragtag_planner::cost::{KindProfile, Profile, Roofline, TimeSample};
 use serde_json::json;
 use std::sync::OnceLock;
 

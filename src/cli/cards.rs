@@ -3,7 +3,7 @@
 use super::args::CardsArgs;
 use super::output::{print_json, show, table};
 use crate::error::{Error, Result};
-use ragtag_scheduler::fleet::{Card, Fleet, cards, reached, source};
+use ragtag_planner::fleet::{Card, Fleet, cards, reached, source};
 use serde_json::{Value, json};
 
 pub(super) fn run(args: &CardsArgs) -> Result<()> {

@@ -9,9 +9,9 @@ use crate::engine::{Engine, EngineOptions};
 use crate::error::Result;
 use crate::model::Model;
 use crate::pictures::{self, Gantt, Report};
-use ragtag_scheduler::Place;
+use ragtag_planner::Place;
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::{Comparison, Phase};
-use ragtag_scheduler::wording::{self, Quantity};
 use serde::Serialize;
 
 /// Outcome of `--replan`.

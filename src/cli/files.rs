@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::files::{read_text, text_of};
+use crate::model::{file_name, shard_paths};
+use ragtag_graph::checkpoint;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf, is_separator};
@@ -15,7 +17,7 @@ pub(crate) fn check<P: AsRef<Path>>(
     outputs: impl IntoIterator<Item = P>,
     inputs: impl IntoIterator<Item = P>,
 ) -> Result<()> {
-    let read = inputs.into_iter().flat_map(|path| crate::model::files(path.as_ref()));
+    let read = inputs.into_iter().flat_map(|path| model_files(path.as_ref()));
     let read: Vec<PathBuf> = read.filter_map(|path| path.canonicalize().ok()).collect();
     let mut written = Vec::new();
     for path in outputs {
@@ -31,6 +33,16 @@ pub(crate) fn check<P: AsRef<Path>>(
         written.push(target);
     }
     Ok(())
+}
+
+/// Files that a model may be read from, given any of them or their directory.
+fn model_files(path: &Path) -> Vec<PathBuf> {
+    let Ok(folder) = std::fs::read_dir(path) else { return shard_paths(path) };
+    let of_model = |path: &PathBuf| {
+        checkpoint::FILES.contains(&file_name(path).as_str())
+            || path.extension().is_some_and(|extension| extension == "safetensors")
+    };
+    folder.filter_map(|entry| Some(entry.ok()?.path())).filter(of_model).collect()
 }
 
 /// Whether a path is `-`: standard input or output.

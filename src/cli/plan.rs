@@ -12,8 +12,8 @@ use crate::files::{MOST_JSON_BYTES, read_text};
 use crate::model::Model;
 use crate::pictures::{Gantt, Report};
 use crate::planner::Planner;
-use ragtag_scheduler::Fleet;
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::Fleet;
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::sim::{Arrivals, DrawnLoad, Lengths};
 use std::path::{Path, PathBuf};
 

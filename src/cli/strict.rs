@@ -4,17 +4,27 @@ use crate::calibrate::Calibration;
 use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use ragtag_hal::{Adapter, AdapterKind};
 
 /// Refuses software devices in place of GPUs, throttled devices and links, and suspicious weights.
 pub(super) fn check(devices: &Devices, model: &Model) -> Result<()> {
-    let mut findings = devices.strict_findings();
+    let mut findings = findings(devices);
     findings.extend(crate::strict::suspicious_weights(model)?);
     refuse(findings)
 }
 
 /// Refuses software devices in place of GPUs, and throttled devices and links.
 pub(super) fn check_devices(devices: &Devices) -> Result<()> {
-    refuse(devices.strict_findings())
+    refuse(findings(devices))
+}
+
+fn findings(devices: &Devices) -> Vec<String> {
+    let software = devices.selected().iter().filter(|a: &&Adapter| a.kind == AdapterKind::Software);
+    let slowed = devices.handicaps().iter().map(|handicap| format!("{handicap} is slowed on purpose"));
+    software
+        .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
+        .chain(slowed)
+        .collect()
 }
 
 /// Refuses devices that could not be opened and would be left out.

@@ -11,8 +11,8 @@ use crate::model::Model;
 use crate::planner::Planner;
 use ragtag_graph::{Boundary, Granularity};
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::plan::{InvalidPlan, Plan, PlanDeviceOptions};
-use ragtag_scheduler::{PartitionError, Split, Workload};
+use ragtag_planner::plan::{InvalidPlan, Plan, PlanDeviceOptions, PlanModel};
+use ragtag_planner::{PartitionError, Split, Workload};
 use std::path::Path;
 
 /// Maximum number of segments in one pin. No model has more, and a typo must not take long.
@@ -155,7 +155,13 @@ impl<'a> Wanted<'a> {
         let Some((path, plan)) = &self.file else { return Ok(()) };
         let labels = planner.labels();
         let labels: Vec<_> = labels.iter().map(String::as_str).collect();
-        let own_model = crate::planner::plan_model(model, self.granularity())?;
+        let granularity = self.granularity();
+        let own_model = PlanModel {
+            name: model.name().into(),
+            digest: model.fingerprint()?,
+            segments: model.graph().with_granularity(granularity).segment_count() as u32,
+            granularity,
+        };
         let Err(cause) = plan.validate(&own_model, &labels) else { return Ok(()) };
         let flags = match (&cause, &plan.device_options, planner.device_options()) {
             (InvalidPlan::Stages(PartitionError::UnknownDevice { .. }), Some(needed), Some(own)) => {

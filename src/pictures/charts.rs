@@ -7,9 +7,9 @@ use super::gantt::edge_name;
 use super::load::{Beat, Load, share};
 use super::words::{bytes, count, deviation, labels, mark, percent, route, time};
 use super::{Gantt, GanttKind, GanttSource};
+use ragtag_planner::plan::{Place, Plan, PlanStage, PredictedTimes};
+use ragtag_planner::wording::Quantity;
 use ragtag_scheduler::compare::{ComparedPart, Comparison, Phase, TOLERANCE};
-use ragtag_scheduler::plan::{Place, Plan, PlanStage, PredictedTimes};
-use ragtag_scheduler::wording::Quantity;
 
 /// Colours that stages and micro-batches take in turns.
 const COLOURS: [&str; 6] = ["c0", "c1", "c2", "c3", "c4", "c5"];

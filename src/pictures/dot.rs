@@ -3,7 +3,7 @@
 use super::Report;
 use super::load::Beat;
 use super::words::{bytes, percent, rate, route, time};
-use ragtag_scheduler::plan::{Plan, PlanStage, PredictedTimes};
+use ragtag_planner::plan::{Plan, PlanStage, PredictedTimes};
 use std::fmt::Write;
 
 /// A plan for `dot -Tsvg`.

@@ -4,7 +4,7 @@
 
 use crate::trace::Trace;
 use ragtag_hal::QueueKind;
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 use ragtag_scheduler::sim::SimSummary;
 use ragtag_scheduler::{Span, SpanKind};
 use std::collections::BTreeMap;

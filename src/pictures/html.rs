@@ -6,9 +6,9 @@ use super::chart::{Chart, Row, Width, draw_axis};
 use super::words::{self, bytes, count, percent, rate, time};
 use super::{Rates, Report, charts};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use ragtag_planner::plan::{Alternative, Explanation, LeftOut, Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_scheduler::compare::ComparedRate;
-use ragtag_scheduler::plan::{Alternative, Explanation, LeftOut, Place, Plan};
-use ragtag_scheduler::wording::{self, Quantity};
 
 /// How wide the charts are on the narrowest phone, in pixels.
 const NARROW: f64 = 280.0;

@@ -2,7 +2,7 @@
 //!
 //! This module must not know how shares are drawn.
 
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 
 /// Which share of time a stage or an edge works while the pipeline is as full as the plan makes it: 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -62,16 +62,16 @@ mod tests {
     #[test]
     fn the_only_stage_of_a_plan_always_works() {
         let model = crate::Model::bundled().unwrap();
-        let device = ragtag_scheduler::DeviceFacts::assumed(
+        let device = ragtag_planner::DeviceFacts::assumed(
             "cpu:0",
             ragtag_hal::AdapterKind::Cpu,
             1,
             1 << 30,
-            ragtag_scheduler::FigureSource::User,
+            ragtag_planner::FigureSource::User,
         );
         // Launches that cost much: the longer the chunk, the better.
-        let launch_us = ragtag_scheduler::Figure { value: 2000.0, ..device.launch_us };
-        let device = ragtag_scheduler::DeviceFacts { launch_us, ..device };
+        let launch_us = ragtag_planner::Figure { value: 2000.0, ..device.launch_us };
+        let device = ragtag_planner::DeviceFacts { launch_us, ..device };
         let plan = crate::Planner::new(&model).device_facts(vec![device]).plan().unwrap();
         let chunks = plan.chunks();
         assert!(chunks.least_rows() < chunks.most_rows(), "{chunks:?}");

@@ -22,8 +22,8 @@ pub use html::html;
 pub use svg::svg;
 pub use terminal::{BarStyle, bars};
 
+use ragtag_planner::plan::Plan;
 use ragtag_scheduler::compare::Comparison;
-use ragtag_scheduler::plan::Plan;
 
 /// What pictures are made of.
 ///

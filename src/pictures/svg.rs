@@ -4,7 +4,7 @@ use super::chart::{CHARACTER, Chart, Width, draw_axis};
 use super::words::{self, count, rate};
 use super::{Report, charts};
 use maud::{Markup, PreEscaped, html};
-use ragtag_scheduler::plan::Plan;
+use ragtag_planner::plan::Plan;
 
 /// Measures of the sheet, in pixels.
 const SHEET: f64 = 960.0;

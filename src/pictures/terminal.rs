@@ -6,7 +6,7 @@ use super::Report;
 use super::gantt::edge_name;
 use super::load::{Beat, share};
 use super::words::percent;
-use ragtag_scheduler::plan::{Plan, PredictedTimes};
+use ragtag_planner::plan::{Plan, PredictedTimes};
 
 /// What a terminal can show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Figures and names as people read them.
 
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Objective;
-use ragtag_scheduler::plan::{LeftOut, Place, Plan};
-use ragtag_scheduler::wording::{self, Quantity};
+use ragtag_planner::Objective;
+use ragtag_planner::plan::{LeftOut, Place, Plan};
+use ragtag_planner::wording::{self, Quantity};
 use ragtag_transfer::Route;
 
 /// A text without control characters, which neither XML nor a terminal should get.
@@ -47,7 +47,12 @@ pub(super) fn rounded(value: f64) -> f64 {
 
 /// Bytes, with a binary unit.
 pub(super) fn bytes(bytes: u64) -> String {
-    indicatif::BinaryBytes(bytes).to_string().replace(".00 ", " ")
+    let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    match bytes.checked_ilog2().map_or(0, |bits| bits / 10) {
+        0 => format!("{bytes} B"),
+        n => format!("{:.2} {}", bytes as f64 / 1024_f64.powi(n as i32), units[n as usize - 1])
+            .replace(".00 ", " "),
+    }
 }
 
 /// A share, in percent.

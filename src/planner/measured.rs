@@ -4,8 +4,9 @@ use super::{Planner, model_facts};
 use crate::engine::{Engine, lowering};
 use crate::error::{Error, Result};
 use ragtag_graph::Segment;
+use ragtag_planner::Plan;
+use ragtag_scheduler::PipelineStats;
 use ragtag_scheduler::compare::{Alike, Burst, Comparand, Comparison, facts_from, since};
-use ragtag_scheduler::{PipelineStats, Plan};
 
 /// A new plan is worth a new start if it is predicted to be better by more than this share, and by more than measurements are
 /// uncertain.
@@ -130,7 +131,8 @@ mod tests {
     use super::*;
     use crate::model::Model;
     use ragtag_hal::AdapterKind;
-    use ragtag_scheduler::{Computed, DeviceFacts, FigureSource, SizeReport, StageReport};
+    use ragtag_planner::{DeviceFacts, FigureSource};
+    use ragtag_scheduler::{Computed, SizeReport, StageReport};
 
     fn planner() -> Planner {
         let device = |label| DeviceFacts::assumed(label, AdapterKind::Cpu, 1, 1 << 30, FigureSource::User);
@@ -176,7 +178,7 @@ mod tests {
         let stages = (0..plan.stages.len()).zip(factors).map(|(index, factor)| {
             use ragtag_scheduler::compare::Phase;
             let ns = |phase| {
-                let part = predicted.part(ragtag_scheduler::Place::Stage, index, phase).unwrap();
+                let part = predicted.part(ragtag_planner::Place::Stage, index, phase).unwrap();
                 part.predicted_us * 1e3 * factor
             };
             report(ns(Phase::Decode), ns(Phase::Prefill))

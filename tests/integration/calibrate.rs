@@ -3,8 +3,9 @@
 
 use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
 use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
-use ragtag_scheduler::cost::Profile;
-use ragtag_scheduler::{FigureSource, StageReport};
+use ragtag_planner::FigureSource;
+use ragtag_planner::cost::Profile;
+use ragtag_scheduler::StageReport;
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -349,15 +350,11 @@ fn predicted_us(
         logit_rows: rows,
         boundary: ragtag::Boundary::F32,
     };
-    let batch = ragtag_scheduler::cost::MicroBatch {
-        rows,
-        logit_rows: rows,
-        sequences: rows,
-        positions: 64.0 + 24.0,
-    };
+    let batch =
+        ragtag_planner::cost::MicroBatch { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
     let all = model.graph().segments(&lowering).unwrap();
     let times = all[segments].iter().map(|segment| {
-        let time = ragtag_scheduler::cost::segment_time(segment, facts, lowering.activations, &batch);
+        let time = ragtag_planner::cost::segment_time(segment, facts, lowering.activations, &batch);
         assert!(matches!(time.source, FigureSource::Measured | FigureSource::Fitted), "{time:?}");
         time.value
     });

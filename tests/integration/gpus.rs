@@ -34,7 +34,7 @@ fn adapters() -> Vec<Adapter> {
     assert!(opencl >= wanted, "{wanted} OpenCL adapters are wanted; there are {opencl}");
     for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
         if !found.iter().any(|adapter| adapter.backend == backend.name) {
-            test_support::skip!(support::driver(&backend.name), "{:?}", backend.status);
+            test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
         }
     }
     found

@@ -9,7 +9,6 @@ mod calibrate;
 mod checkpoint;
 mod closed;
 mod command;
-mod compute;
 mod drivers;
 mod examples;
 mod faults;

@@ -1,8 +1,8 @@
 //! Predicted against measured, planning again from it, and devices and links that are slowed on purpose.
 
 use crate::support::{ragtag, read_json, text};
-use ragtag_scheduler::Split;
-use ragtag_scheduler::wording::{Quantity, deviation};
+use ragtag_planner::Split;
+use ragtag_planner::wording::{Quantity, deviation};
 use serde_json::Value;
 
 /// Two devices of one thread each.

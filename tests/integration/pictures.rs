@@ -7,8 +7,8 @@ use ragtag::pictures::{self, BarStyle, Baseline, Gantt, GanttKind, GanttSpan, Ra
 use ragtag::{
     Activations, AdapterKind, DeviceFacts, FigureSource, KvType, Model, Objective, Plan, Planner, Workload,
 };
-use ragtag_scheduler::split::Span;
-use ragtag_scheduler::{
+use ragtag_planner::split::Span;
+use ragtag_planner::{
     Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
     PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };

@@ -5,7 +5,7 @@ use ragtag::{
     Model, Planner, Summary, TokenStream,
 };
 use ragtag_kernels::{Activations, KvType};
-use ragtag_scheduler::Split;
+use ragtag_planner::Split;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 pub use test_support::model as model_path;
@@ -120,17 +120,6 @@ pub fn devices(setup: &Setup<'_>) -> Devices {
     (options.cpu_devices, options.cpu_threads) = (setup.cpu_devices, Some(setup.threads));
     options.gemm = setup.gemm;
     Devices::probe(&options).unwrap()
-}
-
-/// What is missing where an API has no device, in the words of skips. On Linux, wgpu goes through Vulkan's drivers.
-pub fn driver(backend: &str) -> &'static str {
-    match backend {
-        "cuda" => "CUDA driver",
-        "hip" => "AMD device",
-        "opencl" => "OpenCL driver",
-        "vulkan" | "wgpu" => "Vulkan driver",
-        other => panic!("the vocabulary of skips does not know {other}"),
-    }
 }
 
 /// The last device of Vulkan, with a skip if there is none.

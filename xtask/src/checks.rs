@@ -85,7 +85,7 @@ pub fn ci(root: &Path, args: &TestArgs) -> Result<(), String> {
     test_after(root, args, done)
 }
 
-/// Lints the crates that look at features, for each backend alone and for none.
+/// Lints the crates that look at features, for each backend alone and for none, and the library without the command.
 fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     let mut lint = |package, features| {
         let arguments =
@@ -94,9 +94,10 @@ fn features(root: &Path, done: &mut Done) -> Result<(), String> {
     };
     lint("ragtag-devices", "")?;
     BACKENDS.iter().try_for_each(|backend| lint("ragtag-devices", backend))?;
-    // Its code asks for HIP alone.
     lint("ragtag", "")?;
-    lint("ragtag", "hip")
+    // Of the backends the command's code asks for HIP alone.
+    lint("ragtag", "cli")?;
+    lint("ragtag", "cli,hip")
 }
 
 /// Licences, sources and advisories of the dependencies.

@@ -136,12 +136,4 @@ impl Driver for OpenCl {
         let functions = self.found.command_buffers.filter(|_| program);
         Ok(functions.map_or_else(Vec::new, |functions| recorded(functions, &self.compute, steps)))
     }
-
-    /// An event says that a command has ended, not that the driver is done with what it used. The programs are not in flight,
-    /// so this waits no longer than for the rest of the queue.
-    fn before_drop(&self) {
-        if let Err(error) = self.compute.finish() {
-            tracing::debug!(%error, "the queue was not finished");
-        }
-    }
 }

@@ -236,7 +236,7 @@ impl Emitter<'_> {
             .zip(variant.abi.bindings)
             .map(|((place, offset, bytes), &access)| Slice { place, offset, bytes, access })
             .collect();
-        let grid = (variant.grid)(&constants);
+        let grid = variant.grid(&constants, self.caps);
         Ok(Step { segment, entry: entry as u32, slices, constants, grid })
     }
 

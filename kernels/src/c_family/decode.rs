@@ -7,7 +7,7 @@ use super::{HALF_ROWS, Items, program};
 use crate::attention::{merge, partial};
 use crate::kernel::{Activations, Kernel, KvType};
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use crate::{add, rms_norm, rope_append, silu_mul};
 use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) struct Function {
     pub name: &'static str,
     pub requires: &'static [Feature],
     pub abi: &'static EntryAbi,
-    pub grid: fn(constants: &[u32]) -> [u32; 3],
+    pub grid: Grid,
     pub max_rows: u32,
     pub source: Compose,
     pub function: &'static str,
@@ -93,7 +93,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
         name: "cuda-few",
         requires: &[Feature::Sm70],
         abi: norm_abi,
-        grid: add::grid,
+        grid: Grid::Fixed(add::grid),
         max_rows: MAX_ROWS,
         source: norm_source,
         function: name(["rms_norm_f32", "rms_norm_int8", "rms_norm_f16"]),
@@ -104,7 +104,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     let silu = Function {
         kernel: Kernel::SiluMul(form),
         abi: silu_abi,
-        grid: silu_grid,
+        grid: Grid::Fixed(silu_grid),
         source: silu_source,
         function: name(["silu_mul_f32", "silu_mul_int8", "silu_mul_f16"]),
         items: COLUMN_ITEMS,
@@ -113,7 +113,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     let merge = Function {
         kernel: Kernel::AttentionMerge(form),
         abi: merge_abi,
-        grid: merge_grid,
+        grid: Grid::Fixed(merge_grid),
         source: merge_source,
         function: name(["attention_merge_f32", "attention_merge_int8", "attention_merge_f16"]),
         items: COLUMN_ITEMS,
@@ -144,7 +144,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
         name: "cuda-few",
         requires: &[Feature::Sm70],
         abi: append_abi,
-        grid: append_grid,
+        grid: Grid::Fixed(append_grid),
         max_rows: MAX_ROWS,
         source: append_source,
         function: "rope_append",
@@ -155,7 +155,7 @@ fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let lanes = Function {
         kernel: Kernel::AttentionPartial(kv_type),
         abi: partial_abi,
-        grid: partial::grid,
+        grid: Grid::Fixed(partial::grid),
         max_rows: partial::MAX_ROWS,
         source: lanes_source,
         function: "attention_partial",

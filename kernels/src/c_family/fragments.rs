@@ -12,7 +12,7 @@ use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn product<const BF16: bool, const CDNA: bool, const TILE: u32>(
         requires: if CDNA { &[Feature::Mfma, Feature::Wave64] } else { &[Feature::Wmma] },
         abi: matmul::abi(tensor_type, Layout::RowMajor, Activations::F16),
         // Tiles that read the same weights are neighbours.
-        grid: |constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1],
+        grid: Grid::Fixed(|constants| [constants[0].div_ceil(TILE), constants[2].div_ceil(TILE), 1]),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows,

@@ -15,7 +15,7 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::{Layout, layout_in};
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{EntryAbi, KernelLanguage};
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ impl Function {
             class: self.kernel.class(),
             requires: &[],
             abi: self.abi,
-            grid: self.grid,
+            grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
             max_rows: self.max_rows,

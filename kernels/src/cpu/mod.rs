@@ -36,7 +36,7 @@ mod split_attention;
 use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel};
 use crate::layout::Layout;
-use crate::table::{Code, NEVER, Variant};
+use crate::table::{Code, Grid, NEVER, Variant};
 use formats::{
     BF16, F16, F32, Format, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, Quantised, TQ1_0, TQ2_0,
 };
@@ -166,7 +166,7 @@ fn variant<S: Isa, K: HostKernel>() -> Variant {
         class: K::KERNEL.class(),
         requires: S::FEATURES,
         abi: K::abi(),
-        grid: K::grid,
+        grid: Grid::Fixed(K::grid),
         layout: K::KERNEL.layout(|_| Layout::Rows16),
         min_rows: min_rows(K::KERNEL),
         max_rows: u32::MAX,

@@ -9,7 +9,7 @@ use crate::blocks::TensorType;
 use crate::kernel::{Activations, Kernel, NumericsClass};
 use crate::layout::Layout;
 use crate::matmul;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ fn product<const BF16: bool, const TILE: usize>(name: &'static str, max_rows: u3
         class: NumericsClass::Fast,
         requires: &[Feature::CooperativeMatrix, Feature::Fp16, Feature::SubGroups],
         abi: matmul::abi(weights, Layout::RowMajor, Activations::F16),
-        grid: |constants| TILES[TILE].grid(constants),
+        grid: Grid::Fixed(|constants| TILES[TILE].grid(constants)),
         layout: Some(Layout::RowMajor),
         min_rows: MIN_ROWS,
         max_rows,

@@ -13,7 +13,7 @@ mod weights;
 
 use crate::kernel::Kernel;
 use crate::layout::Layout;
-use crate::table::{Code, Text, Variant};
+use crate::table::{Code, Grid, Text, Variant};
 use ragtag_hal::{EntryAbi, Feature, KernelLanguage};
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Function {
             class: self.kernel.class(),
             requires: self.requires,
             abi: self.abi,
-            grid: self.grid,
+            grid: Grid::Fixed(self.grid),
             layout: self.layout,
             min_rows: self.min_rows,
             max_rows: self.max_rows,

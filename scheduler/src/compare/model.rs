@@ -3,10 +3,10 @@
 //! This module must not know what was measured.
 
 use super::{Comparand, Phase};
-use crate::cost::{BoundaryTime, DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
 use crate::trace::Computed;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::Activations;
+use ragtag_planner::cost::{BoundaryTime, DeviceFacts, LinkFacts, MicroBatch, segment_time_us};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
@@ -95,7 +95,7 @@ pub(super) struct Model<'a> {
 impl<'a> Model<'a> {
     /// `None` if the plan has no stage, or one on a device or with segments that nobody knows.
     pub(super) fn new(of: &Comparand<'a>) -> Option<Self> {
-        let stage = |stage: &'a crate::plan::PlanStage| {
+        let stage = |stage: &'a ragtag_planner::plan::PlanStage| {
             let device = of.devices.iter().find(|device| device.label == stage.device)?;
             Some((device, of.segments.get(stage.segments.range())?))
         };

@@ -1,11 +1,12 @@
 //! What a pipeline is started from, and whether it fits together.
 
 use crate::actor::WeightSource;
-use crate::core::{Chunks, RunShape};
+use crate::core::RunShape;
 use crate::error::{Error, Result};
 use ragtag_graph::CompiledStage;
 use ragtag_hal::Device;
 use ragtag_kernels::params::BLOCK_TOKENS;
+use ragtag_planner::Chunks;
 use ragtag_transfer::Route;
 
 /// One stage: a device, what it runs, and where its weights come from.

@@ -2,17 +2,17 @@
 
 use super::*;
 use crate::core::Want;
-use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, MicroBatch, SharedLink};
-use crate::objective::{Objective, Workload};
-use crate::plan::{
-    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
-    PredictedTimes, StageMemory,
-};
-use crate::planner::ModelFacts;
-use crate::split::Span;
 use ragtag_graph::{Boundary, Segment, SegmentKind};
 use ragtag_hal::AdapterKind;
 use ragtag_kernels::{Activations, KvType};
+use ragtag_planner::ModelFacts;
+use ragtag_planner::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links, MicroBatch, SharedLink};
+use ragtag_planner::objective::{Objective, Workload};
+use ragtag_planner::plan::{
+    Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    PredictedTimes, StageMemory,
+};
+use ragtag_planner::split::Span;
 use ragtag_transfer::Route;
 
 const ROW_BYTES: u64 = 16_384;

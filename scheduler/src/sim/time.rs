@@ -3,9 +3,9 @@
 //! This module must not know plans, and not what happens when.
 
 use crate::core::{self, Nanoseconds};
-use crate::cost::{self, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use ragtag_graph::{Boundary, Segment};
 use ragtag_kernels::Activations;
+use ragtag_planner::cost::{self, BoundaryTime, DeviceFacts, SegmentKey, kind_time};
 use std::sync::Arc;
 
 /// How long a stage computes.

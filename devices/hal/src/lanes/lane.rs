@@ -72,6 +72,10 @@ pub trait DriverQueue: Send + Sync + 'static {
     /// comes after, and runs nothing after a failure.
     const RUNS_IN_WAIT: bool = false;
 
+    /// Whether the driver may use memory and kernels of a script for a moment after the event of its end. Programs are dropped
+    /// after [`finish`](Self::finish) then.
+    const USES_AFTER_END: bool = false;
+
     /// Enqueues a script, to start after events of other queues of the device, and lets the driver begin.
     ///
     /// # Errors
@@ -201,6 +205,8 @@ enum Flight<Q: DriverQueue> {
     Doomed(Error),
     /// It was enqueued in part, and no event tells its end.
     Abandoned(Arc<Script<Q::Driver>>),
+    /// Programs that are dropped here.
+    Retired(Vec<Arc<Script<Q::Driver>>>),
 }
 
 /// What is guarded by a lane's order: whoever holds this may enqueue.
@@ -342,6 +348,20 @@ impl<Q: DriverQueue> Lane<Q> {
         send(order, Flight::Doomed(error));
     }
 
+    /// Drops programs that are not in flight. Never waits for the queue's work: the watcher does where that is necessary.
+    pub fn retire(&self, programs: Vec<Arc<Script<Q::Driver>>>) {
+        if Q::USES_AFTER_END {
+            let mut order = self.order();
+            let idle = self.finished.load(Ordering::Acquire) == order.sent;
+            // An abandoned script fails the timeline, and the queue may still have it.
+            if order.inbox.is_some() && (!idle || self.timeline.failure().is_some()) {
+                return send(&mut order, Flight::Retired(programs));
+            }
+            finish(self.queue.as_ref());
+        }
+        drop(programs);
+    }
+
     /// Ends the timeline, and all of them if the device is lost. Returns what is to be said of that.
     pub fn fail(&self, error: Error) -> Error {
         let error = self.told(error);
@@ -372,6 +392,12 @@ impl<Q: DriverQueue> Lane<Q> {
         let events: Vec<&Q::Event> = after.iter().filter_map(|after| after.event.as_deref()).collect();
         let enqueued = self.queue.enqueue(script, &events);
         enqueued.inspect_err(|_| send(order, Flight::Abandoned(Arc::clone(script))))
+    }
+}
+
+fn finish<Q: DriverQueue>(queue: &Q) {
+    if let Err(error) = queue.finish() {
+        tracing::debug!(%error, "the queue was not finished");
     }
 }
 
@@ -463,6 +489,11 @@ impl<Q: DriverQueue> Watched<Q> {
                     // The failed submission fails the timeline.
                     Ok(self.timeline.id().at(0))
                 }
+                Flight::Retired(programs) => {
+                    finish(self.queue.as_ref());
+                    drop(programs);
+                    Ok(self.timeline.id().at(0))
+                }
             };
             match ended {
                 Ok(signal) => self.timeline.advance(signal.value),
@@ -472,7 +503,7 @@ impl<Q: DriverQueue> Watched<Q> {
         }
         if !abandoned.is_empty() {
             // The last chance to wait for what no event tells of. What went wrong is on the timeline.
-            let _ = self.queue.finish();
+            finish(self.queue.as_ref());
         }
     }
 
