@@ -20,11 +20,8 @@ pub(super) fn check_devices(devices: &Devices) -> Result<()> {
 
 fn findings(devices: &Devices) -> Vec<String> {
     let software = devices.selected().iter().filter(|a: &&Adapter| a.kind == AdapterKind::Software);
-    let slowed = devices.handicaps().iter().map(|handicap| format!("{handicap} is slowed on purpose"));
-    software
-        .map(|a| format!("{} ({}) is a GPU API executed by the processor", a.label(), a.name))
-        .chain(slowed)
-        .collect()
+    let slowed = devices.handicaps().iter().map(|handicap| format!("{handicap} is throttled (--handicap)"));
+    software.map(|a| format!("{} ({}) is a software device", a.label(), a.name)).chain(slowed).collect()
 }
 
 /// Refuses devices that could not be opened and would be left out.
