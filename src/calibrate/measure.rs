@@ -155,7 +155,7 @@ impl Timer<'_> {
         let filling = Filling::new(&compiled);
         let stage = device.load(compiled, &filling)?;
         self.budget.excuse(stage.made_in());
-        tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded to be timed");
+        tracing::debug!(?segments, took = ?start.elapsed(), compiling = ?stage.made_in(), "loaded a stage for timing");
         Ok(stage)
     }
 

@@ -135,7 +135,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
         let free = memory.available.saturating_sub(memory.total);
         let parts = [
             ("weights", "weights", memory.weights),
-            ("kv", "keys and values", memory.kv),
+            ("kv", "KV cache", memory.kv),
             ("scratch", "scratch and slots", memory.scratch.saturating_add(memory.slots)),
             ("staging", "staging", memory.staging),
             ("free", "free", free),
@@ -171,7 +171,7 @@ pub(super) fn memory(plan: &Plan) -> Chart {
         ticks: byte_ticks(largest),
         legend: vec![
             ("weights", "weights"),
-            ("kv", "keys and values"),
+            ("kv", "KV cache"),
             ("scratch", "scratch and slots"),
             ("staging", "staging"),
             ("free", "free"),

@@ -99,7 +99,7 @@ fn facts(plan: &Plan) -> Vec<(&'static str, String)> {
         ("chunk", chunks(plan)),
         ("decode", format!("{} of {}", count(plan.decode_groups as usize, "group"), plan.decode_rows)),
         ("micro-batches in flight", plan.credits.to_string()),
-        ("slots of a stage", plan.slots.to_string()),
+        ("slots per stage", plan.slots.to_string()),
         ("KV cache", words::kv(plan.kv).into()),
         ("activations", words::activations(plan.activations).into()),
         ("digest", words::digest(&plan.model.digest)),
