@@ -86,7 +86,7 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     let generation = Generation { max_tokens: TOKENS, ignore_end: true, ..Generation::greedy() };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
-        .map_err(|e| ragtag::Error::Usage(format!("the async runtime does not start: {e}")))?;
+        .map_err(|e| ragtag::Error::Usage(format!("cannot start the async runtime: {e}")))?;
     runtime.block_on(async {
         let mut stream = engine.session().generate(Prompt::Tokens(&[1]), &generation)?;
         loop {

@@ -25,7 +25,7 @@ pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
 pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
-        .map_err(|e| ragtag::Error::Usage(format!("the async runtime does not start: {e}")))?;
+        .map_err(|e| ragtag::Error::Usage(format!("cannot start the async runtime: {e}")))?;
     runtime.block_on(engine.session().burst(burst))
 }
 

@@ -579,7 +579,7 @@ fn pins_that_are_none() {
 
 #[test]
 fn devices_that_are_there_and_not_selected() {
-    let words = ["cpu:1 is detected and not selected; --device cpu:0,cpu:1 selects it"];
+    let words = ["cpu:1 is not selected (to select it, use --device cpu:0,cpu:1)"];
     for placement in [["--split", "0-13=cpu:1"], ["--pin", "0=cpu:1"], ["--exclude", "cpu:1"]] {
         let arguments = [&["plan", "--cpu-devices", "2", "--device", "cpu:0"][..], &placement].concat();
         refused(&arguments, PLACEMENT, &words);
@@ -688,15 +688,15 @@ fn outputs_that_would_overwrite_each_other_or_what_is_read() {
     let first = spoilt.write("m-00001-of-00002.gguf", b"");
     let (directory, config) = (text(spoilt.folder.path()), spoilt.write("config.json", b"{}"));
     let cases: [(&[&str], &str); 11] = [
-        (&["run", &model, "--receipt", &model], "is read"),
-        (&["run", &first, "--trace", &shard], "is read"),
-        (&["run", directory, "--trace", &config], "is read"),
-        (&["run", "-f", &one, "--trace", &one], "is read"),
-        (&["bench", "--plan", &one, "--html", &one], "is read"),
-        (&["perplexity", "-f", &one, "--receipt", &one], "is read"),
-        (&["plan", &model, "--svg", &model], "is read"),
-        (&["simulate", "--requests-file", &one, "--trace", &one], "is read"),
-        (&["run", "--trace", &one, "--receipt", &one], "is named for two outputs"),
+        (&["run", &model, "--receipt", &model], "is an input"),
+        (&["run", &first, "--trace", &shard], "is an input"),
+        (&["run", directory, "--trace", &config], "is an input"),
+        (&["run", "-f", &one, "--trace", &one], "is an input"),
+        (&["bench", "--plan", &one, "--html", &one], "is an input"),
+        (&["perplexity", "-f", &one, "--receipt", &one], "is an input"),
+        (&["plan", &model, "--svg", &model], "is an input"),
+        (&["simulate", "--requests-file", &one, "--trace", &one], "is an input"),
+        (&["run", "--trace", &one, "--receipt", &one], "is used for two outputs"),
         (&["logits", "--ids", "1", "-o", &one, "--receipt", &other, "--trace", &other], "two outputs"),
         (&["plan", "--html", &one, "--svg", &one], "two outputs"),
     ];
@@ -739,7 +739,7 @@ fn results_that_standard_output_does_not_take_are_an_error() {
         let output = support::shell("exec \"$0\" \"$@\" > /dev/full", arguments).output().unwrap();
         let err = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(FILE), "{arguments:?}: {err}");
-        let words = "ragtag: cannot write standard output: No space left on device (os error 28)\n";
+        let words = "ragtag: cannot write to standard output: No space left on device (os error 28)\n";
         assert!(err.ends_with(words), "{arguments:?}: {err}");
     }
 }
@@ -800,5 +800,5 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
     // Nothing to measure is no measurement.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
     // Nor is testing nothing a test.
-    refused(&["selftest", "--only", "teleport"], USAGE, &["no test has \"teleport\" in its name"]);
+    refused(&["selftest", "--only", "teleport"], USAGE, &["no test name matches \"teleport\""]);
 }

@@ -244,7 +244,7 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
         let (calibration, _) = calibrate(&model(), &two(), &quick(&file));
         assert_eq!(calibration.timed.len(), 2);
         let cause = calibration.unkept.unwrap();
-        assert!(cause.starts_with(&format!("cannot write {}", file.display())), "{cause}");
+        assert!(cause.starts_with(&file.display().to_string()), "{cause}");
         // Told once; times may have drifted besides.
         assert!(!calibration.warnings.iter().any(|warning| warning.contains(&cause)));
     });
@@ -269,9 +269,9 @@ fn commands_say_that_nothing_is_kept() {
     let (planned, _, warned) = command(&["plan", "--ctx", "64"]);
     assert_eq!(planned, 0, "{warned}");
     for said in [said, warned] {
-        assert_eq!(said.matches("not kept").count(), 1, "{said}");
-        let cause = format!("what was measured is not kept: cannot write {}", file.display());
-        assert!(said.contains(&cause) && !said.contains("is ignored"), "{said}");
+        assert_eq!(said.matches("cannot save the calibration").count(), 1, "{said}");
+        let cause = format!("cannot save the calibration: {}", file.display());
+        assert!(said.contains(&cause) && !said.contains("ignoring"), "{said}");
     }
 }
 

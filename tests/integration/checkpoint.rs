@@ -181,11 +181,7 @@ fn directories_that_are_no_model() {
     refused(&["run", text(empty.path())], MODEL, &["has no config.json"]);
     let copied = Copied::new();
     let shard = copied.file(SECOND_SHARD);
-    refused(
-        &["run", text(&shard)],
-        MODEL,
-        &[SECOND_SHARD, "not supported: weights alone; name the directory"],
-    );
+    refused(&["run", text(&shard)], MODEL, &[SECOND_SHARD, "not supported: a single safetensors file"]);
 
     let weights = std::fs::read(&shard).unwrap();
     std::fs::remove_file(&shard).unwrap();

@@ -214,11 +214,11 @@ fn a_header_is_planned_for_like_its_file_and_not_run() {
     // The plan suits the whole file: only the name for people differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
-    assert!(succeeds(&["inspect", path]).contains("described alone"));
+    assert!(succeeds(&["inspect", path]).contains("metadata only"));
     assert_eq!(json(&["inspect", path, "--json"])["has_weights"], false);
     assert_eq!(json(&["inspect", "--json"])["has_weights"], true);
     refused(&["run", path, "-n", "1"], MODEL, &["header.gguf ends at byte", "the data of tensor"]);
-    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["has weights, which say their types"]);
+    refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["cannot assume a tensor type"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
     refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
     // Cut within its header, it says what is missing.

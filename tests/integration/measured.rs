@@ -90,7 +90,7 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
     }
 
     let table = run(&[&["bench", "-p", "16", "-n", "4", "-r", "1"][..], &SPLIT].concat()).out;
-    let words = ["predicted", "measured", "return of tokens", "stage 0 on cpu:0", "all of it, tg4"];
+    let words = ["predicted", "measured", "token return", "stage 0 on cpu:0", "total, tg4"];
     assert!(words.iter().all(|words| table.contains(words)), "{table}");
 }
 
@@ -151,7 +151,7 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
 
     let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
     assert_eq!(refused.code, 8);
-    assert!(refused.err.contains("cpu:1=duty:50% is slowed on purpose"), "{}", refused.err);
+    assert!(refused.err.contains("cpu:1=duty:50% is throttled (--handicap)"), "{}", refused.err);
     // Not for newcomers.
     assert!(!run(&["run", "-h"]).out.contains("--throttle"));
     assert!(run(&["run", "--help"]).out.contains("--throttle"));

@@ -311,8 +311,8 @@ fn the_gap_of_a_users_split_is_to_the_planners_own() {
 fn a_bottleneck_without_a_bar_is_said() {
     let mut plan = planned(2);
     for (place, said) in [
-        (Place::Stage, "The longest bar sets the pace."),
-        (Place::SharedLink, "What sets the pace is shared and has no bar here."),
+        (Place::Stage, "The longest bar is the bottleneck."),
+        (Place::SharedLink, "The bottleneck is a shared link, which has no bar here."),
     ] {
         plan.explanation.bottleneck.place = place;
         assert!(pictures::html(&Report::new(plan.clone())).contains(said), "{place:?}");

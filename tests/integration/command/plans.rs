@@ -156,7 +156,7 @@ fn a_context_that_the_model_was_not_trained_for_is_warned_of_once() {
         for (context, times) in [("513", 1), ("512", 0)] {
             let err = done(&[command, &["--ctx", context]].concat()).err;
             let words =
-                "warning: a context of 513 tokens is longer than the 512 that the model was trained for";
+                "warning: a context of 513 tokens exceeds the 512 tokens that the model was trained for";
             assert_eq!(err.matches(words).count(), times, "{command:?} {context}: {err}");
         }
     }
