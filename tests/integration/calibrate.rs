@@ -107,14 +107,14 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             serde_json::to_string(&profile).unwrap()
         };
         const DAYS: u64 = 24 * 3600;
-        let spoilt = [
+        let corrupt = [
             whole[..whole.len() / 2].to_owned(),
             changed(&|profile| profile.ragtag_profile = 3),
             changed(&|profile| profile.identity.units += 1),
             changed(&|profile| profile.measured_unix_s -= 31 * DAYS),
             changed(&|profile| profile.measured_unix_s += 31 * DAYS),
         ];
-        for content in spoilt {
+        for content in corrupt {
             assert_ne!(content, whole);
             std::fs::write(&profiles[0], content).unwrap();
             let (anew, _) = calibrate(&model, &devices, &options);
@@ -132,7 +132,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             let ring = serde_json::json!({"chunk_bytes": chunk_bytes, "depth": depth});
             changed(&|link| link["facts"]["route"] = serde_json::json!({"host-staged": &ring}))
         };
-        let spoilt = [
+        let corrupt = [
             "{}".into(),
             of_ring(0, 4),
             of_ring(256 << 10, 0),
@@ -145,7 +145,7 @@ fn profiles_are_cached_and_damaged_ones_are_measured_again() {
             changed(&|link| link["facts"]["latency_us"]["value"] = 0.0.into()),
             changed(&|link| link["measured_unix_s"] = 1.into()),
         ];
-        for content in spoilt {
+        for content in corrupt {
             std::fs::write(&links[0], &content).unwrap();
             let (anew, steps) = calibrate(&model, &devices, &options);
             assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
