@@ -1,8 +1,7 @@
 //! Ragtag runs one language model as a pipeline across whatever GPUs and CPUs a machine has.
 //!
-//! A [`Model`] is opened, [`Devices`] are probed and selected, a [`Planner`] decides which device runs which segments
-//! and why, and an [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of
-//! tokens:
+//! Open a [`Model`] and probe [`Devices`]. A [`Planner`] assigns the model's segments to devices, and an
+//! [`Engine`] loads the weights and runs the pipeline. A [`Session`] turns prompts into streams of tokens:
 //!
 //! ```
 //! use ragtag::{
@@ -29,7 +28,7 @@
 //! # }
 //! ```
 //!
-//! The crates below this one are usable on their own: `ragtag-graph` for model files and operator graphs,
+//! The lower crates are usable on their own: `ragtag-graph` for model files and operator graphs,
 //! `ragtag-planner` for planning without devices, `ragtag-hal` for writing a backend.
 
 mod burst;
@@ -66,7 +65,7 @@ pub use planner::{DEFAULT_CHUNK, MAX_CHUNK, Planner, Replanned, SLOTS};
 pub use ragtag_compute as compute;
 #[cfg(feature = "cli")]
 pub use selftest::{SELFTEST_VERSION, SelfTest};
-// What the types above are described with.
+// Types in the public API of the items above.
 #[cfg(feature = "cli")]
 pub use ragtag_conformance::Shapes;
 #[cfg(feature = "hip")]
@@ -79,7 +78,7 @@ pub use ragtag_planner::{
     Baseline, BufferLimits, Constraints, DeviceFacts, EngineDecode, Figure, FigureSource, Fleet,
     InvalidFleet, LinkFacts, Links, Mix, Objective, Pin, Plan, SharedLink, Split, Workload, fleet,
 };
-/// Loads, simulations and what comes of them.
+/// Loads of requests, simulations and their results.
 pub use ragtag_scheduler::sim as simulation;
 pub use ragtag_scheduler::{Sampling, Span, SpanKind, compare};
 pub use session::{Event, Generation, LogitStream, Prompt, Reason, Session, Summary, TokenStream};

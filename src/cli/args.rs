@@ -84,29 +84,26 @@ pub(crate) enum Command {
 #[command(next_help_heading = "Devices")]
 pub(crate) struct DeviceArgs {
     /// Comma-separated list of auto, gpu, cpu, devices (cuda:0,cpu:1), APIs (cuda: all of its devices) and
-    /// filters
-    /// (min-memory=8GiB). Default: RAGTAG_DEVICES, else auto: all GPUs, or the CPU if there is none.
+    /// filters (min-memory=8GiB). Default: RAGTAG_DEVICES, else auto: all GPUs, or the CPU if there is none.
     #[arg(long, value_name = "LIST")]
     pub(crate) device: Option<String>,
     /// Split the CPU's cores into N devices cpu:0 … cpu:N-1.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64), allow_negative_numbers = true)]
     pub(crate) cpu_devices: u32,
     /// Threads of each CPU device. Default: all hardware threads divided evenly, minus a few (at most one
-    /// eighth) if other
-    /// devices are selected as well.
+    /// eighth) if other devices are selected as well.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: Option<u32>,
     /// Timeout in seconds for probing a driver in a child process.
     #[arg(long, value_name = "SECONDS", env = "RAGTAG_PROBE_LIMIT", default_value_t = ragtag_devices::ProbeChild::LIMIT.as_secs(), value_parser = probe_limit, allow_negative_numbers = true)]
     pub(crate) probe_limit: u64,
     /// Throttle a device or a link, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
-    /// link:cpu:0->cpu:1=1GB/s.
-    /// Repeatable.
+    /// link:cpu:0->cpu:1=1GB/s. Repeatable.
     #[arg(long, alias = "handicap", value_name = "THROTTLE", hide_short_help = true)]
     pub(crate) throttle: Vec<Handicap>,
     /// Kernels for prefill matmuls of 512 rows and more, if a library (cuBLASLt, rocBLAS) is available: own
-    /// (Ragtag's
-    /// kernels), library, or auto: Ragtag's kernels if they use the device's matrix units, else the library.
+    /// (Ragtag's kernels), library, or auto: Ragtag's kernels if they use the device's matrix units, else the
+    /// library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
     /// Refuse software devices in place of GPUs, fallbacks, --throttle and suspicious weights, with exit code
@@ -139,8 +136,7 @@ fn switch(variable: &'static str) -> impl Fn(&str) -> Result<bool, String> + Clo
 #[command(next_help_heading = "Placement")]
 pub(crate) struct PlacementArgs {
     /// Smallest unit of placement: a transformer block, or its attention and feed-forward halves. Default:
-    /// the plan's with
-    /// --plan, else block.
+    /// the plan's with --plan, else block.
     #[arg(long, value_name = "SIZE")]
     pub(crate) granularity: Option<GranularityArg>,
     /// Place the segments yourself, first to last: 0-5=cpu:0,6-13=cpu:1. `ragtag inspect` lists the segment
@@ -169,18 +165,15 @@ pub(crate) struct PlacementArgs {
     #[arg(long, value_name = "TYPE")]
     pub(crate) kv: Option<Kv>,
     /// Type of activations in matmuls with quantized weights: f32 is exact, int8 is fast. Default: the plan's
-    /// with --plan, else
-    /// int8.
+    /// with --plan, else int8.
     #[arg(long, value_name = "TYPE")]
     pub(crate) activations: Option<ActivationsArg>,
     /// Wire type of activations between stages: f16 halves the bytes and is not allowed with --activations
-    /// f32. Default: the
-    /// plan's with --plan, else the faster one as predicted.
+    /// f32. Default: the plan's with --plan, else the faster one as predicted.
     #[arg(long, alias = "boundary", value_name = "TYPE")]
     pub(crate) wire: Option<WireArg>,
     /// Do not calibrate devices that have no cached profile; use datasheet, reported or assumed speeds.
-    /// Calibration takes at most
-    /// 3 seconds, once.
+    /// Calibration takes at most 3 seconds, once.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
     pub(crate) no_calibration: bool,
 }
@@ -216,18 +209,15 @@ pub(crate) enum GranularityArg {
 #[command(next_help_heading = "Request")]
 pub(crate) struct RequestArgs {
     /// Optimization goal: latency (of one sequence), throughput, first-token, or a mix such as
-    /// mix:latency=1,throughput=2.
-    /// Default: the plan's with --plan, else throughput.
+    /// mix:latency=1,throughput=2. Default: the plan's with --plan, else throughput.
     #[arg(long, value_name = "OBJECTIVE")]
     pub(crate) objective: Option<Objective>,
     /// Prompt tokens of the request to plan for. Default: the plan's with --plan; else the prompt's length
-    /// (`run`), the longest
-    /// -p (`bench`), or 512 (`plan`).
+    /// (`run`), the longest -p (`bench`), or 512 (`plan`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
     pub(crate) prompt_tokens: Option<u32>,
     /// Generated tokens of the request to plan for. Default: the plan's with --plan; else -n (`run`), the
-    /// longest -n (`bench`),
-    /// or 128 (`plan`).
+    /// longest -n (`bench`), or 128 (`plan`).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=i64::from(MOST_TOKENS)), allow_negative_numbers = true)]
     pub(crate) new_tokens: Option<u32>,
 }
@@ -255,8 +245,7 @@ impl RecordArgs {
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct DescribedArgs {
     /// Tensor type to assume for the matrices of a directory without weights: f16, q8_0, q4_k … Default: the
-    /// type in its
-    /// config.json.
+    /// type in its config.json.
     #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
     pub(crate) assume_type: Option<TensorType>,
 }
@@ -400,8 +389,7 @@ pub(crate) struct PlanArgs {
 #[command(next_help_heading = "Pictures")]
 pub(crate) struct PictureArgs {
     /// Write a self-contained HTML page: stages, links, memory, timeline, alternatives. "-" writes this,
-    /// --svg or --dot to
-    /// standard output instead of the table.
+    /// --svg or --dot to standard output instead of the table.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Write the charts as one SVG file.
@@ -519,8 +507,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), allow_negative_numbers = true)]
     pub(crate) parallel: Option<u32>,
     /// Compare the default settings with the best of up to 12 alternatives, for prompts of 512, 2,048 and
-    /// 8,192 tokens and for 1,
-    /// 8 and 64 generating sequences.
+    /// 8,192 tokens and for 1, 8 and 64 generating sequences.
     #[arg(long, conflicts_with_all = ["pp", "tg", "prompt_tokens", "new_tokens", "parallel", "plan", "split", "chunk", "html", "replan", "trace", "receipt"])]
     pub(crate) defaults: bool,
     /// Repetitions of each measurement, after one warm-up.
@@ -552,8 +539,7 @@ Examples:
   ragtag inspect model.gguf --dot | dot -Tsvg > model.svg")]
 pub(crate) struct InspectArgs {
     /// A .gguf file (any part of a split model), or a directory with safetensors. Default: the bundled model.
-    /// Metadata is enough:
-    /// a file that ends after its header, or a directory that holds only config.json.
+    /// Metadata is enough: a file that ends after its header, or a directory that holds only config.json.
     pub(crate) model: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) described: DescribedArgs,

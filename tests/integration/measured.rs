@@ -1,4 +1,4 @@
-//! Predicted against measured, planning again from it, and devices and links that are slowed on purpose.
+//! Predictions compared with measurements, replanning from measurements, and throttled devices and links.
 
 use crate::support::{ragtag, read_json, text};
 use ragtag_planner::Split;
@@ -32,7 +32,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}:\n{}", done.out))
 }
 
-/// What was compared of one part.
+/// The comparison of one part of the pipeline.
 fn part<'a>(json: &'a Value, place: &str, index: u64, phase: &str) -> &'a Value {
     let parts = json["comparison"]["parts"].as_array().unwrap();
     let is = |p: &&Value| p["place"] == place && p["index"] == index && p["phase"] == phase;
@@ -46,7 +46,7 @@ fn number(value: &Value, field: &str) -> f64 {
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 #[test]
-fn bench_holds_every_stage_and_edge_against_its_prediction() {
+fn bench_compares_every_stage_and_edge_with_its_prediction() {
     let arguments = ["bench", "-p", "24", "-n", "6", "-r", "1", "--parallel", "2", "--chunk", "16"];
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");
@@ -61,26 +61,27 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
             assert_eq!(off, part["finding"].is_string(), "{part}");
         }
     }
-    // What the stages and the edge saw: a run of pp24 and one of tg6 with two sequences each. Those before do not count.
+    // Counts of the measured runs only: one of pp24 and one of tg6 with two sequences each. Warm-up runs are
+    // excluded.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
-    // A step that goes with a chunk of the other prompt counts as prefill.
+    // A step that shares a micro-batch with a chunk of the other prompt counts as prefill.
     let counted = &json["stages"][0]["report"]["decode"]["micro_batches"];
     assert!(steps("stage", 0) <= counted.as_f64().unwrap() * 0.75, "{counted} in all");
     assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
-    // A stage does not count the first of a size that it did not see before.
+    // A stage skips the first micro-batch of each new size.
     assert!(steps("edge", 0) <= steps("stage", 0) + 2.0);
     let rates = json["comparison"]["rates"].as_array().unwrap();
     let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
     assert_eq!(names, ["pp24", "tg6"]);
     assert!(rates.iter().all(|rate| number(rate, "predicted_tokens_per_s") > 0.0));
     assert!(json["replanned"].is_null());
-    // The page tells the same of the same micro-batches.
+    // The page reports the same comparison.
     let html = std::fs::read_to_string(&page).unwrap().replace("&gt;", ">");
     for rate in rates {
         let off = deviation(Quantity::Rate, number(rate, "deviation")).replace('-', "−");
-        let told = format!("tokens/s measured, {off} against");
-        assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&told), "{told}");
+        let line = format!("tokens/s measured, {off} against");
+        assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&line), "{line}");
     }
     let parts = json["comparison"]["parts"].as_array().unwrap();
     for part in parts {
@@ -90,12 +91,12 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
     }
 
     let table = run(&[&["bench", "-p", "16", "-n", "4", "-r", "1"][..], &SPLIT].concat()).out;
-    let words = ["predicted", "measured", "return of tokens", "stage 0 on cpu:0", "all of it, tg4"];
+    let words = ["predicted", "measured", "token return", "stage 0 on cpu:0", "total, tg4"];
     assert!(words.iter().all(|words| table.contains(words)), "{table}");
 }
 
 #[test]
-fn run_compares_when_it_is_asked_to() {
+fn run_compares_on_request() {
     let arguments = [&["run", "-n", "4", "--temp", "0"][..], &SPLIT].concat();
     let plain = run(&arguments);
     assert!(!plain.err.contains("deviation"), "{}", plain.err);
@@ -110,13 +111,13 @@ fn run_compares_when_it_is_asked_to() {
     );
     let html = std::fs::read_to_string(&page).unwrap();
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("cpu:0"));
-    assert!(html.to_lowercase().contains("measured"), "measured beside predicted");
+    assert!(html.to_lowercase().contains("measured"), "measured next to predicted");
     let nowhere = folder.path().join("missing/report.html");
     assert_eq!(run(&[&arguments[..], &["--html", text(&nowhere)]].concat()).code, 7);
 }
 
 #[test]
-fn a_slowed_link_takes_its_time_and_changes_no_token() {
+fn a_throttled_link_is_slower_and_changes_no_token() {
     let arguments = [&["run", "-n", "4", "--temp", "0", "--json"][..], &SPLIT].concat();
     let plain = json(&arguments);
     let slowed = json(&[&arguments[..], &["--throttle", "link:cpu:0->cpu:1=100kB/s"]].concat());
@@ -124,7 +125,7 @@ fn a_slowed_link_takes_its_time_and_changes_no_token() {
     for phase in ["decode", "prefill"] {
         let edge = part(&slowed, "edge", 0, phase);
         let at_least_us = number(edge, "bytes") / 100e3 * 1e6;
-        // A busy processor notices the begin of a crossing late.
+        // A busy CPU notices the start of a transfer late.
         assert!(number(edge, "measured_us") >= at_least_us * 0.5, "{edge}");
         assert!(edge["finding"].as_str().unwrap().contains("its "), "{edge}");
     }
@@ -151,14 +152,14 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
 
     let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
     assert_eq!(refused.code, 8);
-    assert!(refused.err.contains("cpu:1=duty:50% is slowed on purpose"), "{}", refused.err);
-    // Not for newcomers.
+    assert!(refused.err.contains("cpu:1=duty:50% is throttled (--handicap)"), "{}", refused.err);
+    // Only the long help mentions throttles.
     assert!(!run(&["run", "-h"]).out.contains("--throttle"));
     assert!(run(&["run", "--help"]).out.contains("--throttle"));
 }
 
 #[test]
-fn bad_handicaps_are_named() {
+fn reports_invalid_throttles() {
     for (handicap, words) in [
         ("cpu:1=duty:0%", "1% to 100%"),
         ("cpu:1", "there is no ="),
@@ -177,8 +178,8 @@ fn bad_handicaps_are_named() {
     assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
 }
 
-/// A device that works for an eighth of the time takes more than it says it does, and gets less to do. The share is small,
-/// so that what else runs on this machine cannot hide it.
+/// A device throttled to an eighth of the time is slower than planned and gets fewer segments. The share is small, so
+/// that other load on this machine cannot mask it.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
     let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];
@@ -205,5 +206,5 @@ fn replanning_moves_segments_away_from_a_slow_device() {
             segments[1] - segments[0] + 1
         })
         .sum();
-    assert_eq!(ran, on_slow(to), "what was planned last is what ran");
+    assert_eq!(ran, on_slow(to), "the last plan ran");
 }

@@ -16,7 +16,6 @@ use crate::core::{StageAction, StageCore, StageEvent, StagePoints, StageShape, S
 use crate::error::{Error, Result};
 use crate::mailbox::{LINGER, Letter, Mailbox, Notice};
 use crate::message::{RunAddress, RunMessage, RunUrgent, StageAddress, StageMessage, StageUrgent};
-use crate::runtime::SlowLinkSender;
 use crate::trace::{Computed, Ends, Label, Recorder, SizeReport, SpanKind, TraceSink};
 use memory::{INCOMING, LOGITS, OUTGOING, StageBuffers};
 use owned::OwnedDevice;
@@ -61,8 +60,6 @@ pub(crate) struct Edge {
     pub(crate) timeline: Arc<Timeline>,
     /// Armed while the ring's sender waits for a slot of it.
     pub(crate) ring_notice: Notice,
-    /// Where chunks go first that leave on a link that is slowed on purpose.
-    pub(crate) slow_link: Option<SlowLinkSender>,
 }
 
 impl Edge {
@@ -341,12 +338,7 @@ impl Actor {
                 self.recorder.leaves(&micro_batch, u64::from(micro_batch.rows()) * self.row_bytes);
                 send(&self.next, StageMessage::Event(StageEvent::HandOff { micro_batch }))
             }
-            StageAction::Chunk(mut ready) => {
-                if let Some(link) = self.next.as_ref().and_then(|next| next.slow_link.as_ref()) {
-                    ready.ready.timeline = link.send(ready.chunk.bytes, ready.ready.value);
-                }
-                send(&self.next, StageMessage::Event(StageEvent::Chunk(ready)))
-            }
+            StageAction::Chunk(ready) => send(&self.next, StageMessage::Event(StageEvent::Chunk(ready))),
             StageAction::Free(free) => self.free(free),
             StageAction::Return(returned) => self.run.send_quietly(RunMessage::Return(returned)),
         }

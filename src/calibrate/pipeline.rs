@@ -1,10 +1,11 @@
-//! A pipeline in small: the actors, the mailboxes and the coordinator of a real one, with a block or the head on each stage.
+//! The calibration pipeline: the actors, mailboxes and coordinator of a real pipeline, with one block or the
+//! head on each stage.
 //!
-//! What lies between stages, and between a step and the next, takes what it takes in a run only if devices are busy in
-//! between for as long as there: threads that wait for milliseconds fall asleep, and cores go idle. So decode steps have
-//! their dispatches several times over. Chunks have none: all that counts of them is how they cross.
+//! The overheads between stages and between steps are realistic only if devices are busy for as long as in a
+//! run: threads that wait for milliseconds go to sleep, and cores go idle. So the dispatches of decode steps
+//! are repeated. Chunks have no dispatches, since only their transfers are measured.
 //!
-//! This module must not know what is made of what it sees.
+//! Knows nothing about how the measurements are used.
 
 use super::filling::Filling;
 use super::steps::{Steps, micro_batch};
@@ -21,28 +22,28 @@ use ragtag_scheduler::{
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// How long a stage is busy with a decode step, about, in microseconds.
+/// Approximate busy time of a stage in a decode step, in microseconds.
 const BUSY_US: f64 = 1500.0;
-/// Most times that the dispatches of a decode step come.
+/// Maximum repetitions of a decode step's dispatches.
 const MOST_TIMES: f64 = 64.0;
-/// How long after the last token everything has been noted that there is to note.
+/// Time after the last token until all statistics are recorded.
 const SETTLED: Duration = Duration::from_millis(2);
 
-/// A pipeline in small.
-pub(super) struct Miniature {
+/// A running calibration pipeline.
+pub(super) struct CalibrationPipeline {
     pipeline: Pipeline,
     logit_row_bytes: u64,
 }
 
-impl Miniature {
-    /// Starts one over these devices; of each it is known how long it takes for a segment.
+impl CalibrationPipeline {
+    /// Starts a pipeline over these devices. The profiles give the time of a segment on each.
     pub(super) fn start(devices: &Devices, steps: &Steps, stages: &[(String, &Profile)]) -> Result<Self> {
         let labels: Vec<String> = stages.iter().map(|(label, _)| label.clone()).collect();
         let (mut specs, mut logit_row_bytes) = (Vec::new(), 0);
         for (at, (adapter, device)) in devices.open(&labels)?.into_iter().enumerate() {
             let segment = if at + 1 == stages.len() { steps.head() } else { steps.window.start };
             let mut compiled = steps.compile(segment..segment + 1, &adapter)?;
-            // A pipeline takes stages that follow each other.
+            // Stages of a pipeline must be contiguous.
             compiled.segments = at..at + 1;
             let alone = micro_batch(&SoloBatch::decode(1, 1));
             let step_us = stages[at].1.time(&steps.keys[segment], &alone).map_or(BUSY_US, |time| time.value);
@@ -58,16 +59,16 @@ impl Miniature {
         Ok(Self { pipeline: Pipeline::start(specs, &options, |_| ())?, logit_row_bytes })
     }
 
-    /// Runs so many sequences at the same time, each with so many tokens of prompt and so many new ones.
+    /// Runs `sequences` concurrent sequences, each with `prompt` prompt tokens and `tokens` new tokens.
     pub(super) fn run(&self, sequences: u32, prompt: u32, tokens: u32) -> Result<Seen> {
         let before = self.pipeline.stats();
-        let (tell, told) = mpsc::channel();
+        let (sender, replies) = mpsc::channel();
         for sequence in 0..sequences {
-            self.submit(sequence, prompt, tokens, &tell)?;
+            self.submit(sequence, prompt, tokens, &sender)?;
         }
-        drop(tell);
+        drop(sender);
         let mut times_ns = Vec::new();
-        for (sequence, at_ns, reply) in told {
+        for (sequence, at_ns, reply) in replies {
             match reply {
                 Reply::Token { .. } if sequence == 0 => times_ns.push(at_ns),
                 Reply::Failed(error) => return Err(error.into()),
@@ -85,25 +86,26 @@ impl Miniature {
         sequence: u32,
         prompt: u32,
         tokens: u32,
-        tell: &mpsc::Sender<(u32, u64, Reply)>,
+        sender: &mpsc::Sender<(u32, u64, Reply)>,
     ) -> Result<()> {
         let sampler = Sampler::new(Sampling::greedy()).map_err(|error| Error::Usage(error.to_string()))?;
         let job = Job::Generate {
             max_new_tokens: tokens,
             end_tokens: Vec::new(),
-            sampler: Box::new(Whatever { sampler }),
+            sampler: Box::new(FixedChoice { sampler }),
         };
-        let tell = tell.clone();
+        let sender = sender.clone();
         let reply = Box::new(move |reply| {
-            // Nobody listens any more: then nobody wants it.
-            let _ = tell.send((sequence, Timing::now_ns(), reply));
+            // The receiver is gone, so the reply is not needed.
+            let _ = sender.send((sequence, Timing::now_ns(), reply));
         });
         self.pipeline.submit(Request { prompt: vec![1; prompt as usize], job, reply });
         Ok(())
     }
 }
 
-/// Has the dispatches of decode steps as often as keeps the device busy, and those of chunks not at all.
+/// Repeats the dispatches of decode steps until the device is busy for [`BUSY_US`], and removes those of
+/// chunks.
 fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
     let times = (BUSY_US / step_us.max(1.0)).ceil().clamp(1.0, MOST_TIMES) as usize;
     for program in &mut compiled.programs {
@@ -114,28 +116,28 @@ fn lengthen(compiled: &mut CompiledStage, step_us: f64, sequences: u32) {
     }
 }
 
-/// Takes as long as choosing a token does, and chooses the same whatever comes of that.
-struct Whatever {
+/// Takes as long as sampling does, but always returns token 1.
+struct FixedChoice {
     sampler: Sampler,
 }
 
-impl Sample for Whatever {
+impl Sample for FixedChoice {
     fn sample(&mut self, logits: &[f32], history: &[u32]) -> std::result::Result<u32, String> {
         Ok(self.sampler.sample(logits, history).map_or(1, |_| 1))
     }
 }
 
-/// What crossings on an edge took on average.
+/// Mean bytes and time of the transfers on an edge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MeanTransfer {
     pub(super) bytes: f64,
     pub(super) us: f64,
 }
 
-/// What was seen of a run.
+/// Statistics of a run.
 #[derive(Debug)]
 pub(super) struct Seen {
-    /// From a token of the first sequence to its next, on average.
+    /// Mean time between tokens of the first sequence.
     pub(super) round_us: f64,
     before: PipelineStats,
     after: PipelineStats,
@@ -143,7 +145,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Decode steps on all stages together, in microseconds; `None` if one of them was not timed.
+    /// Time of a decode step on all stages together, in microseconds. `None` if a stage was not timed.
     pub(super) fn stages_us(&self) -> Option<f64> {
         let stages = self.before.stages.iter().zip(&self.after.stages).map(|(before, after)| {
             let (before, after) = (before.decode, after.decode);
@@ -153,13 +155,13 @@ impl Seen {
         stages.sum()
     }
 
-    /// The crossings from a stage to the next: of decode steps, or of chunks.
+    /// Transfers from a stage to the next, of decode steps or of chunks.
     pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
     }
 
-    /// The returns of tokens in decode: rows of logits, and microseconds.
+    /// Token return in decode: rows of logits, and microseconds.
     pub(super) fn token_return(&self) -> Option<(f64, f64)> {
         let returned = crossing(self.before.token_return.decode, self.after.token_return.decode)?;
         Some((returned.bytes / self.logit_row_bytes as f64, returned.us))
@@ -180,7 +182,8 @@ pub(super) mod tests {
     use super::*;
     use ragtag_scheduler::{Computed, StageReport};
 
-    /// A run of decode steps with such times: a round's, the stages', the edges' and the return's.
+    /// Statistics of decode steps with the given times of a round, the stages, the edges and the token
+    /// return.
     pub(crate) fn seen(
         round_us: f64,
         stages_us: &[u64],
@@ -212,7 +215,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_happened_in_between_is_seen() {
+    fn statistics_cover_only_the_run() {
         let run = seen(800.0, &[500, 10], &[40], 60, 3);
         assert_eq!(run.stages_us(), Some(510.0));
         assert_eq!(run.edge(0, true), Some(MeanTransfer { bytes: 100.0, us: 40.0 }));
