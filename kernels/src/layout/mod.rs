@@ -31,9 +31,9 @@
 //! A *vector* is 64 bytes: 16 rows × 4 consecutive columns (a *quad*), as integer dot products need it.
 //! Quants are unsigned bytes: Q8_0 is stored plus 128, the others as in the file. Of the eight quads of 32
 //! columns, 4-bit vector j holds quad j in its low and quad j + 4 in its high nibbles. The 2-bit vectors of
-//! ternary types hold quads 4j … 4j + 3 from the lowest bits up. Those of Q6_K hold quads j, j + 2, j + 4, j
-//! + 6. A vector of fifth bits holds quad j in bits j of its bytes. TQ1_0 is unpacked to the layout of TQ2_0,
-//! because its five digits per byte would need divisions each time.
+//! ternary types hold quads 4j … 4j + 3 from the lowest bits up. Vector j of Q6_K holds every second quad
+//! from quad j on. A vector of fifth bits holds quad j in bits j of its bytes. TQ1_0 is unpacked to the
+//! layout of TQ2_0, because its five digits per byte would need divisions each time.
 //!
 //! Vector weights (norms) are not matrices: they stay plain f32.
 

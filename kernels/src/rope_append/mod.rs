@@ -22,12 +22,12 @@
 //!
 //! # The cache
 //!
-//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, with keys and values in separate buffers.
-//!
-//! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
+//! Blocks of [`BLOCK_TOKENS`] positions, f32 or f16, with keys and values in separate buffers:
 //!
 //! - keys `[cache blocks][kv heads][head dimension][16 positions]`: scores of 16 positions are 16 lanes;
 //! - values `[cache blocks][kv heads][16 positions][head dimension]`: a weighted sum is lanes of the head.
+//!
+//! In an f16 cache, values beyond the range of f16 saturate, and NaN is preserved.
 
 use crate::abi::{IMPOSSIBLE, params, product, words};
 use crate::cases::{Build, Case, Content, Params, Random};
