@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test { name: "memory/out-of-memory", run: out_of_memory, destroys: true },
 ];
 
-/// Uploaded data is downloaded unchanged, in sizes below and above every page and staging size.
+/// Checks that uploaded data is downloaded unchanged, in sizes below and above every page and staging size.
 fn round_trip(bench: &mut Bench) -> Outcomes {
     for (seed, bytes) in [1, 3, 64, 4095, 4096, 100_003, (1 << 20) + 7].into_iter().enumerate() {
         let data = pattern(bytes, seed as u64);
@@ -25,7 +25,7 @@ fn round_trip(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A fill writes its word over its range and leaves the rest unchanged.
+/// Checks that a fill writes its word over its range and leaves the rest unchanged.
 fn fill(bench: &mut Bench) -> Outcomes {
     let mut data = pattern(1000, 1);
     let buffer = bench.filled(&data)?;
@@ -39,8 +39,8 @@ fn fill(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Copies between buffers and within one move their range and nothing else: at any offset and length that the
-/// device's alignment allows, and up to an odd end.
+/// Checks that copies between buffers and within one move their range and nothing else: at any offset and
+/// length that the device's alignment allows, and up to an odd end.
 fn copy(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 9001;
     let (source, mut target) = (pattern(BYTES, 2), pattern(BYTES, 3));
@@ -64,7 +64,7 @@ fn copy(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Parts of regions are copied to parts of buffers and back, on every queue that supports such copies.
+/// Copies parts of regions to parts of buffers and back, on every queue that supports such copies.
 fn parts(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 5001;
     const REGION_BYTES: usize = 6000;
@@ -97,7 +97,7 @@ fn parts(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// An id can be reused for a buffer of another size.
+/// Checks that an id can be reused for a buffer of another size.
 fn reuse(bench: &mut Bench) -> Outcomes {
     let first = bench.filled(&pattern(1 << 18, 6))?;
     let other = bench.filled(&pattern(100, 7))?;
@@ -114,7 +114,7 @@ fn reuse(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// The device reports its heap sizes, and they are plausible.
+/// Checks that the device reports plausible heap sizes.
 fn heaps(bench: &mut Bench) -> Outcomes {
     let heaps = bench.device().memory().context("asking for the heaps")?;
     expect_equal(heaps.is_empty(), false, "no heaps")?;
@@ -126,7 +126,8 @@ fn heaps(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A request beyond the available memory fails with the sizes, and a smaller request then works.
+/// Checks that a request beyond the available memory fails with the sizes, and that a smaller request then
+/// works.
 fn out_of_memory(bench: &mut Bench) -> Outcomes {
     let smaller = 1 << 20;
     let free = bench.device().memory().context("asking for the heaps")?[0].free_bytes;

@@ -13,7 +13,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const BYTES: usize = 8192;
 
-/// A program runs repeatedly, each time with the current content of its region.
+/// Runs a program repeatedly, each time with the current content of its region.
 fn replay(bench: &mut Bench) -> Outcomes {
     let (input, output) = (bench.buffer(BYTES as u64)?, bench.buffer(2 * BYTES as u64)?);
     let (id, region) = bench.region(BYTES)?;
@@ -39,7 +39,7 @@ fn replay(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Re-recording under an id replaces the commands.
+/// Checks that re-recording under an id replaces the commands.
 fn record_anew(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let program = bench.record(vec![Command::Fill { to: buffer, word: 1 }])?;
@@ -59,7 +59,7 @@ fn record_anew(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Several programs and plain commands are in flight at once, in the order that points define.
+/// Runs several programs and plain commands at once, in the order that points define.
 fn side_by_side(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(BYTES as u64)?;
     let sum = bench.buffer(4 * 16)?;

@@ -23,7 +23,7 @@ const FOREIGN_DEVICE: DeviceId = DeviceId(u16::MAX);
 /// Time within which a device that does not wait would show it.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
 
-/// Commands of one submission take effect in order.
+/// Checks that commands of one submission take effect in order.
 fn commands_in_order(bench: &mut Bench) -> Outcomes {
     let (a, b) = (bench.buffer(40_000)?, bench.buffer(40_000)?);
     let mut commands = Vec::new();
@@ -38,7 +38,7 @@ fn commands_in_order(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A submission without commands waits and signals.
+/// Checks that a submission without commands waits and signals.
 fn empty_submission(bench: &mut Bench) -> Outcomes {
     for queue in QueueKind::ALL {
         let first = bench.commands(queue, vec![], &[])?;
@@ -53,7 +53,7 @@ fn empty_submission(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Data goes up, across and down on three queues ordered only by points, repeatedly through the same memory.
+/// Moves data up, across and down on three queues ordered only by points, repeatedly through the same memory.
 fn points_across_queues(bench: &mut Bench) -> Outcomes {
     const BYTES: usize = 100_000;
     let (a, b) = (bench.buffer(BYTES as u64)?, bench.buffer(BYTES as u64)?);
@@ -74,7 +74,7 @@ fn points_across_queues(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Many submissions are in flight at once. Each waits for the previous one on another queue.
+/// Keeps many submissions in flight. Each waits for the previous one on another queue.
 fn many_in_flight(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut last = bench.commands(QueueKind::Compute, vec![Command::Fill { to: buffer, word: 0 }], &[])?;
@@ -87,7 +87,7 @@ fn many_in_flight(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// Timings, if the device has them, belong to actual submissions and end after they start.
+/// Checks that timings, if the device has them, belong to actual submissions and end after they start.
 fn timings(bench: &mut Bench) -> Outcomes {
     let buffer = bench.buffer(4096)?;
     let mut timings: Vec<Timing> = Vec::new();
@@ -118,7 +118,8 @@ fn import(bench: &mut Bench, queue: QueueKind) -> Attempt<Arc<Timeline>> {
     Ok(foreign)
 }
 
-/// Work that waits for a point of another device starts when another thread signals it, and not before.
+/// Checks that work waiting for a point of another device starts when another thread signals it, and not
+/// before.
 fn foreign_point(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Upload)?;
     let data = pattern(4096, 11);
@@ -150,7 +151,7 @@ fn foreign_point(bench: &mut Bench) -> Outcomes {
     Ok(Verdict::PASSED)
 }
 
-/// A failed point fails all work that waits for it, with its cause, and no completed work.
+/// Checks that a failed point fails all work that waits for it, with its cause, and no completed work.
 fn poison(bench: &mut Bench) -> Outcomes {
     let foreign = import(bench, QueueKind::Download)?;
     let buffer = bench.filled(&[5; 64])?;

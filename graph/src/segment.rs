@@ -198,7 +198,7 @@ mod tests {
         }
     }
 
-    /// A model in which every third block has other weight types, as in files of mixed types.
+    /// Builds a model in which every third block has other weight types, as in files of mixed types.
     fn mixed() -> Model {
         let shape =
             test_models::Shape { layers: 7, width: 256, ffn: 512, heads: 4, kv_heads: 2, vocabulary: 100 };

@@ -43,7 +43,7 @@ fn data() -> Data {
 }
 
 impl Data {
-    /// The user-defined token and then the control tokens follow the vocabulary.
+    /// Builds the metadata. The user-defined token and then the control tokens follow the vocabulary.
     fn metadata(&self, more: impl FnOnce(&mut Writer)) -> Metadata {
         let texts = [&self.tokens[..], &self.user_defined, &self.control].concat();
         let mut types = vec![NORMAL; self.tokens.len()];

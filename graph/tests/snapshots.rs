@@ -26,7 +26,7 @@ fn llama() -> Model {
     open("llama", "tales-q8_0")
 }
 
-/// A device without special features, so that every machine selects the same variants.
+/// Returns a device without special features, so that every machine selects the same variants.
 fn plain_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Host].into(),
@@ -130,7 +130,7 @@ fn programs() {
     }
 }
 
-/// A device on which attention is split.
+/// Returns a device on which attention is split.
 fn wide_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::OpenClC].into(),
@@ -291,7 +291,7 @@ fn a_block_takes_few_launches() {
     assert_eq!(launches(&bitnet(), Activations::Int8, &wide_caps(), 1).len(), 12);
 }
 
-/// A device with WGSL kernels.
+/// Returns a device with WGSL kernels.
 fn wgsl_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::Wgsl].into(),
@@ -336,7 +336,7 @@ fn fused_gate_has_one_column_per_two_weight_rows() {
     assert_eq!((step.constants[2], step.slices[3].bytes), (1536, 1536 / 2 * 4));
 }
 
-/// A device with matrix units.
+/// Returns a device with matrix units.
 fn cuda_caps() -> Caps {
     Caps {
         languages: [KernelLanguage::CudaC].into(),

@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A device with the minimum that kernels of this language are written for.
+    /// Returns a device with the minimum that kernels of this language are written for.
     fn gpu(language: KernelLanguage, max_work_group_items: u32, local_memory_bytes: u64) -> Caps {
         Caps { languages: [language].into(), max_work_group_items, local_memory_bytes, ..caps(&[]) }
     }
@@ -377,7 +377,7 @@ mod tests {
         }
     }
 
-    /// A library found on the device.
+    /// Returns a library found on the device.
     fn library(preferred: bool) -> Option<GemmLibrary> {
         Some(GemmLibrary { name: "a library".into(), version: "1".into(), workspace_bytes: 0, preferred })
     }

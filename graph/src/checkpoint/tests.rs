@@ -16,7 +16,7 @@ pub(super) struct Made {
 }
 
 impl Made {
-    /// Width 32, one head of 32 values, one block, 8 tokens.
+    /// Creates a model of width 32 with one head of 32 values, one block and 8 tokens.
     pub(super) fn new() -> Self {
         let config = json!({
             "architectures": ["LlamaForCausalLM"],

@@ -163,7 +163,7 @@ mod tests {
         storage.scratch_bytes
     }
 
-    /// Bundled models, cut at blocks and at halves of blocks.
+    /// Returns the bundled models, cut at blocks and at halves of blocks.
     fn models() -> Vec<Model> {
         let models = [test_models::bitnet(), test_models::llama()].into_iter();
         models.flat_map(|m| [m.with_granularity(Granularity::HalfBlock), m]).collect()
@@ -230,7 +230,7 @@ mod tests {
         assert!(message.contains("reads the input of add after it was overwritten"), "{message}");
     }
 
-    /// First fit by brute force: the lowest start that overlaps no live tensor.
+    /// Finds the first fit by brute force: the lowest start that overlaps no live tensor.
     fn lowest_gap(live: &[Live], bytes: u64) -> u64 {
         let fits =
             |start: &u64| live.iter().all(|l| l.offset + l.bytes <= *start || *start + bytes <= l.offset);

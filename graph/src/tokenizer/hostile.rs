@@ -160,7 +160,7 @@ fn rejects_invalid_protocol_buffers() {
 
 // ---- tokenizer.json -----------------------------------------------------------------------------------------------
 
-/// A small tokenizer in the style of Llama 2.
+/// Builds a small tokenizer in the style of Llama 2.
 fn document() -> Value {
     let mut vocabulary: serde_json::Map<String, Value> = ["<unk>", "<s>", "▁", "a", "b", "▁a", "ab"]
         .iter()

@@ -101,7 +101,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// Some rows have queries with NaN or infinities; their results are NaN.
+/// Builds a case in which some rows have queries with NaN or infinities. Their results are NaN.
 fn not_finite(random: &mut Random, kv_type: KvType, [heads, kv_heads, head_dim]: [usize; 3]) -> Case {
     let mut scene = scene(random, kv_type, (5, heads, kv_heads, head_dim), &[(70, 1), (30, 3), (0, 1)]);
     scene.spoil(0, f32::NAN);

@@ -102,7 +102,7 @@ pub(crate) fn cases(kv_type: KvType, seed: u64) -> Vec<Case> {
     out
 }
 
-/// A query that is not finite: its means are NaN, and so is their merged result.
+/// Builds a case with a query that is not finite. Its means are NaN, and so is their merged result.
 fn not_finite(random: &mut Random, kv_type: KvType, value: f32) -> Case {
     let (heads, head_dim, splits) = (2, 64, 2);
     let mut scene = scene(random, kv_type, (1, heads, 1, head_dim), &[(200, 1)]);

@@ -189,7 +189,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
         .collect()
 }
 
-/// Attention of a random shape. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a case of random shape. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;

@@ -101,7 +101,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     out
 }
 
-/// Random shape with up to six dimensions, some of them broadcast.
+/// Returns a case of random shape with up to six dimensions, some of them broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let operation = Operation::ALL[random.below(Operation::ALL.len())];
     let sizes: Vec<u32> = (0..1 + random.below(RANK)).map(|_| 1 + random.below(8) as u32).collect();
@@ -144,7 +144,7 @@ fn case(
     case.bytes(x.bytes).bytes(y.bytes).expect_elements(2, element, wanted)
 }
 
-/// All pairs of some special values whose results are floats or NaN.
+/// Returns a case of all pairs of some special values whose results are floats or NaN.
 fn edges(operation: Operation) -> Case {
     let values = [0.0, -0.0, 1.0, -2.0, 4.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
     let pairs = values.iter().flat_map(|a| values.map(|b| (f64::from(*a), f64::from(b))));

@@ -53,7 +53,7 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// `d: f16, q: i8[32]`; value = d·q.
+/// Decodes `d: f16, q: i8[32]`; value = d·q.
 fn q8_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
     for (value, &q) in out.iter_mut().zip(&block[2..]) {
@@ -61,7 +61,8 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d: f16, q: u8[16]`; byte i holds value i in its low and value i + 16 in its high nibble; value = d·(q − 8).
+/// Decodes `d: f16, q: u8[16]`. Byte i holds value i in its low and value i + 16 in its high nibble; value =
+/// d·(q − 8).
 fn q4_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
     for (i, &q) in block[2..18].iter().enumerate() {
@@ -70,7 +71,7 @@ fn q4_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d, m: f16, q: u8[16]`; nibbles as in Q4_0; value = d·q + m.
+/// Decodes `d, m: f16, q: u8[16]`. Nibbles as in Q4_0; value = d·q + m.
 fn q4_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
     for (i, &q) in block[4..20].iter().enumerate() {
@@ -89,7 +90,7 @@ fn quants5(high_and_low: &[u8]) -> [f32; 32] {
     })
 }
 
-/// `d: f16, high: u32, low: u8[16]`; value = d·(q − 16).
+/// Decodes `d: f16, high: u32, low: u8[16]`; value = d·(q − 16).
 fn q5_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 0);
     for (value, q) in out.iter_mut().zip(quants5(&block[2..])) {
@@ -97,7 +98,7 @@ fn q5_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d, m: f16, high: u32, low: u8[16]`; value = d·q + m.
+/// Decodes `d, m: f16, high: u32, low: u8[16]`; value = d·q + m.
 fn q5_1(block: &[u8], out: &mut [f32]) {
     let (d, m) = (half_at(block, 0), half_at(block, 2));
     for (value, q) in out.iter_mut().zip(quants5(&block[4..])) {
@@ -115,8 +116,8 @@ pub(crate) fn k_scale(packed: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// `d, dmin: f16, scales: u8[12], q: u8[128]`; 32 bytes hold sub-block 2c in their low and 2c + 1 in their high
-/// nibbles; value = d·scale·q − dmin·minimum.
+/// Decodes `d, dmin: f16, scales: u8[12], q: u8[128]`. 32 bytes hold sub-block 2c in their low and 2c + 1 in
+/// their high nibbles; value = d·scale·q − dmin·minimum.
 fn q4_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -129,8 +130,8 @@ fn q4_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`; as Q4_K, and bit s of byte i of `high` is the fifth bit
-/// of value i of sub-block s.
+/// Decodes `d, dmin: f16, scales: u8[12], high: u8[32], low: u8[128]`. As Q4_K, and bit s of byte i of `high`
+/// is the fifth bit of value i of sub-block s.
 fn q5_k(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (half_at(block, 0), half_at(block, 2));
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -144,9 +145,9 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `low: u8[128], high: u8[64], scales: i8[16], d: f16`; the four sub-blocks of 32 of each half of 128 lie in the low
-/// nibbles of 32 + 32 bytes, then in their high nibbles; their upper two bits lie in the same 32 bytes of `high`, two
-/// bits apart; value = d·scale·(q − 32), a scale for each 16 values.
+/// Decodes `low: u8[128], high: u8[64], scales: i8[16], d: f16`. For each half of 128 values, the four
+/// sub-blocks of 32 are in the low nibbles of 32 + 32 bytes, then in their high nibbles. Their upper two bits
+/// share the same 32 bytes of `high`, two bits apart. value = d·scale·(q − 32), with one scale per 16 values.
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 208);
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {
@@ -182,7 +183,7 @@ pub(crate) fn tq1_0_quants(bytes: &[u8]) -> [u8; 256] {
     out
 }
 
-/// `q: u8[48], last: u8[4], d: f16`; value = d·(q − 1).
+/// Decodes `q: u8[48], last: u8[4], d: f16`; value = d·(q − 1).
 fn tq1_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 52);
     for (value, q) in out.iter_mut().zip(tq1_0_quants(block)) {
@@ -190,8 +191,8 @@ fn tq1_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// `q: u8[64], d: f16`; the four sub-blocks of 32 of each half of 128 lie two bits apart in the same 32 bytes;
-/// value = d·(q − 1).
+/// Decodes `q: u8[64], d: f16`. For each half of 128 values, the four sub-blocks of 32 share the same 32
+/// bytes, two bits apart; value = d·(q − 1).
 fn tq2_0(block: &[u8], out: &mut [f32]) {
     let d = half_at(block, 64);
     for (sub, values) in out.chunks_exact_mut(32).enumerate() {

@@ -71,7 +71,7 @@ fn function(
     }
 }
 
-/// One program for all of them: they are short, and a model needs most.
+/// Composes one program for all of them: they are short, and a model needs most.
 fn row_source(language: KernelLanguage) -> Arc<str> {
     let parts = [
         HALF_ROWS,

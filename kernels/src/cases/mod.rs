@@ -103,7 +103,7 @@ fn random_shape(kernel: Kernel, layout: Layout, random: &mut Random) -> Case {
     }
 }
 
-/// Exceeds the groups of a launch's second dimension on some devices.
+/// Exceeds the groups of some launch dimensions on some devices.
 pub(crate) const MANY: usize = 65_537;
 
 /// Rows of a row-wise case.

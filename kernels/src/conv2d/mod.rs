@@ -190,7 +190,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|sizes| case(element, &mut random, sizes)).collect()
 }
 
-/// Random convolution. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a random convolution. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound) as u32;
     let many = few(64) == 0;

@@ -86,7 +86,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     shapes.map(|(from, to, first, sizes, strides)| case(&mut random, from, to, first, sizes, strides)).into()
 }
 
-/// Random copy of up to six dimensions in some order, some of them broadcast.
+/// Returns a random copy of up to six dimensions in some order, some of them broadcast.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

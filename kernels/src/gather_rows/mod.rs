@@ -52,7 +52,7 @@ pub(crate) fn cases(seed: u64) -> Vec<Case> {
     .into()
 }
 
-/// Random case in which some indices are beyond the table.
+/// Returns a random case in which some indices are beyond the table.
 pub(crate) fn random_case(random: &mut Random) -> Case {
     let mut element = || ElementType::ALL[random.below(3)];
     let (from, to) = (element(), element());

@@ -120,7 +120,7 @@ pub(crate) fn cases(element: ElementType, seed: u64) -> Vec<Case> {
     shapes.into_iter().map(|shape| case(element, &mut random, shape)).collect()
 }
 
-/// Random product. In a few cases the groups exceed a dimension of a launch on some devices.
+/// Returns a random product. In a few cases the groups exceed a dimension of a launch on some devices.
 pub(crate) fn random_case(element: ElementType, random: &mut Random) -> Case {
     let mut few = |bound: usize| random.below(bound);
     let many = few(64) == 0;

@@ -9,7 +9,7 @@ use half::f16;
 
 pub use crate::layout::PITCH_VALUES;
 
-/// Bytes from one row of `width` values to the next.
+/// Returns the bytes from one row of `width` values to the next.
 pub const fn row_bytes(width: usize) -> usize {
     width.next_multiple_of(PITCH_VALUES) * 2
 }

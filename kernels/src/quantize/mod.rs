@@ -30,17 +30,17 @@ use ragtag_hal::{Access, EntryAbi};
 /// Values that share a scale.
 pub const BLOCK: usize = 32;
 
-/// Offset of a row's scales, in bytes.
+/// Returns the offset of a row's scales, in bytes.
 pub const fn scales_offset(width: usize) -> usize {
     width.next_multiple_of(64)
 }
 
-/// Offset of a row's sums, in bytes.
+/// Returns the offset of a row's sums, in bytes.
 pub const fn sums_offset(width: usize) -> usize {
     scales_offset(width) + width / BLOCK * 4
 }
 
-/// Bytes from one row to the next.
+/// Returns the bytes from one row to the next.
 pub const fn row_bytes(width: usize) -> usize {
     (sums_offset(width) + width / BLOCK * 8).next_multiple_of(64)
 }
@@ -127,7 +127,7 @@ pub(crate) fn random_case(activations: Activations, random: &mut Random) -> Case
     case(random, activations, shape, width)
 }
 
-/// A block with an infinity and one with a NaN. Only the scales are checked.
+/// Builds a case with one block that has an infinity and one that has a NaN. Only the scales are checked.
 fn not_finite() -> Case {
     const WIDTH: usize = 2 * BLOCK;
     let mut x = [1.0; WIDTH];
@@ -138,7 +138,7 @@ fn not_finite() -> Case {
     case.expect(2, Content::SomeSame(expected)).done()
 }
 
-/// Expected int8 activations with only some scales checked.
+/// Returns expected int8 activations with only some scales checked.
 pub(crate) fn scales_alone(scales: &[Option<f64>]) -> Vec<Option<f64>> {
     let width = scales.len() * BLOCK;
     let mut row = vec![None; row_bytes(width) / 4];

@@ -93,7 +93,7 @@ pub(crate) fn stored(kv_type: KvType, value: f64) -> f64 {
     }
 }
 
-/// Inverse frequencies for cases.
+/// Returns inverse frequencies for cases.
 pub(crate) fn frequencies(rope_dims: usize) -> Vec<f32> {
     (0..rope_dims / 2).map(|i| 10000f32.powf(-2.0 * i as f32 / rope_dims as f32)).collect()
 }
@@ -250,13 +250,13 @@ fn case(
     build.expect(4, expected(kv_type, cached)).done()
 }
 
-/// A cache before a launch: poison, and zeros where the launch writes NaN.
+/// Returns a cache before a launch: poison, and zeros where the launch writes NaN.
 fn before(kv_type: KvType, expected: &[Option<f64>]) -> Vec<u8> {
     let byte = |value: &Option<f64>| if value.is_some_and(f64::is_nan) { 0 } else { 0xff };
     expected.iter().flat_map(|value| vec![byte(value); kv_type.bytes() as usize]).collect()
 }
 
-/// Expected content of a cache after a launch.
+/// Returns the expected content of a cache after a launch.
 pub(crate) fn expected(kv_type: KvType, values: Vec<Option<f64>>) -> Content {
     match kv_type {
         KvType::F32 => Content::F32(values),
