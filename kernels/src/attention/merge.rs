@@ -87,7 +87,6 @@ pub(crate) fn cases(activations: Activations, seed: u64) -> Vec<Case> {
 
 /// Builds a case. One split of the first head is NaN, so that head becomes NaN. The second head is the mean
 /// of its only split.
-/// split.
 fn not_finite(activations: Activations, expected: Vec<Option<f64>>) -> Case {
     let runs = [[1.0, 2.0], [f32::NAN; 2], [0.0; 2], [3.0, 1.0]];
     let means = [0.5, f32::NAN, f32::NAN, 2.0].map(|mean| [mean; BLOCK]);
