@@ -1,10 +1,11 @@
-//! Lanes: the queues of a device over a driver's in-order queues and events, for backends whose API has those.
+//! Queues of a device over a driver's in-order queues and events.
 //!
-//! A `Lane` is one queue of the driver, what was put into it, and the thread that watches it and moves the timeline. The
-//! `Feeder` puts submissions into the lanes of a device: at once where the driver knows everything that they wait for,
-//! and as points pass where they wait for another device. A backend implements [`DriverQueue`].
+//! A `Lane` is one driver queue with its outstanding work and its completion thread, which advances the
+//! timeline. The `Feeder` enqueues a device's submissions: at once if the driver has everything that they
+//! wait for, otherwise on a submission thread when the points of other devices pass. A backend implements
+//! [`DriverQueue`].
 //!
-//! This module must not know buffers, kernels or any API.
+//! Knows nothing about buffers, kernels or any API.
 
 mod claims;
 mod clock;

@@ -1,9 +1,10 @@
-//! The device: it turns ids into memory, kernels and scripts, points into waits, and hands scripts to its queues.
+//! Common device: resolves IDs to memory, kernels and scripts, and points to waits; passes scripts to its
+//! queues.
 //!
-//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an id is known and that a range
-//! lies in its buffer or region, so that a wrong call does not touch foreign memory.
+//! Calls are expected to come through [`Checked`](crate::Checked). A device checks again that an ID is known
+//! and that a range lies in its buffer or region, so that an invalid call cannot touch foreign memory.
 //!
-//! This module must not know how a queue or a driver works.
+//! Does not know how a queue or a driver works.
 
 use super::memory::DeviceMemory;
 use super::{Driver, HostSpan, Launch, Registered, Script, Span, Step};
@@ -20,7 +21,7 @@ use std::mem::{ManuallyDrop, take};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a device that is closed waits for the driver: longer than any submission takes.
+/// Time that closing a device waits for the driver. Longer than any submission takes.
 const CLOSING_LIMIT: Duration = Duration::from_secs(60);
 
 /// An opened device over a driver.
@@ -31,7 +32,7 @@ pub struct DriverDevice<D: Driver> {
     modules: HashMap<ModuleId, Vec<(&'static EntryAbi, D::Entry)>>,
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
-    /// Its drop waits for the driver, so it goes before what the driver uses.
+    /// Dropping it waits for the driver, so it is dropped before everything that the driver uses.
     feeder: Feeder<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
@@ -41,10 +42,10 @@ pub struct DriverDevice<D: Driver> {
 }
 
 impl<D: Driver> DriverDevice<D> {
-    /// A device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
+    /// Creates a device over a driver that has opened this adapter, with its queues by [`QueueKind::index`].
     ///
     /// # Errors
-    /// If the system gives no more threads.
+    /// If the system cannot start another thread.
     pub fn open(
         common: Arc<Common>,
         adapter: Adapter,
@@ -87,13 +88,14 @@ impl<D: Driver> DriverDevice<D> {
         &self.driver
     }
 
-    /// What the queues share.
+    /// State that the queues share.
     pub fn common(&self) -> &Arc<Common> {
         &self.common
     }
 
-    /// # Errors
-    /// If the device is lost, or the driver has objected to something.
+    /// Fails if the device is unusable.
+    ///
+    /// # Errors If the device is lost or the driver raised an objection.
     fn check(&self) -> Result<()> {
         self.common.check()?;
         self.driver.check()
@@ -121,7 +123,7 @@ impl<D: Driver> DriverDevice<D> {
         Script::new(self.driver.as_ref(), steps, program).map(Arc::new)
     }
 
-    /// `None` for a command that does nothing.
+    /// Resolves a command. Returns `None` for one that does nothing.
     fn step(&self, command: Command) -> Result<Option<Step<D>>> {
         Ok(Some(match command {
             Command::Dispatch(dispatch) if dispatch.grid.contains(&0) => return Ok(None),
@@ -143,9 +145,9 @@ impl<D: Driver> DriverDevice<D> {
         let Dispatch { module, entry, bindings, constants, grid } = dispatch;
         let entries = self.modules.get(&module).ok_or_else(|| unknown(module))?;
         let (abi, entry) = entries.get(entry as usize).ok_or_else(|| unknown(format!("entry {entry}")))?;
-        // Drivers read as many arguments as the function has parameters.
+        // Drivers read one argument for each parameter of the function.
         if (bindings.len(), constants.len()) != (abi.bindings.len(), abi.constants) {
-            return Err(Error::invalid(format!("arguments that {} does not take", abi.name)));
+            return Err(Error::invalid(format!("arguments do not match the parameters of {}", abi.name)));
         }
         let spans: Vec<_> =
             bindings.iter().map(|binding| self.span(&binding.range)).collect::<Result<_>>()?;
@@ -156,7 +158,7 @@ impl<D: Driver> DriverDevice<D> {
         Ok(Launch { code, spans, abi })
     }
 
-    /// A point that a submission to a queue waits for; `None` for a point of the same queue, which works in order.
+    /// Returns the wait for a point, or `None` for a point of the same queue, which executes in order.
     fn wait(&self, queue: QueueKind, point: Point) -> Result<Option<Wait>> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
@@ -179,8 +181,8 @@ impl<D: Driver> DriverDevice<D> {
         self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
-    /// Waits for what the driver has, and leaves behind a driver that does not end it: with everything that its threads may
-    /// still use.
+    /// Waits for the driver's outstanding work. If the driver does not finish in time, leaks it with
+    /// everything that its threads may still use.
     pub(super) fn close(&mut self, deadline: Instant) {
         if std::mem::replace(&mut self.closed, true) {
             return;
@@ -191,7 +193,7 @@ impl<D: Driver> DriverDevice<D> {
         }
         let label = self.adapter.label();
         tracing::warn!(
-            "{label} does not end its work; its memory and its threads stay until the process ends"
+            "{label} does not finish its work; its memory and threads remain until the process exits"
         );
         self.memory.leak();
         let _leaked = ManuallyDrop::new((take(&mut self.programs), take(&mut self.modules)));
@@ -262,7 +264,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn destroy_buffer(&mut self, id: BufferId) -> Result<()> {
         let buffer = self.buffers.remove(&id).ok_or_else(|| unknown(id))?;
-        // A program that names it is not submitted again, and would keep the memory.
+        // Programs that name it cannot be submitted again, but would keep its memory.
         self.forget_programs(|_, script| script.uses_buffer(&buffer));
         self.memory.release(buffer);
         Ok(())
@@ -301,7 +303,7 @@ impl<D: Driver> Device for DriverDevice<D> {
         Ok(())
     }
 
-    /// A program that went away with a buffer or region of its own is forgotten already.
+    /// Succeeds also for a program that was dropped with one of its buffers or regions.
     fn destroy_program(&mut self, id: ProgramId) -> Result<()> {
         self.forget_programs(|known, _| *known == id);
         Ok(())
