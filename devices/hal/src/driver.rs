@@ -23,7 +23,7 @@ pub use script::{HostSpan, Launch, Registered, Script, Span, Step, grid_parts};
 use crate::backend::Memory;
 use crate::command::Module;
 use crate::error::Result;
-use crate::lanes::DriverQueue;
+use crate::queues::DriverQueue;
 use crate::region::HostRegion;
 use std::sync::Arc;
 
@@ -64,7 +64,8 @@ pub trait Driver: Send + Sync + Sized + 'static {
 
     /// Reports objections that the driver raised since an earlier call.
     ///
-    /// # Errors If the driver raised one.
+    /// # Errors
+    /// If the driver raised one.
     fn check(&self) -> Result<()> {
         Ok(())
     }

@@ -101,7 +101,8 @@ pub(crate) struct Faulty {
 impl Faulty {
     /// Wraps a device in faults and a throttle.
     ///
-    /// # Errors If the system cannot start a thread that is needed.
+    /// # Errors
+    /// If the system cannot start a thread that is needed.
     pub(crate) fn new(mut inner: Box<dyn Device>, faults: Faults, throttle: Throttle) -> Result<Self> {
         let queues = faults.touch_timelines() || throttle.duty_percent.is_some();
         let mirrors = queues || throttle.link_bytes_per_s.is_some();
@@ -159,7 +160,7 @@ impl Faulty {
 
     /// Counts the commands of a submission. Returns true if the device is lost at one of them or was lost
     /// before.
-    fn dooms(&mut self, work: &Work) -> bool {
+    fn loses_device(&mut self, work: &Work) -> bool {
         self.commands += match work {
             Work::Commands(commands) => commands.len() as u64,
             Work::Program(id) => self.programs.get(id).copied().unwrap_or(0),
@@ -291,13 +292,13 @@ impl Device for Faulty {
             QueueKind::ALL.iter().for_each(|&queue| self.poison(queue, &error));
             return Err(error);
         }
-        let doomed = self.dooms(&submission.work);
+        let lost = self.loses_device(&submission.work);
         if self.mirror.is_none() {
             return self.inner.submit(submission);
         }
         let due = self.due(&mut submission);
         if let Some(mirror) = self.queues() {
-            if doomed {
+            if lost {
                 // Later submissions do not run either, but the loss is not reported yet.
                 mirror.expect(queue, News::Loss);
                 return Ok(());

@@ -10,11 +10,11 @@ use std::ops::Range;
 /// A kernel as the CPU backend runs it: the arguments of the launch and the range of linear group indices (`x
 /// + grid.x · (y + grid.y · z)`) to compute.
 ///
-/// # Safety Callers guarantee what [`Checked`](crate::Checked) and the submission rules establish: the
-/// bindings are as many as the entry's ABI says; each is valid for its bytes and its access during the call,
-/// at least as long as the ABI's extents for these constants, and 64-byte aligned at the buffer's start; no
-/// other work touches what this launch writes. Implementations write only what belongs to the groups they
-/// were given.
+/// # Safety
+/// Callers guarantee what [`Checked`](crate::Checked) and the submission rules establish: the bindings are as
+/// many as the entry's ABI says; each is valid for its bytes and its access during the call, at least as long
+/// as the ABI's extents for these constants, and 64-byte aligned at the buffer's start; no other work touches
+/// what this launch writes. Implementations write only what belongs to the groups they were given.
 pub type HostFn = unsafe fn(call: &HostCall<'_>, groups: Range<u32>);
 
 /// A binding as a CPU kernel sees it.
@@ -61,8 +61,9 @@ pub struct HostCall<'a> {
 impl HostCall<'_> {
     /// Returns binding `index` as values of `T` for reading.
     ///
-    /// # Safety As for [`HostFn`]; `T` is plain data for which any bits are a value, and no thread writes
-    /// this binding during the launch.
+    /// # Safety
+    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no thread writes this binding
+    /// during the launch.
     pub unsafe fn read<T>(&self, index: usize) -> &[T] {
         let binding = self.bindings[index];
         debug_assert_eq!(binding.pointer as usize % align_of::<T>(), 0);
@@ -72,10 +73,12 @@ impl HostCall<'_> {
 
     /// Returns elements `range` of binding `index` as values of `T` for writing.
     ///
-    /// # Panics If the range lies outside the binding.
+    /// # Panics
+    /// If the range lies outside the binding.
     ///
-    /// # Safety As for [`HostFn`]; `T` is plain data for which any bits are a value, and no other thread
-    /// touches these elements during the launch.
+    /// # Safety
+    /// As for [`HostFn`]; `T` is plain data for which any bits are a value, and no other thread touches these
+    /// elements during the launch.
     #[allow(clippy::mut_from_ref)] // disjointness between groups is the caller's promise
     pub unsafe fn write<T>(&self, index: usize, range: Range<usize>) -> &mut [T] {
         let binding = self.bindings[index];

@@ -22,7 +22,7 @@
 //!
 //! Knows no operator, model or backend.
 
-mod anticipation;
+mod adaptive_wait;
 mod backend;
 pub mod cache;
 mod caps;
@@ -35,13 +35,13 @@ mod faults;
 mod gemm;
 mod host;
 mod ids;
-pub mod lanes;
 pub mod pool;
+pub mod queues;
 mod region;
 mod throttle;
 mod timeline;
 
-pub use anticipation::{Anticipation, Outcome, Turn};
+pub use adaptive_wait::{Anticipation, Outcome, Turn};
 pub use backend::{
     Adapter, AdapterKind, Backend, Device, DriverInfo, Found, HeapKind, Label, Limits, Memory, MemorySource,
     PciAddress, PhysicalIdentity, Timing,

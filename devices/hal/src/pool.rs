@@ -113,8 +113,9 @@ impl<T> Pool<T> {
     /// one has the size of its class unless the budget or the largest allocation limits it. If memory runs
     /// out, frees the cache and calls `allocate` once more.
     ///
-    /// # Errors [`Error::OutOfMemory`] with the requested bytes if the budget or the system lacks them; other
-    /// errors of `allocate`.
+    /// # Errors
+    /// [`Error::OutOfMemory`] with the requested bytes if the budget or the system lacks them; other errors
+    /// of `allocate`.
     pub fn acquire(
         &mut self,
         bytes: u64,

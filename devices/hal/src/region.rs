@@ -84,7 +84,8 @@ impl HostRegion {
     /// Leases a range without a borrow, for a device that copies asynchronously. The lease lasts as long as
     /// the returned value.
     ///
-    /// # Errors As for [`HostRegion::write`] or [`HostRegion::read`].
+    /// # Errors
+    /// As for [`HostRegion::write`] or [`HostRegion::read`].
     pub fn reserve(self: &Arc<Self>, range: Range<usize>, writes: bool) -> Result<Reservation> {
         self.hold(range.clone(), writes)?;
         Ok(Reservation { region: Arc::clone(self), range, writes })

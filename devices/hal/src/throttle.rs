@@ -22,7 +22,8 @@ pub struct Throttle {
 impl Throttle {
     /// Wraps a device in the throttle. Returns the device itself if the throttle is disabled.
     ///
-    /// # Errors If the system cannot start a thread.
+    /// # Errors
+    /// If the system cannot start a thread.
     pub fn over(self, device: Box<dyn Device>) -> Result<Box<dyn Device>> {
         if self == Self::default() {
             return Ok(device);

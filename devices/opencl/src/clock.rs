@@ -5,7 +5,7 @@
 
 use opencl3::device::Device;
 use ragtag_hal::Timing;
-use ragtag_hal::lanes::Difference;
+use ragtag_hal::queues::Difference;
 
 /// How long a difference that was asked for is trusted.
 const SAMPLE_NS: u64 = 1_000_000_000;

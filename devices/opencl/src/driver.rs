@@ -13,7 +13,7 @@ use crate::queue::Queue;
 use crate::recording::{Recorded, recorded};
 use crate::transfer::TransferMode;
 use ragtag_hal::driver::{self, Driver, DriverDevice};
-use ragtag_hal::lanes::Common;
+use ragtag_hal::queues::Common;
 use ragtag_hal::{DeviceId, Error, HostRegion, Limits, Memory, Module, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -13,7 +13,7 @@ use crate::api::{self, Event, Part};
 use crate::clock::Clock;
 use crate::driver::{OpenCl, Script, Span, Step};
 use opencl3::types::cl_event;
-use ragtag_hal::lanes::{DriverQueue, Ends};
+use ragtag_hal::queues::{DriverQueue, Ends};
 use ragtag_hal::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 

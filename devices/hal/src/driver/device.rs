@@ -12,8 +12,8 @@ use crate::backend::{Adapter, Device, Limits, Memory, Timing};
 use crate::command::{BufferRange, Command, Dispatch, EntryAbi, Module, Submission, Work};
 use crate::error::{Error, Result};
 use crate::ids::{BufferId, DeviceId, ModuleId, Point, ProgramId, QueueKind, RegionId, TimelineId};
-use crate::lanes::{Common, Feeder, Lane, Task, Wait};
 use crate::pool::PoolStats;
+use crate::queues::{Common, Submitter, Task, TrackedQueue, Wait};
 use crate::region::HostRegion;
 use crate::timeline::Timeline;
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ pub struct DriverDevice<D: Driver> {
     imported: HashMap<TimelineId, Arc<Timeline>>,
     common: Arc<Common>,
     /// Dropping it waits for the driver, so it is dropped before everything that the driver uses.
-    feeder: Feeder<D::Queue>,
+    submitter: Submitter<D::Queue>,
     pub(super) buffers: HashMap<BufferId, Arc<D::Buffer>>,
     regions: HashMap<RegionId, Arc<Registered<D::Region>>>,
     memory: DeviceMemory<D>,
@@ -55,14 +55,19 @@ impl<D: Driver> DriverDevice<D> {
     ) -> Result<Self> {
         let label = adapter.label();
         let [compute, upload, download] = queues;
-        let lane = |kind: QueueKind, queue| {
+        let tracked = |kind: QueueKind, queue| {
             let timeline = Arc::clone(&common.timelines()[kind.index()]);
-            Lane::new(format!("{label} {}", kind.name()), Arc::new(queue), timeline, Arc::clone(&common))
+            TrackedQueue::new(
+                format!("{label} {}", kind.name()),
+                Arc::new(queue),
+                timeline,
+                Arc::clone(&common),
+            )
         };
-        let lanes = [
-            lane(QueueKind::Compute, compute)?,
-            lane(QueueKind::Upload, upload)?,
-            lane(QueueKind::Download, download)?,
+        let queues = [
+            tracked(QueueKind::Compute, compute)?,
+            tracked(QueueKind::Upload, upload)?,
+            tracked(QueueKind::Download, download)?,
         ];
         let driver = Arc::new(driver);
         let largest_bytes = adapter.caps.max_allocation_bytes;
@@ -72,7 +77,7 @@ impl<D: Driver> DriverDevice<D> {
             programs: HashMap::new(),
             modules: HashMap::new(),
             imported: HashMap::new(),
-            feeder: Feeder::new(format!("{label} feeder"), lanes)?,
+            submitter: Submitter::new(format!("{label} submit"), queues)?,
             buffers: HashMap::new(),
             regions: HashMap::new(),
             memory,
@@ -95,7 +100,8 @@ impl<D: Driver> DriverDevice<D> {
 
     /// Fails if the device is unusable.
     ///
-    /// # Errors If the device is lost or the driver raised an objection.
+    /// # Errors
+    /// If the device is lost or the driver raised an objection.
     fn check(&self) -> Result<()> {
         self.common.check()?;
         self.driver.check()
@@ -163,7 +169,7 @@ impl<D: Driver> DriverDevice<D> {
         let Point { timeline: TimelineId { device, queue: other }, value } = point;
         let timeline = match device == self.id {
             true if other == queue => return Ok(None),
-            true => self.feeder.lane(other).timeline(),
+            true => self.submitter.tracked(other).timeline(),
             false => self.imported.get(&point.timeline).ok_or_else(|| unknown(point))?,
         };
         let own = (device == self.id).then_some(other);
@@ -178,7 +184,7 @@ impl<D: Driver> DriverDevice<D> {
             Work::Program(id) => self.programs.get(&id).cloned().ok_or_else(|| unknown(id))?,
         };
         let waits = waits.into_iter().filter_map(|point| self.wait(queue, point).transpose());
-        self.feeder.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
+        self.submitter.submit(queue, Task { script, waits: waits.collect::<Result<_>>()?, signal })
     }
 
     /// Waits for the driver's outstanding work. If the driver does not finish in time, leaks it with
@@ -187,7 +193,7 @@ impl<D: Driver> DriverDevice<D> {
         if std::mem::replace(&mut self.closed, true) {
             return;
         }
-        if self.feeder.close(deadline) {
+        if self.submitter.close(deadline) {
             self.forget_programs(|_, _| true);
             return;
         }
@@ -205,7 +211,7 @@ impl<D: Driver> DriverDevice<D> {
         let programs: Vec<_> = self.programs.extract_if(|id, script| forgotten(id, script)).collect();
         if !programs.is_empty() {
             let scripts = programs.into_iter().map(|(_, script)| script).collect();
-            self.feeder.lane(QueueKind::Compute).retire(scripts);
+            self.submitter.tracked(QueueKind::Compute).retire(scripts);
         }
     }
 }
@@ -231,15 +237,15 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn memory(&self) -> Result<Vec<Memory>> {
         self.check()?;
-        self.common.noted(self.memory.heap()).map(|heap| vec![heap])
+        self.common.recorded(self.memory.heap()).map(|heap| vec![heap])
     }
 
     fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(self.feeder.lane(queue).timeline())
+        Arc::clone(self.submitter.tracked(queue).timeline())
     }
 
     fn import_timeline(&mut self, timeline: Arc<Timeline>) -> Result<()> {
-        self.feeder.listen(&timeline);
+        self.submitter.listen(&timeline);
         self.imported.insert(timeline.id(), timeline);
         Ok(())
     }
@@ -258,7 +264,7 @@ impl<D: Driver> Device for DriverDevice<D> {
             return Err(Error::invalid(format!("{id} of zero bytes")));
         }
         let buffer = self.memory.allocate(bytes);
-        self.buffers.insert(id, self.common.noted(buffer)?);
+        self.buffers.insert(id, self.common.recorded(buffer)?);
         Ok(())
     }
 
@@ -272,7 +278,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn create_module(&mut self, id: ModuleId, module: &Module) -> Result<()> {
         self.check()?;
-        let entries = self.common.noted(self.driver.entries(module))?;
+        let entries = self.common.recorded(self.driver.entries(module))?;
         self.modules.insert(id, module.entries.iter().copied().zip(entries).collect());
         Ok(())
     }
@@ -284,7 +290,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn register_region(&mut self, id: RegionId, region: Arc<HostRegion>) -> Result<()> {
         self.check()?;
-        let hold = self.common.noted(self.driver.register(&region))?;
+        let hold = self.common.recorded(self.driver.register(&region))?;
         self.regions.insert(id, Arc::new(Registered { hold, region }));
         Ok(())
     }
@@ -298,7 +304,7 @@ impl<D: Driver> Device for DriverDevice<D> {
     fn record(&mut self, id: ProgramId, commands: Vec<Command>) -> Result<()> {
         self.check()?;
         self.forget_programs(|known, _| *known == id);
-        let script = self.common.noted(self.script(commands, true))?;
+        let script = self.common.recorded(self.script(commands, true))?;
         self.programs.insert(id, script);
         Ok(())
     }
@@ -311,7 +317,7 @@ impl<D: Driver> Device for DriverDevice<D> {
 
     fn submit(&mut self, submission: Submission) -> Result<()> {
         let queue = submission.queue;
-        self.enqueue(submission).map_err(|error| self.feeder.lane(queue).fail(error))
+        self.enqueue(submission).map_err(|error| self.submitter.tracked(queue).fail(error))
     }
 
     fn take_timings(&mut self, timings: &mut Vec<Timing>) {

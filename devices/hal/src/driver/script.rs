@@ -6,7 +6,7 @@
 use super::{Allocation, Driver};
 use crate::command::EntryAbi;
 use crate::error::Result;
-use crate::lanes::{Claim, Claims};
+use crate::queues::{Claim, Claims};
 use crate::region::{HostRegion, Reservation};
 use std::ops::Range;
 use std::sync::Arc;
@@ -217,7 +217,8 @@ pub struct Script<D: Driver> {
 impl<D: Driver> Script<D> {
     /// Prepares steps for the queues.
     ///
-    /// # Errors If the driver refuses.
+    /// # Errors
+    /// If the driver refuses.
     pub(super) fn new(driver: &D, steps: Vec<Step<D>>, program: bool) -> Result<Self> {
         let claims = Claims::new(steps.iter().filter_map(Step::claim).collect());
         Ok(Self { recording: driver.prepare(&steps, program)?, steps, claims })

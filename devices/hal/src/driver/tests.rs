@@ -9,13 +9,13 @@ use crate::caps::Caps;
 use crate::command::{BufferRange, Command, Submission, Work};
 use crate::error::Error;
 use crate::ids::{BufferId, DeviceId, Point, ProgramId, QueueKind, RegionId, TimelineId};
-use crate::lanes::{Common, Ends};
 use crate::pool::class_bytes;
+use crate::queues::{Common, Ends};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 const TOTAL_BYTES: u64 = 1 << 20;
 
 /// Host memory that counts itself.
@@ -211,14 +211,14 @@ fn a_driver_that_never_finishes_is_left_behind() {
     bench.device.close(Instant::now());
     let Bench { device, free_bytes, release } = bench;
     drop(device);
-    let failure = timeline.wait(point.value, Some(PATIENCE)).unwrap_err();
+    let failure = timeline.wait(point.value, Some(LIMIT)).unwrap_err();
     assert!(matches!(failure.root(), Error::Closed { .. }), "{failure:?}");
     let taken = 4096 + class_bytes(256);
     assert_eq!(free_bytes.load(Ordering::Relaxed), TOTAL_BYTES - taken, "the driver may still use it");
     // The driver finishes after all: the thread drops only the script.
     let scripts = Arc::strong_count(&buffer);
     release.send(()).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while Arc::strong_count(&buffer) == scripts && Instant::now() < end {
         std::thread::yield_now();
     }
@@ -250,11 +250,11 @@ fn a_hanging_queue_does_not_block_a_release() {
         returned.send(()).unwrap();
         bench
     });
-    calls.recv_timeout(PATIENCE).expect("a release waits for the queue");
+    calls.recv_timeout(LIMIT).expect("a release waits for the queue");
     let bench = thread.join().unwrap();
     assert_eq!(bench.free(), TOTAL_BYTES - 3 * 4096, "the queue may still use it");
     bench.release.send(()).unwrap();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     while bench.free() < TOTAL_BYTES - 2 * 4096 && Instant::now() < end {
         std::thread::yield_now();
     }

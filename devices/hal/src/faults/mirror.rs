@@ -58,7 +58,7 @@ struct Shared {
     /// The device's own timelines. The link uses that of the downloads.
     real: [Arc<Timeline>; 4],
     /// Timelines that callers see in their place.
-    told: [Arc<Timeline>; 4],
+    visible: [Arc<Timeline>; 4],
     /// Mirrors of the queues again, under another device's ID. The device itself waits for these as for
     /// foreign timelines.
     inward: [Arc<Timeline>; 3],
@@ -66,7 +66,7 @@ struct Shared {
     places: Range<usize>,
     /// Held while a loss is reported, so that timelines and calls report it together. Subscribers of
     /// timelines make no device calls meanwhile.
-    telling: Mutex<()>,
+    reporting: Mutex<()>,
     news: Mutex<[VecDeque<News>; 4]>,
     closing: AtomicBool,
 }
@@ -79,7 +79,7 @@ pub(super) struct Mirror {
 }
 
 /// Returns a device ID used by no device numbered from 0 and by no other mirror.
-fn stranger() -> DeviceId {
+fn foreign_id() -> DeviceId {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     DeviceId(NEXT.fetch_add(1, Ordering::Relaxed) | 0x8000)
 }
@@ -87,7 +87,8 @@ fn stranger() -> DeviceId {
 impl Mirror {
     /// Mirrors a device without submissions: its queues, the throttled link, or both.
     ///
-    /// # Errors If the device cannot import the mirrors, or the system cannot start the thread.
+    /// # Errors
+    /// If the device cannot import the mirrors, or the system cannot start the thread.
     pub(super) fn new(device: &mut dyn Device, queues: bool, throttle: Throttle) -> Result<Self> {
         let id = device.id();
         let end = if throttle.link_bytes_per_s.is_some() { LINK + 1 } else { LINK };
@@ -122,7 +123,7 @@ impl Mirror {
 
     /// Returns the timeline of the throttled link.
     pub(super) fn link(&self) -> Arc<Timeline> {
-        Arc::clone(&self.shared.told[LINK])
+        Arc::clone(&self.shared.visible[LINK])
     }
 
     /// Appends an event of the throttled link.
@@ -132,7 +133,7 @@ impl Mirror {
     }
 
     pub(super) fn timeline(&self, queue: QueueKind) -> Arc<Timeline> {
-        Arc::clone(&self.shared.told[queue.index()])
+        Arc::clone(&self.shared.visible[queue.index()])
     }
 
     /// Returns the error with which the device was lost, if it is known.
@@ -154,7 +155,7 @@ impl Mirror {
     /// Replaces waits for the device's own points by waits for their mirrors.
     pub(super) fn redirect(&self, waits: &mut [Point]) {
         for point in waits.iter_mut().filter(|p| p.timeline.device == self.shared.device) {
-            point.timeline.device = self.shared.stranger();
+            point.timeline.device = self.shared.foreign_id();
         }
     }
 }
@@ -174,20 +175,20 @@ impl Shared {
     fn new(real: impl Fn(QueueKind) -> Arc<Timeline>, device: DeviceId, places: Range<usize>) -> Arc<Self> {
         let [compute, upload, download] = QueueKind::ALL;
         let all = [compute, upload, download, download];
-        let stranger = stranger();
+        let foreign_id = foreign_id();
         Arc::new(Self {
             device,
             real: all.map(real),
-            told: all.map(|queue| Timeline::new(TimelineId { device, queue })),
-            inward: QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: stranger, queue })),
+            visible: all.map(|queue| Timeline::new(TimelineId { device, queue })),
+            inward: QueueKind::ALL.map(|queue| Timeline::new(TimelineId { device: foreign_id, queue })),
             places,
-            telling: Mutex::default(),
+            reporting: Mutex::default(),
             news: Mutex::default(),
             closing: AtomicBool::new(false),
         })
     }
 
-    fn stranger(&self) -> DeviceId {
+    fn foreign_id(&self) -> DeviceId {
         self.inward[0].id().device
     }
 
@@ -195,13 +196,13 @@ impl Shared {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn telling(&self) -> MutexGuard<'_, ()> {
-        self.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reporting(&self) -> MutexGuard<'_, ()> {
+        self.reporting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the loss that calls report.
     fn loss(&self) -> Option<Error> {
-        let _told = self.telling();
+        let _guard = self.reporting();
         self.inward[0].failure().filter(|error| matches!(error, Error::Lost { .. }))
     }
 
@@ -210,7 +211,7 @@ impl Shared {
         let mut firsts: [First; 4] = Default::default();
         while !self.closing.load(Ordering::Acquire) {
             let places = self.places.clone();
-            let next = places.filter_map(|place| self.tell(place, &mut firsts[place], &mut pace)).min();
+            let next = places.filter_map(|place| self.report(place, &mut firsts[place], &mut pace)).min();
             let woken = match next {
                 Some(at) => reminders.recv_timeout(at.saturating_duration_since(Instant::now())),
                 None => reminders.recv().map_err(RecvTimeoutError::from),
@@ -223,7 +224,7 @@ impl Shared {
     }
 
     /// Reports due events of a timeline. Returns when the next event is due, if known.
-    fn tell(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
+    fn report(&self, place: usize, first: &mut First, pace: &mut Pace) -> Option<Instant> {
         loop {
             let mut news = self.news();
             let News::Done { value, due } = news[place].front()? else {
@@ -241,7 +242,7 @@ impl Shared {
             if self.real[place].value() < value {
                 drop(news);
                 if let Some(error) = failure {
-                    self.fail(place, &self.as_told(error));
+                    self.fail(place, &self.with_public_names(error));
                 }
                 return None;
             }
@@ -264,12 +265,12 @@ impl Shared {
             news[place].pop_front();
             drop(news);
             self.inward.get(place).iter().for_each(|inward| inward.advance(value));
-            self.told[place].advance(value);
+            self.visible[place].advance(value);
         }
     }
 
     fn fail(&self, place: usize, error: &Error) {
-        self.told[place].fail(error.clone());
+        self.visible[place].fail(error.clone());
         self.inward.get(place).iter().for_each(|inward| inward.fail(error.clone()));
         self.news()[place].clear();
     }
@@ -278,19 +279,19 @@ impl Shared {
         // A caller that learns of a loss from a call fails the visible timelines itself, so the loss must be
         // recorded first. A subscriber that learns of it from a timeline must get the same error from its
         // next call.
-        let _telling = self.telling();
-        self.told[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
+        let _reporting = self.reporting();
+        self.visible[self.places.clone()].iter().for_each(|timeline| timeline.fail(error.clone()));
         self.places.clone().for_each(|place| self.fail(place, error));
     }
 
     /// Renames mirrored points in an error to the names that callers know.
-    fn as_told(&self, error: Error) -> Error {
+    fn with_public_names(&self, error: Error) -> Error {
         match error {
             Error::Poisoned { mut point, cause } => {
-                if point.timeline.device == self.stranger() {
+                if point.timeline.device == self.foreign_id() {
                     point.timeline.device = self.device;
                 }
-                Error::Poisoned { point, cause: Box::new(self.as_told(*cause)) }
+                Error::Poisoned { point, cause: Box::new(self.with_public_names(*cause)) }
             }
             other => other,
         }
@@ -317,7 +318,7 @@ mod tests {
     fn calls_report_a_loss_after_any_timeline_has() {
         let shared = shared();
         let (sender, calls) = std::sync::mpsc::channel();
-        for timeline in &shared.told[..LINK] {
+        for timeline in &shared.visible[..LINK] {
             let (theirs, sender) = (Arc::clone(&shared), sender.clone());
             timeline.subscribe(move |progress| {
                 if progress.failure.is_some() {
@@ -338,7 +339,7 @@ mod tests {
     fn every_timeline_reports_a_loss_before_any_call() {
         let shared = shared();
         let heard = Arc::new(Mutex::new(Vec::new()));
-        for timeline in &shared.told[..LINK] {
+        for timeline in &shared.visible[..LINK] {
             let (theirs, heard) = (Arc::clone(&shared), Arc::clone(&heard));
             timeline.subscribe(move |progress| {
                 if progress.failure.is_some() {

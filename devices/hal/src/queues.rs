@@ -1,7 +1,7 @@
 //! Queues of a device over a driver's in-order queues and events.
 //!
-//! A `Lane` is one driver queue with its outstanding work and its completion thread, which advances the
-//! timeline. The `Feeder` enqueues a device's submissions: at once if the driver has everything that they
+//! A `TrackedQueue` is one driver queue with its outstanding work and its completion thread, which advances the
+//! timeline. The `Submitter` enqueues a device's submissions: at once if the driver has everything that they
 //! wait for, otherwise on a submission thread when the points of other devices pass. A backend implements
 //! [`DriverQueue`].
 //!
@@ -9,13 +9,13 @@
 
 mod claims;
 mod clock;
-mod feeder;
-mod lane;
+mod queue;
+mod submitter;
 mod thread;
 
 pub(crate) use claims::{Claim, Claims};
 pub use clock::Difference;
-pub(crate) use feeder::{Feeder, Task, Wait};
-pub(crate) use lane::Lane;
-pub use lane::{Common, DriverQueue, Ends};
+pub(crate) use queue::TrackedQueue;
+pub use queue::{Common, DriverQueue, Ends};
+pub(crate) use submitter::{Submitter, Task, Wait};
 pub use thread::Thread;

@@ -46,13 +46,13 @@ pub enum Outcome<T> {
 #[derive(Debug, Default)]
 pub struct Anticipation {
     linger: Duration,
-    habit: Option<Habit>,
+    history: Option<History>,
 }
 
 impl Anticipation {
     /// Returns a policy that always spins for `linger` before it first parks.
     pub fn lingering(linger: Duration) -> Self {
-        Self { linger, habit: has_spare_cores().then(Habit::default) }
+        Self { linger, history: has_spare_cores().then(History::default) }
     }
 
     /// Returns [`lingering`](Self::lingering) on machines with spare cores, otherwise a policy that parks at
@@ -63,7 +63,7 @@ impl Anticipation {
 
     /// Returns a policy that spins for `linger` before it first parks and makes no predictions.
     pub fn brief(linger: Duration) -> Self {
-        Self { linger, habit: None }
+        Self { linger, history: None }
     }
 
     /// Takes turns until an item is found. Returns `None` if nothing will ever arrive.
@@ -83,8 +83,8 @@ impl Anticipation {
                 Outcome::Nothing => {}
             }
         };
-        if let Some(habit) = &mut self.habit {
-            habit.learn(start.elapsed());
+        if let Some(history) = &mut self.history {
+            history.learn(start.elapsed());
         }
         found
     }
@@ -93,7 +93,7 @@ impl Anticipation {
         if elapsed < self.linger {
             return Phase::Awake;
         }
-        self.habit.as_ref().map_or(Phase::Asleep { until: None }, |habit| habit.phase(elapsed))
+        self.history.as_ref().map_or(Phase::Asleep { until: None }, |history| history.phase(elapsed))
     }
 }
 
@@ -113,14 +113,14 @@ enum Phase {
 
 /// Durations of recent waits.
 #[derive(Debug, Default)]
-struct Habit {
+struct History {
     recent: [Duration; REMEMBERED],
     waits: usize,
     /// One bit for each of the last eight waits: set if a window predicted it.
-    foreseen: u8,
+    predicted: u8,
 }
 
-impl Habit {
+impl History {
     /// Returns the windows in which a wait ends if it takes as long as a recent one.
     fn windows(&self) -> impl Iterator<Item = Range<Duration>> {
         self.recent.iter().take(self.waits).map(|&wait| wait.saturating_sub(EARLY)..wait + LATE)
@@ -131,7 +131,7 @@ impl Habit {
     }
 
     fn phase(&self, elapsed: Duration) -> Phase {
-        if self.foreseen.count_ones() < RELIABLE {
+        if self.predicted.count_ones() < RELIABLE {
             return Phase::Asleep { until: None };
         }
         if self.is_expected(elapsed) {
@@ -143,7 +143,7 @@ impl Habit {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.foreseen = self.foreseen << 1 | u8::from(self.is_expected(waited));
+        self.predicted = self.predicted << 1 | u8::from(self.is_expected(waited));
         self.recent[self.waits % REMEMBERED] = waited;
         // From here on only the remainder matters.
         self.waits = if self.waits + 1 == 2 * REMEMBERED { REMEMBERED } else { self.waits + 1 };
@@ -158,29 +158,29 @@ mod tests {
         Duration::from_micros(us)
     }
 
-    fn habit(waits: &[u64]) -> Habit {
-        let mut habit = Habit::default();
-        waits.iter().for_each(|&wait| habit.learn(us(wait)));
-        habit
+    fn history(waits: &[u64]) -> History {
+        let mut history = History::default();
+        waits.iter().for_each(|&wait| history.learn(us(wait)));
+        history
     }
 
     #[test]
     fn a_thread_is_awake_around_the_times_of_regular_waits_and_asleep_otherwise() {
         // Two kinds of waits, alternating.
-        let habit = habit(&[2000, 5000, 2010, 5020, 1990, 4990, 2000, 5000]);
-        assert_eq!(habit.phase(us(0)), Phase::Asleep { until: Some(us(1840)) });
-        assert_eq!(habit.phase(us(1840)), Phase::Awake);
-        assert_eq!(habit.phase(us(2050)), Phase::Awake);
-        assert_eq!(habit.phase(us(2100)), Phase::Asleep { until: Some(us(4840)) });
-        assert_eq!(habit.phase(us(5100)), Phase::Asleep { until: None });
-        assert_eq!(habit.phase(us(900_000)), Phase::Asleep { until: None });
+        let history = history(&[2000, 5000, 2010, 5020, 1990, 4990, 2000, 5000]);
+        assert_eq!(history.phase(us(0)), Phase::Asleep { until: Some(us(1840)) });
+        assert_eq!(history.phase(us(1840)), Phase::Awake);
+        assert_eq!(history.phase(us(2050)), Phase::Awake);
+        assert_eq!(history.phase(us(2100)), Phase::Asleep { until: Some(us(4840)) });
+        assert_eq!(history.phase(us(5100)), Phase::Asleep { until: None });
+        assert_eq!(history.phase(us(900_000)), Phase::Asleep { until: None });
     }
 
     #[test]
     fn the_first_wait_and_irregular_waits_are_not_predicted() {
-        assert_eq!(habit(&[]).phase(us(0)), Phase::Asleep { until: None });
-        assert_eq!(habit(&[3000, 3000]).phase(us(2950)), Phase::Asleep { until: None });
-        let mut wild = habit(&[3000; 12]);
+        assert_eq!(history(&[]).phase(us(0)), Phase::Asleep { until: None });
+        assert_eq!(history(&[3000, 3000]).phase(us(2950)), Phase::Asleep { until: None });
+        let mut wild = history(&[3000; 12]);
         assert_eq!(wild.phase(us(2950)), Phase::Awake);
         for wait in [400, 9000, 1700, 30_000, 800, 70_000, 5000] {
             wild.learn(us(wait));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn an_item_is_found_by_spinning_or_after_parking() {
-        let mut anticipation = Anticipation { linger: us(50), habit: Some(habit(&[20_000; 8])) };
+        let mut anticipation = Anticipation { linger: us(50), history: Some(history(&[20_000; 8])) };
         let by_looking = |turn| if turn == Turn::Look { Outcome::Found(1) } else { Outcome::Gone };
         assert_eq!(anticipation.wait(by_looking), Some(1));
         let mut rests = Vec::new();

@@ -43,7 +43,8 @@ impl Claims {
 
     /// Leases all ranges.
     ///
-    /// # Errors If another lease conflicts with one of them.
+    /// # Errors
+    /// If another lease conflicts with one of them.
     pub fn reserve(&self) -> Result<Vec<Reservation>> {
         self.0.iter().map(|claim| claim.region.reserve(claim.range.clone(), claim.writes)).collect()
     }

@@ -9,9 +9,9 @@
 //!
 //! Knows nothing about commands or the driver.
 
-use super::lane::{After, DriverQueue, LINGER, Lane, Order, closed};
+use super::queue::{After, DriverQueue, LINGER, Order, TrackedQueue, closed};
 use super::thread::Thread;
-use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Outcome, Turn};
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
 use crate::ids::{Point, QueueKind};
@@ -120,7 +120,7 @@ impl Alarm {
 
 /// Queues of a device with their held tasks.
 struct Shared<Q: DriverQueue> {
-    lanes: [Lane<Q>; 3],
+    queues: [TrackedQueue<Q>; 3],
     /// Held tasks of each queue in order. Locked after the queue's order.
     held: [Mutex<VecDeque<Task<Q::Driver>>>; 3],
     alarm: Arc<Alarm>,
@@ -137,7 +137,7 @@ impl<Q: DriverQueue> Shared<Q> {
             // The order of these reads matters: a failed timeline does not advance, and a passed point stays
             // passed.
             let failure = wait.timeline.failure();
-            let event = wait.own.and_then(|queue| self.lanes[queue.index()].event(wait.value));
+            let event = wait.own.and_then(|queue| self.queues[queue.index()].event(wait.value));
             if wait.timeline.value() >= wait.value {
                 continue;
             }
@@ -158,17 +158,17 @@ impl<Q: DriverQueue> Shared<Q> {
     }
 
     /// Enqueues the tasks that are ready. With `closing`, fails the rest. Returns true if anything changed.
-    fn feed(&self, queue: QueueKind, closing: bool) -> bool {
-        let lane = &self.lanes[queue.index()];
+    fn submit_ready(&self, queue: QueueKind, closing: bool) -> bool {
+        let tracked = &self.queues[queue.index()];
         let mut moved = false;
         loop {
-            let mut order = lane.order();
+            let mut order = tracked.order();
             let Some((task, readiness)) = self.next(queue, closing) else { return moved };
             self.alarm.release();
             moved = true;
-            if let Err(error) = feed_one(lane, &mut order, task, readiness) {
-                let error = lane.told(error);
-                lane.doom(&mut order, error);
+            if let Err(error) = submit_one(tracked, &mut order, task, readiness) {
+                let error = tracked.record(error);
+                tracked.fail_in_turn(&mut order, error);
             }
         }
     }
@@ -177,7 +177,7 @@ impl<Q: DriverQueue> Shared<Q> {
     fn next(&self, queue: QueueKind, closing: bool) -> Option<Fate<Q>> {
         let mut held = self.held(queue);
         let task = held.front()?;
-        let mut readiness = match self.lanes[queue.index()].timeline().failure() {
+        let mut readiness = match self.queues[queue.index()].timeline().failure() {
             Some(cause) => Readiness::Failed(cause),
             None => self.readiness(task),
         };
@@ -191,16 +191,16 @@ impl<Q: DriverQueue> Shared<Q> {
     }
 }
 
-fn feed_one<Q: DriverQueue>(
-    lane: &Lane<Q>,
+fn submit_one<Q: DriverQueue>(
+    tracked: &TrackedQueue<Q>,
     order: &mut Order<Q>,
     task: Task<Q::Driver>,
     readiness: Readiness<Q::Event>,
 ) -> Result<()> {
     match readiness {
-        Readiness::Ready(after) => lane.start(order, task.script, after, task.signal),
+        Readiness::Ready(after) => tracked.start(order, task.script, after, task.signal),
         Readiness::Failed(error) => {
-            lane.doom(order, error);
+            tracked.fail_in_turn(order, error);
             Ok(())
         }
         Readiness::Waiting(point) => Err(Error::invalid(format!("{point} has not passed"))),
@@ -208,28 +208,29 @@ fn feed_one<Q: DriverQueue>(
 }
 
 /// The device's handle. It must be closed before it is dropped.
-pub struct Feeder<Q: DriverQueue> {
+pub struct Submitter<Q: DriverQueue> {
     shared: Arc<Shared<Q>>,
     thread: Thread,
 }
 
-impl<Q: DriverQueue> Feeder<Q> {
+impl<Q: DriverQueue> Submitter<Q> {
     /// Starts the submission thread of a device with these queues, by [`QueueKind::index`].
     ///
-    /// # Errors If the system cannot start another thread.
-    pub fn new(name: String, lanes: [Lane<Q>; 3]) -> Result<Self> {
-        let shared = Arc::new(Shared { lanes, held: Default::default(), alarm: Arc::default() });
+    /// # Errors
+    /// If the system cannot start another thread.
+    pub fn new(name: String, queues: [TrackedQueue<Q>; 3]) -> Result<Self> {
+        let shared = Arc::new(Shared { queues, held: Default::default(), alarm: Arc::default() });
         let theirs = Arc::clone(&shared);
         let thread = Thread::spawn(name, move || serve(&theirs))?;
-        let feeder = Self { shared, thread };
+        let submitter = Self { shared, thread };
         // Held tasks may also wait for held tasks of another queue.
-        feeder.shared.lanes.iter().for_each(|lane| feeder.listen(lane.timeline()));
-        Ok(feeder)
+        submitter.shared.queues.iter().for_each(|tracked| submitter.listen(tracked.timeline()));
+        Ok(submitter)
     }
 
     /// Returns the driver queue of a queue kind.
-    pub fn lane(&self, queue: QueueKind) -> &Lane<Q> {
-        &self.shared.lanes[queue.index()]
+    pub fn tracked(&self, queue: QueueKind) -> &TrackedQueue<Q> {
+        &self.shared.queues[queue.index()]
     }
 
     /// Wakes the submission thread whenever this timeline changes.
@@ -248,17 +249,17 @@ impl<Q: DriverQueue> Feeder<Q> {
     pub fn close(&self, deadline: Instant) -> bool {
         self.shared.alarm.lock().closing = true;
         self.shared.alarm.ring();
-        let lanes = &self.shared.lanes;
+        let queues = &self.shared.queues;
         // The thread may be inside the driver and hold a queue's order.
         let mut ended = self.thread.ends_before(deadline);
         if ended {
             // One queue may wait for another, which waits for work that closing ends.
-            lanes.iter().for_each(Lane::close);
-            ended = lanes.each_ref().map(|lane| lane.ends_before(deadline)) == [true; 3];
+            queues.iter().for_each(TrackedQueue::close);
+            ended = queues.each_ref().map(|tracked| tracked.ends_before(deadline)) == [true; 3];
         }
         if !ended {
             let cause = "the driver did not finish its work while the device was closing".to_string();
-            lanes.iter().for_each(|lane| lane.timeline().fail(Error::Closed { cause: cause.clone() }));
+            queues.iter().for_each(|tracked| tracked.timeline().fail(Error::Closed { cause: cause.clone() }));
             let _leaked = ManuallyDrop::new(Arc::clone(&self.shared));
         }
         ended
@@ -266,21 +267,21 @@ impl<Q: DriverQueue> Feeder<Q> {
 
     /// Enqueues a task now or when it becomes ready. Does nothing on a failed timeline.
     ///
-    /// # Errors If the task is ready and the driver refuses it or a lease conflicts with its host region
-    /// ranges.
+    /// # Errors
+    /// If the task is ready and the driver refuses it or a lease conflicts with its host region ranges.
     pub fn submit(&self, queue: QueueKind, task: Task<Q::Driver>) -> Result<()> {
-        let lane = self.lane(queue);
-        if lane.timeline().failure().is_some() {
+        let tracked = self.tracked(queue);
+        if tracked.timeline().failure().is_some() {
             return Ok(());
         }
-        let mut order = lane.order();
+        let mut order = tracked.order();
         let mut held = self.shared.held(queue);
         if held.is_empty() {
             match self.shared.readiness(&task) {
                 Readiness::Waiting(_) => {}
                 readiness => {
                     drop(held);
-                    return feed_one(lane, &mut order, task, readiness);
+                    return submit_one(tracked, &mut order, task, readiness);
                 }
             }
         }
@@ -301,7 +302,7 @@ fn serve<Q: DriverQueue>(shared: &Shared<Q>) {
             (state.rings, state.closing)
         };
         // Every queue gets a turn, whatever the outcome of the others.
-        let moved = QueueKind::ALL.map(|queue| shared.feed(queue, closing));
+        let moved = QueueKind::ALL.map(|queue| shared.submit_ready(queue, closing));
         if moved.contains(&true) {
             continue;
         }

@@ -12,7 +12,8 @@ pub struct Thread(Receiver<Infallible>);
 impl Thread {
     /// Starts a thread.
     ///
-    /// # Errors If the system cannot start another thread.
+    /// # Errors
+    /// If the system cannot start another thread.
     pub fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> Result<Self> {
         let (alive, ended) = bounded(0);
         let body = move || {

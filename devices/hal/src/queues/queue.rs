@@ -4,17 +4,18 @@
 //! submission waits for have passed, because some drivers spin on waits. Only then does it wait for the
 //! submission's last event. Around the expected times of both it spins ([`Anticipation`]).
 //!
-//! # What a submission holds Points order all work; leases of host regions verify that order. A submission
-//! that can start when it is enqueued takes its leases first, and is refused if one conflicts. Any other
-//! takes its leases when the points that it waits for have passed, as seen by the completion thread. From
-//! then until its own point passes, no other user may touch those bytes. A lease that is refused at that time
-//! is a mistake of its holder and fails the timeline. Regions stay alive until the driver is done with them,
-//! even on a timeline that failed long ago.
+//! # What a submission holds
+//! Points order all work; leases of host regions verify that order. A submission that can start when it is
+//! enqueued takes its leases first, and is refused if one conflicts. Any other takes its leases when the
+//! points that it waits for have passed, as seen by the completion thread. From then until its own point
+//! passes, no other user may touch those bytes. A lease that is refused at that time is a mistake of its
+//! holder and fails the timeline. Regions stay alive until the driver is done with them, even on a timeline
+//! that failed long ago.
 //!
 //! Knows only scripts; nothing about buffers, kernels or other devices.
 
 use super::thread::Thread;
-use crate::anticipation::{Anticipation, Outcome, Turn};
+use crate::adaptive_wait::{Anticipation, Outcome, Turn};
 use crate::backend::Timing;
 use crate::driver::{Driver, Script};
 use crate::error::{Error, Result};
@@ -73,7 +74,8 @@ pub trait DriverQueue: Send + Sync + 'static {
 
     /// Enqueues a script to start after events of other queues of the device, and lets the driver begin.
     ///
-    /// # Errors If the driver refuses. Part of the script may be running then.
+    /// # Errors
+    /// If the driver refuses. Part of the script may be running then.
     fn enqueue(
         &self,
         script: &Arc<Script<Self::Driver>>,
@@ -85,7 +87,8 @@ pub trait DriverQueue: Send + Sync + 'static {
 
     /// Waits for an event, asleep if the driver supports that.
     ///
-    /// # Errors If the work of the event failed.
+    /// # Errors
+    /// If the work of the event failed.
     fn wait(&self, event: &Self::Event) -> Result<()>;
 
     /// Returns start and end of a script that has just ended, in host time ([`Timing::now_ns`]), if the
@@ -94,7 +97,8 @@ pub trait DriverQueue: Send + Sync + 'static {
 
     /// Waits for all enqueued work.
     ///
-    /// # Errors If any of it failed.
+    /// # Errors
+    /// If any of it failed.
     fn finish(&self) -> Result<()>;
 }
 
@@ -124,7 +128,7 @@ impl Common {
 
     /// Records an error: a device loss fails every queue. Returns the error to report; once the device is
     /// lost, this is the first loss.
-    pub fn told(&self, error: Error) -> Error {
+    pub fn record(&self, error: Error) -> Error {
         if !matches!(error, Error::Lost { .. }) {
             return error;
         }
@@ -142,14 +146,16 @@ impl Common {
 
     /// Records the error of a result.
     ///
-    /// # Errors The error of the result, as [`told`](Self::told) returns it.
-    pub fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|error| self.told(error))
+    /// # Errors
+    /// The error of the result, as [`record`](Self::record) returns it.
+    pub fn recorded<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|error| self.record(error))
     }
 
     /// Fails if the device is lost.
     ///
-    /// # Errors [`Error::Lost`] if it is.
+    /// # Errors
+    /// [`Error::Lost`] if it is.
     pub fn check(&self) -> Result<()> {
         self.lost.get().map_or(Ok(()), |error| Err(error.clone()))
     }
@@ -193,7 +199,7 @@ enum Flight<Q: DriverQueue> {
     /// Passed to the driver.
     Enqueued(Enqueued<Q>),
     /// Not enqueued, because a point that it waits for or an earlier submission has failed.
-    Doomed(Error),
+    Failed(Error),
     /// Enqueued in part; no event signals its end.
     Abandoned(Arc<Script<Q::Driver>>),
     /// Programs to drop at this position.
@@ -207,11 +213,11 @@ pub struct Order<Q: DriverQueue> {
     /// Submissions sent to the completion thread.
     sent: u64,
     /// Error with which a submission will fail the timeline in its turn. Nothing may be enqueued behind it.
-    doomed: Option<Error>,
+    failed: Option<Error>,
 }
 
 /// A queue of the driver. It must be closed before it is dropped.
-pub struct Lane<Q: DriverQueue> {
+pub struct TrackedQueue<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
     common: Arc<Common>,
@@ -222,25 +228,26 @@ pub struct Lane<Q: DriverQueue> {
     finished: Arc<AtomicU64>,
     /// Set to end waits for other devices.
     closing: Arc<AtomicBool>,
-    watcher: Thread,
+    completion: Thread,
 }
 
-impl<Q: DriverQueue> Lane<Q> {
+impl<Q: DriverQueue> TrackedQueue<Q> {
     /// Starts the completion thread of a timeline.
     ///
-    /// # Errors If the system cannot start another thread.
+    /// # Errors
+    /// If the system cannot start another thread.
     pub fn new(name: String, queue: Arc<Q>, timeline: Arc<Timeline>, common: Arc<Common>) -> Result<Self> {
         let (inbox, flights) = unbounded();
         let finished = Arc::<AtomicU64>::default();
-        let watched = Watched {
+        let completion = Completion {
             queue: Arc::clone(&queue),
             timeline: Arc::clone(&timeline),
             common: Arc::clone(&common),
         };
         let closing = Arc::<AtomicBool>::default();
         let (theirs, ends) = (Arc::clone(&finished), Arc::clone(&closing));
-        let watcher = Thread::spawn(name, move || watched.watch(&theirs, &flights, &ends))?;
-        let order = Order { inbox: Some(inbox), sent: 0, doomed: None };
+        let completion = Thread::spawn(name, move || completion.run_completion(&theirs, &flights, &ends))?;
+        let order = Order { inbox: Some(inbox), sent: 0, failed: None };
         Ok(Self {
             queue,
             timeline,
@@ -249,7 +256,7 @@ impl<Q: DriverQueue> Lane<Q> {
             events: Mutex::default(),
             finished,
             closing,
-            watcher,
+            completion,
         })
     }
 
@@ -274,8 +281,8 @@ impl<Q: DriverQueue> Lane<Q> {
 
     /// Enqueues a script. Runs it at once if the host can execute it and it need not wait.
     ///
-    /// # Errors If the driver refuses, or the script can start now and a lease conflicts with its host region
-    /// ranges.
+    /// # Errors
+    /// If the driver refuses, or the script can start now and a lease conflicts with its host region ranges.
     pub fn start(
         &self,
         order: &mut Order<Q>,
@@ -283,8 +290,8 @@ impl<Q: DriverQueue> Lane<Q> {
         after: Vec<After<Q::Event>>,
         signal: Point,
     ) -> Result<()> {
-        if let Some(error) = order.doomed.clone() {
-            self.doom(order, error);
+        if let Some(error) = order.failed.clone() {
+            self.fail_in_turn(order, error);
             return Ok(());
         }
         let now = after.is_empty() && self.finished.load(Ordering::Acquire) == order.sent;
@@ -311,13 +318,13 @@ impl<Q: DriverQueue> Lane<Q> {
 
     /// Waits for the completion thread until the deadline. Returns true if it has ended.
     pub(super) fn ends_before(&self, deadline: Instant) -> bool {
-        self.watcher.ends_before(deadline)
+        self.completion.ends_before(deadline)
     }
 
     /// Fails a submission in its turn, after outstanding work, and everything behind it.
-    pub fn doom(&self, order: &mut Order<Q>, error: Error) {
-        order.doomed = Some(error.clone());
-        send(order, Flight::Doomed(error));
+    pub fn fail_in_turn(&self, order: &mut Order<Q>, error: Error) {
+        order.failed = Some(error.clone());
+        send(order, Flight::Failed(error));
     }
 
     /// Drops programs that are not in flight. Never waits for the queue's work; the completion thread does if
@@ -337,14 +344,14 @@ impl<Q: DriverQueue> Lane<Q> {
 
     /// Fails the timeline, and all timelines if the device is lost. Returns the error to report.
     pub fn fail(&self, error: Error) -> Error {
-        let error = self.told(error);
+        let error = self.record(error);
         self.timeline.fail(error.clone());
         error
     }
 
-    /// Records an error; see [`Common::told`].
-    pub fn told(&self, error: Error) -> Error {
-        self.common.told(error)
+    /// Records an error; see [`Common::record`].
+    pub fn record(&self, error: Error) -> Error {
+        self.common.record(error)
     }
 
     /// Executes the script on the host. It need not wait for anything.
@@ -381,12 +388,12 @@ fn send<Q: DriverQueue>(order: &mut Order<Q>, flight: Flight<Q>) {
 }
 
 /// Wait policies of a completion thread: for predecessors of submissions and for their ends.
-struct Patience {
+struct Waits {
     start: Anticipation,
     end: Anticipation,
 }
 
-impl Patience {
+impl Waits {
     fn new<Q: DriverQueue>() -> Self {
         let anticipation = || match Q::RUNS_IN_WAIT {
             // The device's own threads need the cores.
@@ -399,7 +406,8 @@ impl Patience {
     /// Waits for a point. Points of the same device pass or fail as long as the driver works. Other points,
     /// for which the driver has no event, are awaited until the device closes.
     ///
-    /// # Errors If the point will not pass.
+    /// # Errors
+    /// If the point will not pass.
     fn start<E>(&mut self, after: &After<E>, closing: &AtomicBool) -> Result<()> {
         let After { event, timeline, value } = after;
         let most = event.is_none().then_some(CLOSING_PERIOD);
@@ -419,7 +427,8 @@ impl Patience {
 
     /// Waits for an event.
     ///
-    /// # Errors If the work of the event failed.
+    /// # Errors
+    /// If the work of the event failed.
     fn end<Q: DriverQueue>(&mut self, queue: &Q, event: &Q::Event) -> Result<()> {
         let ended = self.end.wait(|turn| match (turn, queue.passed(event)) {
             (Turn::Look, Some(false)) => Outcome::Nothing,
@@ -434,21 +443,21 @@ impl Patience {
 }
 
 /// The completion thread's view of its queue.
-struct Watched<Q: DriverQueue> {
+struct Completion<Q: DriverQueue> {
     queue: Arc<Q>,
     timeline: Arc<Timeline>,
     common: Arc<Common>,
 }
 
-impl<Q: DriverQueue> Watched<Q> {
+impl<Q: DriverQueue> Completion<Q> {
     /// Runs the completion thread.
-    fn watch(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
-        let mut patience = Patience::new::<Q>();
+    fn run_completion(&self, finished: &AtomicU64, flights: &Receiver<Flight<Q>>, closing: &AtomicBool) {
+        let mut waits = Waits::new::<Q>();
         let mut abandoned = Vec::new();
         for flight in flights {
             let ended = match flight {
-                Flight::Enqueued(work) => self.end(work, &mut patience, closing),
-                Flight::Doomed(error) => Err(error),
+                Flight::Enqueued(work) => self.end(work, &mut waits, closing),
+                Flight::Failed(error) => Err(error),
                 Flight::Abandoned(script) => {
                     abandoned.push(script);
                     // The failed submission fails the timeline.
@@ -473,12 +482,11 @@ impl<Q: DriverQueue> Watched<Q> {
     }
 
     /// Waits for the end of a submission. Its resources are released before its end is reported.
-    fn end(&self, work: Enqueued<Q>, patience: &mut Patience, closing: &AtomicBool) -> Result<Point> {
+    fn end(&self, work: Enqueued<Q>, waits: &mut Waits, closing: &AtomicBool) -> Result<Point> {
         let Enqueued { signal, after, ends, reserved, script } = work;
         let failure = self.timeline.failure().filter(|_| Q::RUNS_IN_WAIT);
         let started = failure.map_or(Ok(()), Err);
-        let started =
-            started.and_then(|()| after.iter().try_for_each(|after| patience.start(after, closing)));
+        let started = started.and_then(|()| after.iter().try_for_each(|after| waits.start(after, closing)));
         let reserved = started.and_then(|()| match reserved {
             Some(reserved) => Ok(reserved),
             None => script.reserve(),
@@ -487,7 +495,7 @@ impl<Q: DriverQueue> Watched<Q> {
             return reserved.and(Ok(signal));
         }
         // Whatever the outcome, the driver uses it until its event passes.
-        let ended = self.common.noted(patience.end(self.queue.as_ref(), &ends.last));
+        let ended = self.common.recorded(waits.end(self.queue.as_ref(), &ends.last));
         reserved?;
         ended?;
         if let Some((start_ns, end_ns)) = self.queue.times_ns(&ends) {
