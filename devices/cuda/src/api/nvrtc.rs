@@ -1,4 +1,4 @@
-//! NVRTC, NVIDIA's compiler of CUDA C++ as a library.
+//! NVRTC, NVIDIA's CUDA C++ compiler as a library.
 
 use super::toolkit_places;
 use ragtag_hal::{Error, Result};
@@ -6,20 +6,20 @@ use ragtag_stream::{Library, functions};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
-/// The names under which it is known, newer ones first. A library's number is that of CUDA's major version.
+/// Library names, newest first. The number is CUDA's major version.
 const LIBRARIES: &[&str] = if cfg!(windows) {
     &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"]
 } else {
     &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]
 };
-/// The first major version that knows compute capability 9.0.
+/// First major version that supports compute capability 9.0.
 const OLDEST_MAJOR: i32 = 12;
 
-/// A program of the compiler's.
+/// Handle of a compiler program.
 type Handle = *mut c_void;
 
 functions! {
-    /// The library's functions.
+    /// Functions of the library.
     Functions {
         nvrtcVersion(*mut c_int, *mut c_int) -> c_int;
         nvrtcGetNumSupportedArchs(*mut c_int) -> c_int;
@@ -40,12 +40,13 @@ functions! {
 pub(crate) struct Nvrtc {
     functions: Functions,
     version: (i32, i32),
-    /// Compute capabilities: ten times the major number and the minor one.
+    /// Supported compute capabilities: ten times the major number plus the minor one.
     architectures: Vec<i32>,
 }
 
 impl Nvrtc {
-    /// The newest compiler whose code a driver for this version of CUDA takes: of its own major version, or an older one.
+    /// Returns the newest compiler whose code a driver for this CUDA version accepts: of the same major
+    /// version or older.
     pub(crate) fn find(driver_version: i32) -> Option<Self> {
         toolkit_places(LIBRARIES).into_iter().find_map(|name| {
             // SAFETY: NVIDIA's compiler; loading it runs its own initialisers, which is what it is for.
@@ -69,27 +70,28 @@ impl Nvrtc {
             ]
         };
         let mut architectures = vec![0; usize::try_from(count).ok().filter(|_| codes == [0, 0])?];
-        // SAFETY: writes as many numbers as it said.
+        // SAFETY: writes as many numbers as the library reported.
         let code = unsafe { (functions.nvrtcGetSupportedArchs)(architectures.as_mut_ptr()) };
         (code == 0).then_some(Self { functions, version: (major, minor), architectures })
     }
 
-    /// Major and minor number.
+    /// Returns major and minor version.
     pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// Whether it compiles for a compute capability.
+    /// Returns true if it compiles for a compute capability.
     pub(crate) fn knows(&self, (major, minor): (i32, i32)) -> bool {
         self.architectures.contains(&(10 * major + minor))
     }
 
-    /// The PTX and the machine code of a text.
+    /// Compiles a source to PTX and machine code.
     ///
     /// # Errors
     /// [`Error::Compile`] with the log.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<(String, Vec<u8>)> {
-        let strings = |what: &str| CString::new(what).map_err(|_| Error::invalid("a text with a zero in it"));
+        let strings =
+            |what: &str| CString::new(what).map_err(|_| Error::invalid("the source contains a zero byte"));
         let source = strings(text)?;
         let options = options.iter().map(|option| strings(option)).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
@@ -100,7 +102,7 @@ impl Nvrtc {
             (self.functions.nvrtcCreateProgram)(&mut program.raw, source.as_ptr(), name, 0, null(), null())
         };
         program.check("nvrtcCreateProgram", code)?;
-        // SAFETY: the program lives; so many options, each of which ends with a zero.
+        // SAFETY: the program lives; the count matches the options, each of which ends with a zero.
         let code = unsafe {
             (self.functions.nvrtcCompileProgram)(program.raw, options.len() as c_int, options.as_ptr())
         };
@@ -111,7 +113,7 @@ impl Nvrtc {
         let cubin = program.read(*nvrtcGetCUBINSize, *nvrtcGetCUBIN);
         match (ptx, cubin) {
             (Some(ptx), Some(cubin)) => Ok((text_of(ptx), cubin)),
-            _ => Err(Error::Compile { log: format!("nothing came of it; {}", program.log()) }),
+            _ => Err(Error::Compile { log: format!("NVRTC produced no code; {}", program.log()) }),
         }
     }
 }
@@ -124,7 +126,7 @@ fn text_of(mut bytes: Vec<u8>) -> String {
 type Size = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
 type Get = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
-/// A text on its way.
+/// A source being compiled.
 struct Program<'a> {
     functions: &'a Functions,
     raw: Handle,
@@ -147,13 +149,13 @@ impl Program<'_> {
             .unwrap_or("no log".into())
     }
 
-    /// What one function says how large it is, and another gives.
+    /// Reads data with a pair of functions for its size and its contents.
     fn read(&self, size: Size, get: Get) -> Option<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: the program lives; writes one number.
         let code = unsafe { size(self.raw, &mut bytes) };
         let mut out = vec![0u8; (code == 0 && bytes > 0).then_some(bytes)?];
-        // SAFETY: writes as many bytes as it said.
+        // SAFETY: writes as many bytes as the compiler reported.
         let code = unsafe { get(self.raw, out.as_mut_ptr().cast()) };
         (code == 0).then_some(out)
     }
@@ -174,14 +176,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_end_at_a_zero() {
+    fn strings_end_at_a_zero() {
         assert_eq!((text_of(b"ab\0c".to_vec()), text_of(b"ab".to_vec())), ("ab".into(), "ab".into()));
         assert_eq!(text_of(Vec::new()), "");
     }
 
     #[test]
-    fn a_text_is_compiled_or_the_log_says_why_not() {
-        // Any driver's version will do: nothing is run.
+    fn a_source_compiles_or_the_log_has_the_reason() {
+        // Any driver version works, because nothing is run.
         let Some(nvrtc) = Nvrtc::find(99_000) else {
             test_support::skip!("NVRTC", "not installed");
             return;
