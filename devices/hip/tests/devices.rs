@@ -1,5 +1,5 @@
-//! The backend on a stand-in for AMD's driver that executes on OpenCL devices: what the probe says, kernels, programs, the
-//! compiler's process and the cache.
+//! Tests of the backend on a stand-in for AMD's driver that executes on OpenCL devices: probe, kernels,
+//! programs, compiler process and cache.
 
 #![allow(clippy::print_stdout)] // a skip is visible
 
@@ -14,10 +14,10 @@ use std::path::Path;
 use std::sync::Arc;
 use test_drivers::with_hip_on_opencl;
 
-/// Set in the process that compiles.
+/// Set in the compiler process.
 const COMPILE: &str = "RAGTAG_TEST_COMPILE";
 
-/// The body of the compiler's process, if this process was started for that.
+/// Runs the compiler process if this process was started for it.
 #[test]
 fn compiler() {
     if std::env::var_os(COMPILE).is_some() {
@@ -25,15 +25,15 @@ fn compiler() {
     }
 }
 
-/// A backend that compiles in a process of its own: this binary, told what to do.
+/// Returns a backend that compiles in a child process: this binary again, controlled by a variable.
 fn backend(folder: Option<&Path>) -> HipBackend {
     let own = std::env::current_exe().unwrap().into_os_string();
-    let told = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
-    let compiler = told.into_iter().chain(["--exact", "compiler", "--nocapture"].map(OsString::from));
+    let command = ["env".into(), OsString::from(format!("{COMPILE}=1")), own];
+    let compiler = command.into_iter().chain(["--exact", "compiler", "--nocapture"].map(OsString::from));
     HipBackend::new(HipConfig { cache_folder: folder.map(Path::to_path_buf), compiler: compiler.collect() })
 }
 
-/// The adapters of the stand-in; none, with a skip, where OpenCL has no device for it.
+/// Returns the adapters of the stand-in. Skips if OpenCL has no device for it.
 fn adapters(backend: &HipBackend) -> Vec<Adapter> {
     match backend.probe() {
         Ok(adapters) => adapters,
@@ -45,7 +45,7 @@ fn adapters(backend: &HipBackend) -> Vec<Adapter> {
     }
 }
 
-/// The kernel of the tests.
+/// Returns the tests' kernel.
 fn text() -> Arc<str> {
     scale_text(KernelLanguage::HipC).unwrap()
 }
@@ -59,7 +59,7 @@ fn open(backend: &HipBackend, adapter: &Adapter) -> Result<Bench, Error> {
     Bench::try_new(Checked::new(opened.swap_remove(0)))
 }
 
-/// Fails unless the region's words are these.
+/// Asserts that the region has these words.
 #[track_caller]
 fn expect(bench: &Bench, word: impl Fn(u32) -> u32) {
     let words = bench.region_words();
@@ -68,7 +68,7 @@ fn expect(bench: &Bench, word: impl Fn(u32) -> u32) {
 }
 
 #[test]
-fn adapters_say_what_the_driver_says() {
+fn adapters_report_the_drivers_properties() {
     with_hip_on_opencl("adapters_say_what_the_driver_says", &[("RAGTAG_FAKE_ARCH", "gfx90a:xnack-")], || {
         for adapter in adapters(&backend(None)) {
             assert!(adapter.driver.name.starts_with("HIP 6.0.0, gfx90a"), "{}", adapter.driver);
@@ -80,7 +80,7 @@ fn adapters_say_what_the_driver_says() {
 }
 
 #[test]
-fn hidden_devices_are_not_there_and_the_reason_is_shown() {
+fn hidden_devices_are_missing_and_the_reason_is_reported() {
     let test = "hidden_devices_are_not_there_and_the_reason_is_shown";
     with_hip_on_opencl(test, &[("HIP_VISIBLE_DEVICES", "-1")], || {
         let Unavailable { tried, cause } = backend(None).probe().unwrap_err();
@@ -127,7 +127,7 @@ fn kernels_compute_and_programs_replay() {
 }
 
 #[test]
-fn what_was_compiled_once_needs_no_compiler() {
+fn cached_programs_need_no_compiler() {
     with_hip_on_opencl("what_was_compiled_once_needs_no_compiler", &[], || {
         let folder = tempfile::tempdir().unwrap();
         let first = backend(Some(folder.path()));
@@ -142,7 +142,7 @@ fn what_was_compiled_once_needs_no_compiler() {
         let other = text().replace("+ 1u", "+ 2u");
         let refused = bench.device.create_module(ModuleId(1), &module(&other));
         assert!(matches!(refused, Err(Error::Compile { log }) if log.contains("no-such-compiler")));
-        // What does not load is compiled anew.
+        // A program that cannot be loaded is compiled again.
         for file in std::fs::read_dir(folder.path()).unwrap() {
             std::fs::write(file.unwrap().path(), "damaged").unwrap();
         }
@@ -170,7 +170,7 @@ fn mistakes_in_a_text_are_told() {
 }
 
 #[test]
-fn a_compiler_that_ends_its_process_is_an_error_with_the_signal() {
+fn an_aborting_compiler_is_reported_with_its_signal() {
     let test = "a_compiler_that_ends_its_process_is_an_error_with_the_signal";
     with_hip_on_opencl(test, &[("RAGTAG_FAKE_ABORT", "1")], || {
         let backend = backend(None);

@@ -18,21 +18,21 @@ const QUESTIONS: u32 = 4;
 pub(crate) struct Clock {
     device: Device,
     /// Whether the driver can read both clocks at once.
-    told: bool,
+    reads_both: bool,
     difference: Option<Difference>,
 }
 
 impl Clock {
     pub(crate) fn new(device: Device) -> Self {
         let difference = sample(device);
-        Self { device, told: difference.is_some(), difference }
+        Self { device, reads_both: difference.is_some(), difference }
     }
 
     /// Converts start and end of a command that the host has just seen end to host time.
     pub(crate) fn host(&mut self, start_ns: u64, end_ns: u64) -> (u64, u64) {
         let now_ns = Timing::now_ns();
         let old = |difference: Difference| now_ns.saturating_sub(difference.at_ns) > SAMPLE_NS;
-        if !self.told {
+        if !self.reads_both {
             self.difference = Some(Difference::heard(self.difference, end_ns, now_ns));
         } else if self.difference.is_none_or(old) {
             self.difference = sample(self.device).or(self.difference);

@@ -41,8 +41,8 @@ impl Library {
 /// Returns the paths to try for a library of these names: the loader's search path, then `folder` within the
 /// directories that environment variables name and, except on Windows, within the default directory.
 pub fn places(names: &[&str], variables: &[&str], home: &str, folder: &str) -> Vec<OsString> {
-    let told = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
-    let homes = told.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
+    let named = variables.iter().filter_map(|name| std::env::var_os(name).filter(|path| !path.is_empty()));
+    let homes = named.map(PathBuf::from).chain((!cfg!(windows)).then(|| home.into()));
     let folder = if cfg!(windows) { "bin" } else { folder };
     let elsewhere = homes.flat_map(|home| names.iter().map(move |name| home.join(folder).join(name)));
     names.iter().map(OsString::from).chain(elsewhere.map(PathBuf::into_os_string)).collect()

@@ -1,7 +1,7 @@
-//! hiprtc: HIP C++ to code objects.
+//! hiprtc, the compiler from HIP C++ to code objects.
 //!
-//! It can end the process: version 5.2 does so for architectures that it does not know. This module must not know which
-//! process it runs in.
+//! It may abort the process: version 5.2 does so for unknown architectures. Does not know which process it
+//! runs in.
 
 use super::library::{self, CompilerFunctions, Version, compiler_names};
 use super::symbols::Handle;
@@ -9,20 +9,20 @@ use ragtag_hal::{Error, Result};
 use std::ffi::{CString, c_char};
 use std::ptr;
 
-/// Most bytes of a log or a code object: beyond that a compiler's answer is not believed.
+/// Most bytes of a log or a code object. Larger sizes are treated as invalid.
 const MAX_BYTES: usize = 1 << 30;
 
-/// A code object, as the runtime loads it.
+/// A code object that the runtime can load.
 pub(crate) type Code = Vec<u8>;
 
-/// A loaded compiler.
+/// The loaded compiler.
 pub(crate) struct Compiler {
     functions: CompilerFunctions,
-    /// The name that the library was found by.
+    /// Name under which the library was found.
     pub(crate) library: String,
 }
 
-/// What hiprtc returns: not the runtime's codes.
+/// Converts a return code of hiprtc to a result. Its codes differ from the runtime's.
 fn check(function: &str, returned: i32) -> Result<()> {
     if returned == 0 { Ok(()) } else { Err(Error::Api { call: function.into(), code: returned.into() }) }
 }
@@ -38,21 +38,21 @@ impl Compiler {
     /// Loads the compiler for a runtime.
     ///
     /// # Errors
-    /// What was tried.
+    /// The names that were tried.
     pub(crate) fn beside(runtime: &str, version: Version) -> std::result::Result<Self, Vec<String>> {
         Self::first_of(&compiler_names(runtime, version))
     }
 
-    /// Loads the first of these libraries that has a compiler in it.
+    /// Loads the first of these libraries that contains a compiler.
     ///
     /// # Errors
-    /// What was tried.
+    /// The names that were tried.
     pub(crate) fn first_of(names: &[String]) -> std::result::Result<Self, Vec<String>> {
         let library::CompilerLibrary { functions, name } = library::compiler(names)?;
         Ok(Self { functions, library: name })
     }
 
-    /// Its version, for the names of programs that it made.
+    /// Returns the version, for cache keys.
     pub(crate) fn version(&self) -> String {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it writes two numbers.
@@ -60,19 +60,19 @@ impl Compiler {
         said.map_or_else(|_| "?".into(), |()| format!("{major}.{minor}"))
     }
 
-    /// Compiles a text.
+    /// Compiles a source.
     ///
     /// # Errors
     /// [`Error::Compile`] with the log.
     pub(crate) fn compile(&self, text: &str, options: &[String]) -> Result<Code> {
         let c_string = |text: &str| {
             CString::new(text)
-                .map_err(|_| Error::Compile { log: "a text or an option with a zero in it".into() })
+                .map_err(|_| Error::Compile { log: "the source or an option contains a zero byte".into() })
         };
         let options = options.iter().map(|option| c_string(option)).collect::<Result<Vec<_>>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::new(&self.functions, &c_string(text)?)?;
-        // SAFETY: a program, and as many texts as it is told.
+        // SAFETY: a valid program, and as many options as stated.
         let compiled = unsafe {
             call!(
                 self.functions,
@@ -86,7 +86,7 @@ impl Compiler {
     }
 }
 
-/// A text on its way through the compiler.
+/// A source being compiled.
 struct Program<'a> {
     functions: &'a CompilerFunctions,
     handle: Handle,
@@ -95,7 +95,7 @@ struct Program<'a> {
 impl<'a> Program<'a> {
     fn new(functions: &'a CompilerFunctions, text: &CString) -> Result<Self> {
         let mut handle = ptr::null_mut();
-        // SAFETY: texts that end with a zero, and no headers.
+        // SAFETY: strings that end with a zero, and no headers.
         unsafe {
             call!(
                 functions,
@@ -117,7 +117,7 @@ impl<'a> Program<'a> {
         // SAFETY: it writes one number.
         unsafe { call!(self.functions, hiprtcGetProgramLogSize(self.handle, &raw mut bytes)) }?;
         let mut log = room(bytes)?;
-        // SAFETY: there is room for as many bytes as it said.
+        // SAFETY: there is room for as many bytes as it reported.
         unsafe { call!(self.functions, hiprtcGetProgramLog(self.handle, log.as_mut_ptr().cast())) }?;
         Ok(String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_string())
     }
@@ -127,24 +127,26 @@ impl<'a> Program<'a> {
         // SAFETY: it writes one number.
         unsafe { call!(self.functions, hiprtcGetCodeSize(self.handle, &raw mut bytes)) }?;
         let mut code = room(bytes)?;
-        // SAFETY: there is room for as many bytes as it said.
+        // SAFETY: there is room for as many bytes as it reported.
         unsafe { call!(self.functions, hiprtcGetCode(self.handle, code.as_mut_ptr().cast())) }?;
         Ok(code)
     }
 }
 
+/// Allocates a buffer for an answer.
+///
 /// # Errors
-/// If that is more than any answer has.
+/// If the size is implausible.
 fn room(bytes: usize) -> Result<Vec<u8>> {
     if bytes > MAX_BYTES {
-        return Err(Error::Compile { log: format!("the compiler speaks of {bytes} bytes") });
+        return Err(Error::Compile { log: format!("hiprtc reports an implausible size of {bytes} bytes") });
     }
     Ok(vec![0; bytes])
 }
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // SAFETY: a program that was created and is not used any more. There is nobody to tell if it fails.
+        // SAFETY: a program that was created and is not used any more. A failure has no remedy.
         let _ = unsafe { (self.functions.hiprtcDestroyProgram)(&raw mut self.handle) };
     }
 }
