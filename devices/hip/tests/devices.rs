@@ -69,19 +69,23 @@ fn expect(bench: &Bench, word: impl Fn(u32) -> u32) {
 
 #[test]
 fn adapters_report_the_drivers_properties() {
-    with_hip_on_opencl("adapters_say_what_the_driver_says", &[("RAGTAG_FAKE_ARCH", "gfx90a:xnack-")], || {
-        for adapter in adapters(&backend(None)) {
-            assert!(adapter.driver.name.starts_with("HIP 6.0.0, gfx90a"), "{}", adapter.driver);
-            assert_eq!(adapter.caps.languages, [KernelLanguage::HipC].into());
-            assert!(adapter.caps.features.contains(&Feature::Mfma));
-            assert!(adapter.caps.local_memory_bytes > 0 && adapter.memory[0].total_bytes > 0);
-        }
-    });
+    with_hip_on_opencl(
+        "adapters_report_the_drivers_properties",
+        &[("RAGTAG_FAKE_ARCH", "gfx90a:xnack-")],
+        || {
+            for adapter in adapters(&backend(None)) {
+                assert!(adapter.driver.name.starts_with("HIP 6.0.0, gfx90a"), "{}", adapter.driver);
+                assert_eq!(adapter.caps.languages, [KernelLanguage::HipC].into());
+                assert!(adapter.caps.features.contains(&Feature::Mfma));
+                assert!(adapter.caps.local_memory_bytes > 0 && adapter.memory[0].total_bytes > 0);
+            }
+        },
+    );
 }
 
 #[test]
 fn hidden_devices_are_missing_and_the_reason_is_reported() {
-    let test = "hidden_devices_are_not_there_and_the_reason_is_shown";
+    let test = "hidden_devices_are_missing_and_the_reason_is_reported";
     with_hip_on_opencl(test, &[("HIP_VISIBLE_DEVICES", "-1")], || {
         let Unavailable { tried, cause } = backend(None).probe().unwrap_err();
         assert!(cause.contains("no AMD device") && cause.contains("HIP_VISIBLE_DEVICES=-1"), "{cause}");
@@ -128,7 +132,7 @@ fn kernels_compute_and_programs_replay() {
 
 #[test]
 fn cached_programs_need_no_compiler() {
-    with_hip_on_opencl("what_was_compiled_once_needs_no_compiler", &[], || {
+    with_hip_on_opencl("cached_programs_need_no_compiler", &[], || {
         let folder = tempfile::tempdir().unwrap();
         let first = backend(Some(folder.path()));
         let Some(adapter) = adapters(&first).into_iter().next() else { return };
@@ -152,8 +156,8 @@ fn cached_programs_need_no_compiler() {
 }
 
 #[test]
-fn mistakes_in_a_text_are_told() {
-    with_hip_on_opencl("mistakes_in_a_text_are_told", &[], || {
+fn errors_in_a_source_are_reported() {
+    with_hip_on_opencl("errors_in_a_source_are_reported", &[], || {
         let backend = backend(None);
         let Some(adapter) = adapters(&backend).into_iter().next() else { return };
         let mut bench = open(&backend, &adapter).unwrap();
@@ -171,7 +175,7 @@ fn mistakes_in_a_text_are_told() {
 
 #[test]
 fn an_aborting_compiler_is_reported_with_its_signal() {
-    let test = "a_compiler_that_ends_its_process_is_an_error_with_the_signal";
+    let test = "an_aborting_compiler_is_reported_with_its_signal";
     with_hip_on_opencl(test, &[("RAGTAG_FAKE_ABORT", "1")], || {
         let backend = backend(None);
         let Some(adapter) = adapters(&backend).into_iter().next() else { return };

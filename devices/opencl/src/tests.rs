@@ -56,6 +56,6 @@ fn a_lost_device_reports_its_loss_and_closes() {
         let found =
             backend.found().unwrap().into_iter().find(|found| found.adapter.label() == adapter.label());
         let device = backend.open_one(DeviceId(0), found.unwrap(), &Limits::default()).unwrap();
-        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
+        suite::a_lost_device_reports_its_loss_and_closes(device, suite::unplug);
     }
 }

@@ -16,7 +16,7 @@ fn a_lost_device_reports_its_loss_and_closes() {
     });
     for adapter in adapters {
         let device = backend.open_one(DeviceId(0), &adapter, &Limits::default()).unwrap();
-        suite::a_lost_device_says_so_and_closes(device, suite::unplug);
+        suite::a_lost_device_reports_its_loss_and_closes(device, suite::unplug);
     }
     assert_eq!(backend.validation_messages(), Vec::<String>::new());
 }

@@ -18,7 +18,7 @@ fn a_lost_device_reports_its_loss_and_closes() {
     });
     for found in found {
         let device = open_one(ID, found, &Limits::default()).unwrap();
-        device_bench::suite::a_lost_device_says_so_and_closes(device, |device| {
+        device_bench::suite::a_lost_device_reports_its_loss_and_closes(device, |device| {
             let gpu = &device.driver().gpu;
             gpu.device.destroy();
             // wgpu reports the loss at the next poll.

@@ -25,21 +25,21 @@ fn loses_each(faults: &VulkanFaults, at: LostAt) {
 
 #[test]
 fn a_lost_submission_ends_only_its_device() {
-    with_vulkan_faults("a_lost_submission_ends_its_device_and_no_other", VULKAN, |faults| {
+    with_vulkan_faults("a_lost_submission_ends_only_its_device", VULKAN, |faults| {
         loses_each(faults, LostAt::Submit);
     });
 }
 
 #[test]
 fn a_device_lost_while_working_ends_alone() {
-    with_vulkan_faults("a_device_that_is_lost_while_it_works_ends_and_no_other", VULKAN, |faults| {
+    with_vulkan_faults("a_device_lost_while_working_ends_alone", VULKAN, |faults| {
         loses_each(faults, LostAt::Wait);
     });
 }
 
 #[test]
 fn refused_memory_is_reported_with_sizes() {
-    with_vulkan_faults("memory_that_is_refused_is_told_with_sizes", VULKAN, |faults| {
+    with_vulkan_faults("refused_memory_is_reported_with_sizes", VULKAN, |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             // wgpu allocates memory in blocks of up to 64 MiB.
@@ -54,7 +54,7 @@ fn refused_memory_is_reported_with_sizes() {
 fn transfers_work_with_the_available_memory() {
     const BYTES: usize = 40 << 20;
     const CHUNK: u64 = 4 << 20;
-    with_vulkan_faults("transfers_make_do_with_the_memory_that_there_is", VULKAN, |faults| {
+    with_vulkan_faults("transfers_work_with_the_available_memory", VULKAN, |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();

@@ -24,21 +24,21 @@ fn loses_each(faults: &VulkanFaults, at: LostAt) {
 
 #[test]
 fn a_lost_submission_ends_only_its_device() {
-    with_vulkan_faults("faults::a_lost_submission_ends_its_device_and_no_other", &[], |faults| {
+    with_vulkan_faults("faults::a_lost_submission_ends_only_its_device", &[], |faults| {
         loses_each(faults, LostAt::Submit);
     });
 }
 
 #[test]
 fn a_device_lost_while_working_ends_alone() {
-    with_vulkan_faults("faults::a_device_that_is_lost_while_it_works_ends_and_no_other", &[], |faults| {
+    with_vulkan_faults("faults::a_device_lost_while_working_ends_alone", &[], |faults| {
         loses_each(faults, LostAt::Wait);
     });
 }
 
 #[test]
 fn refused_memory_is_reported_with_sizes() {
-    with_vulkan_faults("faults::memory_that_is_refused_is_told_with_sizes", &[], |faults| {
+    with_vulkan_faults("faults::refused_memory_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             runs_out_of_memory(faults, &backend, &adapter, ROOM);
@@ -50,7 +50,7 @@ fn refused_memory_is_reported_with_sizes() {
 /// Both with imported regions and with staging buffers.
 #[test]
 fn a_shortage_for_regions_is_reported_with_sizes() {
-    with_vulkan_faults("faults::regions_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+    with_vulkan_faults("faults::a_shortage_for_regions_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();
@@ -68,7 +68,7 @@ fn a_shortage_for_regions_is_reported_with_sizes() {
 /// Drivers allocate memory for more than buffers.
 #[test]
 fn a_shortage_for_programs_is_reported_with_sizes() {
-    with_vulkan_faults("faults::programs_that_there_is_no_memory_for_are_told_with_sizes", &[], |faults| {
+    with_vulkan_faults("faults::a_shortage_for_programs_is_reported_with_sizes", &[], |faults| {
         let backend = backend();
         for adapter in adapters(&backend) {
             let number = faults.opened();
