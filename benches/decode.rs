@@ -1,19 +1,20 @@
-//! Decode against the floor: bytes of weights per token over the read bandwidth of this machine, in one run.
+//! Compares decode with its floor in one run: bytes of weights per token over this machine's read bandwidth.
 //!
-//! `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`, with models of `cargo xtask synth-model --preset 1.1b`.
-//! Bandwidth and models take turns, so that a noisy machine is noisy for all. Raw samples are printed as JSON.
-#![allow(clippy::print_stdout)] // a report is what it is for
+//! `cargo bench --bench decode -- THREADS ROUNDS MODEL.gguf …`, with models of `cargo xtask synth-model
+//! --preset 1.1b`. Measurements of bandwidth and models alternate, so that noise affects all of them. Prints
+//! the raw samples as JSON.
+#![allow(clippy::print_stdout)] // prints a report
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Prompt};
 use ragtag_kernels::{Activations, KvType};
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Memory that is read for the bandwidth, far beyond any cache.
+/// Bytes read to measure the bandwidth, far beyond any cache.
 const READ_BYTES: usize = 2 << 30;
-/// Streams of each thread: one stream alone does not keep enough cache lines in flight.
+/// Concurrent streams per thread: a single stream does not keep enough cache lines in flight.
 const STREAMS: usize = 8;
-/// Tokens of one sample.
+/// Tokens per sample.
 const TOKENS: u32 = 12;
 
 struct Subject {
@@ -24,7 +25,7 @@ struct Subject {
 }
 
 fn main() -> ragtag::Result<()> {
-    // Cargo itself adds `--bench`.
+    // Cargo adds `--bench`.
     let mut arguments = std::env::args().skip(1).filter(|a| !a.starts_with("--"));
     let threads: u32 = arguments.next().and_then(|a| a.parse().ok()).unwrap_or(2);
     let rounds: usize = arguments.next().and_then(|a| a.parse().ok()).unwrap_or(7);
@@ -81,7 +82,7 @@ fn subject(path: &str, threads: u32) -> ragtag::Result<Subject> {
     Ok(Subject { name: model.name().into(), read_bytes, engine, tokens_per_s: Vec::new() })
 }
 
-/// Tokens per second of one sequence, the first token apart.
+/// Decode rate of one sequence in tokens per second, without the first token.
 fn decode(engine: &Engine) -> ragtag::Result<f64> {
     let generation = Generation { max_tokens: TOKENS, ignore_end: true, ..Generation::greedy() };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -97,11 +98,11 @@ fn decode(engine: &Engine) -> ragtag::Result<f64> {
     })
 }
 
-/// Memory on huge pages where the system has them, as the CPU backend's buffers are: the floor is not to be lower than
-/// what the weights get.
+/// Allocates memory on huge pages where available, like the CPU backend's buffers. Otherwise the measured
+/// bandwidth would be lower than that of the weights.
 fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     let mapped = memmap2::MmapMut::map_anon(bytes)
-        .map_err(|e| ragtag::Error::Usage(format!("{bytes} bytes of memory for the bandwidth: {e}")));
+        .map_err(|e| ragtag::Error::Usage(format!("cannot map {bytes} bytes to measure the bandwidth: {e}")));
     let mut memory = mapped?;
     #[cfg(target_os = "linux")]
     if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
@@ -111,7 +112,7 @@ fn huge_memory(bytes: usize) -> ragtag::Result<memmap2::MmapMut> {
     Ok(memory)
 }
 
-/// Bytes per second of all threads together, each reading its part in interleaved streams.
+/// Bytes per second of all threads together. Each thread reads its part in interleaved streams.
 fn read_bandwidth(memory: &[u8], threads: usize) -> f64 {
     let start = Instant::now();
     std::thread::scope(|scope| {

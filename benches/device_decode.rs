@@ -1,10 +1,10 @@
-//! Decode and prefill on a device against their floors, in one run: bytes of weights per token over the rate at which the
-//! device copies its own memory (bytes read plus bytes written), and operations on weights per second.
+//! Compares decode and prefill on a device with their floors, in one run: bytes of weights per token over the
+//! device's copy rate (bytes read plus bytes written), and operations on weights per second.
 //!
-//! `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`: models are PRESET:TYPE, with random weights made in
-//! memory (the presets of `cargo xtask synth-model`), or GGUF files. `--help` lists the rest. Copies and models take turns.
-//! Raw samples are printed as JSON.
-#![allow(clippy::print_stdout, clippy::print_stderr)] // a report is what it is for
+//! `cargo bench --bench device_decode -- --device cuda:0 7b:f16 7b:q4_0`: models are PRESET:TYPE, with random
+//! weights made in memory (the presets of `cargo xtask synth-model`), or GGUF files. `--help` lists the
+//! options. Copies and models alternate. Prints the raw samples as JSON.
+#![allow(clippy::print_stdout, clippy::print_stderr)] // prints a report
 
 mod support;
 
@@ -17,38 +17,38 @@ use ragtag_kernels::{Activations, KvType};
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Bytes that one copy moves, far beyond any cache.
+/// Bytes per copy, far beyond any cache.
 const COPY_BYTES: u64 = 1 << 30;
-/// Copies of one sample.
+/// Copies per sample.
 const COPIES: usize = 16;
 
 #[derive(Parser)]
 struct Arguments {
-    /// The device, or several that the model is split over
+    /// Device, or devices to split the model over
     #[arg(long, default_value = "cpu:0")]
     device: String,
-    /// Samples of each figure; the median is reported
+    /// Samples per figure; the median is reported
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Tokens in the cache when decode is measured
+    /// Tokens in the cache during decode
     #[arg(long, value_delimiter = ',', default_value = "1")]
     contexts: Vec<u32>,
-    /// Sequences that decode at the same time
+    /// Concurrent sequences in decode
     #[arg(long, value_delimiter = ',', default_value = "1")]
     sequences: Vec<u32>,
-    /// Tokens of each sequence in one sample of decode
+    /// Tokens per sequence in one decode sample
     #[arg(long, default_value_t = 64)]
     tokens: u32,
-    /// Tokens of the prompt whose prefill is measured; 0 for none
+    /// Prompt tokens for prefill; 0 skips prefill
     #[arg(long, default_value_t = 512)]
     prompt: u32,
-    /// Most tokens of a micro-batch
+    /// Maximum tokens per micro-batch
     #[arg(long, default_value_t = 512)]
     chunk: u32,
     /// f32 or int8
     #[arg(long, default_value = "int8")]
     activations: String,
-    /// Who computes products of many rows: auto, own or library
+    /// Kernels for matrix products of many rows: auto, own or library
     #[arg(long, default_value = "auto")]
     gemm: GemmChoice,
     /// Added by cargo
@@ -74,7 +74,7 @@ fn main() -> ragtag::Result<()> {
                 figures.push(
                     decode(&arguments, name, &model, (context, sequences), &mut copies).unwrap_or_else(
                         |error| {
-                            // Too much for the device's memory, say.
+                            // For example, the device is out of memory.
                             println!("{name}: {sequences} × {context}: {error}");
                             serde_json::json!({ "context": context, "sequences": sequences, "error": error.to_string() })
                         },
@@ -96,7 +96,8 @@ fn main() -> ragtag::Result<()> {
     Ok(())
 }
 
-/// An engine for sequences of up to `context` tokens, and the bytes of weights that a token reads.
+/// Starts an engine for sequences of up to `context` tokens. Also returns the bytes of weights read per
+/// token.
 fn engine(
     arguments: &Arguments,
     name: &str,
@@ -130,7 +131,7 @@ fn engine(
     Ok((engine, segments.iter().map(|s| s.read_bytes).sum()))
 }
 
-/// Prompts of so many tokens, one after the other.
+/// Measures prefill of single prompts, one after the other.
 fn prefill(
     arguments: &Arguments,
     name: &str,
@@ -139,7 +140,7 @@ fn prefill(
 ) -> ragtag::Result<serde_json::Value> {
     let (engine, _) = engine(arguments, name, model, arguments.prompt + 2, 1)?;
     let mut rates = Vec::new();
-    // The first is a warm-up.
+    // The first round is a warm-up.
     for round in 0..=arguments.rounds {
         copies.again()?;
         let times = generate(&engine, 1, arguments.prompt, 1)?;
@@ -153,13 +154,13 @@ fn prefill(
     Ok(serde_json::json!({ "prompt": arguments.prompt, "chunk": arguments.chunk, "tokens_per_s": rates }))
 }
 
-/// Weights of the matrices that a prompt's token is multiplied with: all but the embedding and the head.
+/// Number of weights in the matrices of the blocks: all that a prompt token is multiplied with.
 fn weights(model: &Model) -> u64 {
     let blocks = model.graph().weights().tensors().iter().filter(|tensor| tensor.name.starts_with("blk."));
     blocks.map(|tensor| tensor.shape.iter().product::<u64>()).sum()
 }
 
-/// So many sequences that decode together, each with so many tokens in the cache.
+/// Measures decode of `sequences` concurrent sequences with `context` tokens in the cache each.
 fn decode(
     arguments: &Arguments,
     name: &str,
@@ -167,7 +168,7 @@ fn decode(
     (context, sequences): (u32, u32),
     copies: &mut Copies,
 ) -> ragtag::Result<serde_json::Value> {
-    // Those whose prompts are through first decode while the others' are read.
+    // Sequences with a finished prompt already decode while other prompts are still read.
     let steps = sequences * context.div_ceil(arguments.chunk);
     let tokens = arguments.tokens + if sequences > 1 { 2 * steps } else { 0 };
     let (engine, read_bytes) = engine(arguments, name, model, context + tokens, sequences)?;
@@ -193,7 +194,7 @@ fn decode(
     }))
 }
 
-/// Sequences that are submitted together, each with a prompt of so many tokens.
+/// Submits sequences together, each with a prompt of `prompt` tokens.
 fn generate(engine: &Engine, sequences: u32, prompt: u32, tokens: u32) -> ragtag::Result<BurstTimes> {
     burst(engine, &Burst::Generations { prompt, tokens, sequences })
 }
@@ -209,14 +210,14 @@ impl Copies {
         let label = arguments.device.split(',').next().unwrap_or_default();
         let report = Backends::new(&Config::default()).probe();
         let own = report.device(label).map(|device| device.adapters.clone()).unwrap_or_default();
-        // The ceiling is the hardware's: of all APIs that show it, the one that copies fastest. (Some drivers copy with
-        // engines that are made for something else.)
+        // The hardware's ceiling is the fastest copy over all APIs that show the device. (Some drivers copy
+        // with slower engines.)
         let mut best: Option<Self> = None;
         for label in own {
             let mut copies = Self { copier: Copier::open(&label)?, samples: Vec::new() };
             (0..arguments.rounds).try_for_each(|_| copies.again())?;
             let rate = median(&copies.samples);
-            println!("{label}: copies {:.0} GB/s, read and written", rate / 1e9);
+            println!("{label}: copies at {:.0} GB/s, read plus written", rate / 1e9);
             if best.as_ref().is_none_or(|best| rate > median(&best.samples)) {
                 best = Some(copies);
             }
@@ -224,7 +225,7 @@ impl Copies {
         best.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))
     }
 
-    /// One more sample.
+    /// Takes one more sample.
     fn again(&mut self) -> ragtag::Result<()> {
         self.samples.push(self.copier.bytes_per_s()?);
         Ok(())
@@ -244,14 +245,14 @@ impl Copier {
         let adapter = backends.probe().adapter(label).cloned();
         let adapter = adapter.ok_or_else(|| ragtag::Error::Usage(format!("no device {label}")))?;
         let failed = |cause| ragtag::Error::Device { device: label.into(), cause };
-        // Its number tells its timelines from those of engines.
+        // A device number that no engine uses, so that its timelines are distinct.
         let id = DeviceId(u16::MAX);
         let mut device = backends.open(&[(adapter, id)], &Limits::default()).map_err(failed)?.swap_remove(0);
         (0..2).try_for_each(|id| device.create_buffer(BufferId(id), COPY_BYTES)).map_err(failed)?;
         Ok(Self { label: label.into(), device, signalled: 0 })
     }
 
-    /// Bytes read plus bytes written in a second.
+    /// Bytes read plus bytes written per second.
     fn bytes_per_s(&mut self) -> ragtag::Result<f64> {
         self.copy(1)?;
         let start = Instant::now();

@@ -1,22 +1,25 @@
-//! Plans against rules: fleets of cards drawn from the library by a seeded rule, the planner's placement and those of the rules
-//! that engines follow, all simulated under the same load. Prints a table in Markdown.
+//! Compares plans with placement rules: fleets of cards drawn by a seeded rule, with the planner's placement
+//! and those of common rules, all simulated under the same load. Prints Markdown tables.
 //!
 //! ```sh
 //! cargo bench --bench fleets                  # the table of docs/fleets.md
 //! cargo bench --bench fleets -- --fleets 5 --first 100
 //! ```
 //!
-//! The rule: fleet *n* has 2 to 8 cards, each drawn from all cards of the library that are no processors, with the generator
-//! of seed *n*. There are two tables, for two questions. In the first, someone has these cards and wants to run *a* model that
-//! takes more than one of them: it is drawn, by the same generator, from those of the models below that the fleet holds at a
-//! context of 2048 for 16 sequences, and none of its cards alone (where there is no such model, it is the largest that the
-//! fleet holds). In the second, someone wants the *largest* that the fleet holds. A rule's placement counts if it fits. The
-//! plan is held against the best of the rules in simulation twice: as engines run them (`Planner::untuned_baseline`), with all
-//! sequences that generate in one micro-batch or in one for each stage, whichever is better; and with chunk, micro-batches and
-//! credits chosen for each rule's placement as they are for the planner's (`Planner::baseline`), which leaves the placement
-//! alone to differ.
+//! The rule: fleet *n* has 2 to 8 cards. Each is drawn from all cards of the library except CPUs, with a
+//! generator of seed *n*. There are two tables for two questions.
+//!
+//! In the first, the user wants to run *a* model that needs more than one card. The same generator draws it
+//! from the models below that fit the fleet with a context of 2048 for 16 sequences, but fit none of its
+//! cards alone. Without such a model it is the largest that fits the fleet. In the second, the user wants the
+//! *largest* model that fits.
+//!
+//! Only placements that fit count. The plan is compared with the best rule in simulation twice. First, as
+//! engines run the rules (`Planner::untuned_baseline`): all decoding sequences in one micro-batch, or in one
+//! per stage, whichever is better. Second, with chunk, micro-batches and credits tuned for each rule's
+//! placement as for the planner's (`Planner::baseline`), so that only the placement differs.
 
-#![allow(clippy::print_stdout, clippy::print_stderr)] // the tables are what it is for, and one waits for them
+#![allow(clippy::print_stdout, clippy::print_stderr)] // prints tables, and progress
 
 #[path = "support/shapes.rs"]
 mod shapes;
@@ -67,7 +70,7 @@ fn main() -> Result<()> {
         drawn_model.rows.push((cards.clone(), row));
         largest_model.rows.push((cards, largest_row));
     }
-    println!("A model that takes several cards:\n\n{drawn_model}");
+    println!("A model that needs several cards:\n\n{drawn_model}");
     println!("The largest model that fits:\n\n{largest_model}");
     Ok(())
 }
@@ -80,13 +83,13 @@ fn arguments() -> Result<(u64, u64)> {
         match argument.as_str() {
             "--fleets" => fleets = number()?,
             "--first" => first = number()?,
-            other => return Err(format!("{other}: known are --fleets N and --first SEED").into()),
+            other => return Err(format!("unknown option {other}; use --fleets N and --first SEED").into()),
         }
     }
     Ok((fleets, first))
 }
 
-/// The cards of a fleet, and the generator as they leave it.
+/// Draws the cards of a fleet. Also returns the generator, for further draws.
 fn drawn(seed: u64) -> (Vec<&'static str>, SmallRng) {
     let mut rng = SmallRng::seed_from_u64(seed);
     let drawn_from: Vec<_> = cards().iter().filter(|card| card.kind != AdapterKind::Cpu).collect();
@@ -102,17 +105,17 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(planner.sequences(SEQUENCES).context(CONTEXT).workload(REQUEST))
 }
 
-/// Which of the models a fleet holds.
+/// The models that fit a fleet.
 struct Fitting {
-    /// Numbers of those that the fleet holds, the largest first.
+    /// Indices of the models that fit, the largest first.
     models: Range<usize>,
-    /// The number of the largest that one of its cards holds alone.
+    /// Index of the largest model that fits one of the cards alone.
     on_one_card: usize,
 }
 
 impl Fitting {
     fn new(models: &[(&str, Model)], fleet: &Fleet) -> Result<Self> {
-        // Whether it fits depends on no objective; that of one sequence is found soonest.
+        // Memory fit does not depend on the objective; latency is the fastest to plan.
         let planner =
             |model: &Model| -> Result<Planner> { Ok(planner(model, fleet)?.objective(Objective::Latency)) };
         let (mut first, mut on_one_card) = (None, models.len());
@@ -129,24 +132,24 @@ impl Fitting {
         Ok(Self { models: first.ok_or("no model fits the fleet")?..models.len(), on_one_card })
     }
 
-    /// Those that the fleet holds and none of its cards alone.
+    /// The models that fit the fleet but none of its cards alone.
     fn for_several_cards(&self) -> Vec<usize> {
         (self.models.start..self.on_one_card).collect()
     }
 }
 
-/// A rule, by name, and the requests a second that it serves in simulation.
+/// Name of a rule, and the requests per second that it serves in simulation.
 type OfRule = (String, f64);
 
-/// What a fleet comes to.
+/// Results for a fleet.
 #[derive(Clone)]
 struct Row {
     model: String,
     devices: usize,
     rate: f64,
-    /// The best of the rules as engines run them.
+    /// The best rule as engines run it.
     untuned: Option<OfRule>,
-    /// The best of the rules tuned as the planner's placement is.
+    /// The best rule, tuned like the planner's placement.
     tuned: Option<OfRule>,
 }
 
@@ -169,7 +172,7 @@ impl Row {
         Ok(Self { model: (*name).into(), devices: plan.stages.len(), rate: rate(&plan)?, untuned, tuned })
     }
 
-    /// How many times as many requests as a rule.
+    /// Requests per second relative to a rule.
     fn ratio(&self, (_, rate): &OfRule) -> f64 {
         self.rate / rate
     }
@@ -191,7 +194,7 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// Rows with what stands before each, in Markdown.
+/// Rows with their leading cells, in Markdown.
 #[derive(Default)]
 struct Table {
     rows: Vec<(String, Row)>,
@@ -230,7 +233,7 @@ fn summary(mut ratios: Vec<f64>) -> String {
     format!("{} fleets with a rule that fits, ratio at least {least:.2}, median {median:.2}", ratios.len())
 }
 
-/// Requests a second.
+/// Requests per second in simulation.
 fn simulated(model: &Model, fleet: &Fleet, plan: &Plan, load: &Load) -> Result<f64> {
     let (devices, links) = fleet.facts()?;
     Ok(ragtag::simulate(model, plan, &devices, &links, load)?.requests_per_s)

@@ -1,10 +1,10 @@
-//! What a plan takes from the header of a model: the shape of 405B over sixteen cards of the library.
+//! Planning times from a model header: the 405B shape on sixteen cards of the library.
 //!
 //! ```sh
 //! cargo bench --bench planning
 //! ```
 
-#![allow(clippy::print_stdout)] // a table is what it is for
+#![allow(clippy::print_stdout)] // prints a table
 
 #[path = "support/shapes.rs"]
 mod shapes;
@@ -13,7 +13,7 @@ use ragtag::{Fleet, Model, Objective, Planner, Workload};
 use shapes::{SHAPES, model};
 use std::time::Instant;
 
-/// Fleets of sixteen: cards of one kind, of four kinds, and of sixteen.
+/// Fleets of sixteen cards: of one kind, of four kinds, and of sixteen.
 const FLEETS: [(&str, &str); 3] = [
     ("of one kind", "16x-rtx4090"),
     ("of four kinds", "4x-rtx3090+4x-rtx4090+4x-rx7900xtx+4x-l40s"),
@@ -56,7 +56,7 @@ fn planner(model: &Model, fleet: &Fleet) -> Result<Planner> {
     Ok(Planner::new(model).fleet(fleet)?.context(2048).workload(request))
 }
 
-/// Stages of the plan, and the median and the longest time that it takes, in milliseconds.
+/// Number of stages, and the median and maximum planning time in milliseconds.
 fn timed(planner: &Planner) -> Result<(usize, f64, f64)> {
     let (mut times, mut stages) = (Vec::new(), 0);
     for _ in 0..RUNS {

@@ -1,15 +1,15 @@
-//! Predictions against measurements, plan by plan: placements that are drawn by a seeded rule, those that the planner
-//! chooses, and those of the rules that engines follow, each predicted and then run on the devices of this machine.
+//! Compares predictions with measurements, plan by plan: placements drawn by a seeded rule, the planner's,
+//! and those of common rules. Each is predicted and then run on this machine's devices.
 //!
 //! ```sh
 //! cargo bench --bench plans -- --device cuda:0,cuda:1,cpu --plans 20 --json plans.json 7b:f16 --layers 8
-//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --handicap cpu:1=duty:50% 300m:q8_0
+//! cargo bench --bench plans -- --device cpu --cpu-devices 2 --threads 1 --throttle cpu:1=duty:50% 300m:q8_0
 //! ```
 //!
-//! The devices are timed first, whatever was kept. The rule for drawn plans: with the generator of the seed, how many of the
-//! devices, which and in which order, where the cuts are, the chunk and the number of decode groups; what does not fit, or
-//! is predicted to take longer than `--longest`, is drawn again. Four figures are compared for each plan, all in tokens a
-//! second:
+//! First it times the devices, ignoring cached profiles. The rule for drawn plans: the seeded generator
+//! chooses the number of devices, the devices and their order, the cuts, the chunk and the number of decode
+//! groups. Plans that do not fit, or that are predicted to take longer than `--longest`, are drawn again.
+//! Four figures are compared per plan, all in tokens per second:
 //!
 //! | figure | measured | predicted |
 //! | --- | --- | --- |
@@ -17,7 +17,7 @@
 //! | prefill | the prompts of all sequences, from the first to the last | by the simulator |
 //! | load | all sequences, prompts and answers | by the simulator |
 //! | alone | one sequence, prompt and answer | by the simulator |
-#![allow(clippy::print_stdout, clippy::print_stderr)] // a report is what it is for
+#![allow(clippy::print_stdout, clippy::print_stderr)] // prints a report
 
 mod support;
 
@@ -37,14 +37,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 use support::{burst, median, model};
 
-/// Chunks that are drawn.
+/// Chunks to draw from.
 const CHUNKS: [u32; 5] = [32, 64, 128, 256, 512];
-/// How often a plan is drawn anew before there is none.
+/// Maximum number of draws for one plan.
 const DRAWS: usize = 100;
-/// Shares within which predictions are counted.
+/// Error bounds for which the summary counts predictions.
 const NEAR: [f64; 2] = [0.1, 0.2];
 
-/// The names of what the planner chooses.
+/// Names of the planner's plans.
 const THROUGHPUT: &str = "chosen for throughput";
 const LATENCY: &str = "chosen for latency";
 
@@ -52,25 +52,25 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 #[derive(Parser)]
 struct Arguments {
-    /// The devices
+    /// Devices
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// Into how many devices the processor is split
+    /// Number of devices to present the CPU as
     #[arg(long, default_value_t = 1)]
     cpu_devices: u32,
     /// Threads of each CPU device
     #[arg(long)]
     threads: Option<u32>,
-    /// What is slowed on purpose; may be given several times
+    /// Device or link to throttle; may be repeated
     #[arg(long)]
     handicap: Vec<Handicap>,
-    /// Plans that are drawn
+    /// Number of drawn plans
     #[arg(long, default_value_t = 20)]
     plans: usize,
-    /// Of the generator that draws them
+    /// Seed of the generator that draws plans
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Sequences at the same time
+    /// Concurrent sequences
     #[arg(long, default_value_t = 8)]
     sequences: u32,
     /// Tokens of each prompt
@@ -79,22 +79,22 @@ struct Arguments {
     /// Tokens that each sequence generates
     #[arg(long, default_value_t = 64)]
     tokens: u32,
-    /// f32 or int8
+    /// Activations: f32 or int8
     #[arg(long, default_value = "int8")]
     activations: String,
-    /// Seconds for the timing of each device
+    /// Seconds to time each device
     #[arg(long, default_value_t = 2.0)]
     calibration: f64,
-    /// Measurements of each figure; their median counts
+    /// Measurements per figure; the median counts
     #[arg(long, default_value_t = 1)]
     rounds: usize,
-    /// Seconds that a plan may be predicted to take: a longer one is drawn again, or is not run if it is a rule's
+    /// Maximum predicted seconds of a plan: longer drawn plans are drawn again, longer rule plans are not run
     #[arg(long, default_value_t = 20.0)]
     longest: f64,
-    /// Layers of a model that is made in memory
+    /// Layers of a model made in memory
     #[arg(long)]
     layers: Option<u32>,
-    /// Where everything is written as JSON
+    /// File for all results as JSON
     #[arg(long)]
     json: Option<PathBuf>,
     /// Added by cargo
@@ -116,14 +116,14 @@ fn main() -> Result<()> {
         let row = bench.row(candidate);
         println!("{row}");
         rows.push(row);
-        // As it goes: whoever is cut off keeps what there is.
+        // Write after every row, so that an interrupted run keeps its results.
         bench.write(&rows)?;
     }
     println!("\n{}", summary(&rows).join("\n"));
     Ok(())
 }
 
-/// Everything that the plans have in common.
+/// Shared state of all plans.
 struct Bench<'a> {
     arguments: &'a Arguments,
     model: Model,
@@ -137,11 +137,11 @@ struct Candidate {
     name: String,
     plan: Plan,
     predicted: Rates,
-    /// How long all that is measured of it should take.
+    /// Predicted time of all its measurements.
     seconds: f64,
 }
 
-/// Tokens a second.
+/// Rates in tokens per second.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Rates {
     decode: f64,
@@ -172,7 +172,7 @@ impl<'a> Bench<'a> {
         let start = Instant::now();
         let mut options = CalibrationOptions::default();
         (options.activations, options.kv) = (activations, kv);
-        // All that the planner may choose.
+        // Covers all chunks that the planner may choose.
         options.chunk = MAX_CHUNK.min(context);
         (options.sequences, options.seconds) = (arguments.sequences, arguments.calibration);
         (options.limit, options.force) = (None, true);
@@ -192,7 +192,7 @@ impl<'a> Bench<'a> {
         Ok(Self { arguments, model, devices, calibration, planner })
     }
 
-    /// What the planner chooses, what the rules say, and what is drawn.
+    /// The planner's plans, the rules' plans, and the drawn plans.
     fn candidates(&self) -> Result<Vec<Candidate>> {
         let latency = self.planner.clone().objective(Objective::Latency).plan()?;
         let chosen = self.planner.plan()?;
@@ -221,7 +221,7 @@ impl<'a> Bench<'a> {
             match self.drawn(&mut rng, number, segments)? {
                 Some(candidate) => candidates.push(candidate),
                 None => println!(
-                    "drawn {number}: {DRAWS} times nothing that fits and is quick enough: see --longest"
+                    "drawn {number}: no plan in {DRAWS} draws fits and is fast enough; see --longest"
                 ),
             }
         }
@@ -234,12 +234,12 @@ impl<'a> Bench<'a> {
         let load_s = self.simulated_s(&plan, sequences, tokens)?;
         let alone_s = self.simulated_s(&plan, 1, tokens)?;
         let predicted = self.rates(plan.predicted.decode_tokens_per_s, [prefill_s, load_s, alone_s]);
-        // Before that the loads are run once for nothing.
+        // The loads also run once as a warm-up.
         let seconds = load_s + alone_s + rounds as f64 * (prefill_s + load_s + alone_s);
         Ok(Candidate { name, plan, predicted, seconds })
     }
 
-    /// Seconds that so many sequences take together in simulation, each with so many new tokens.
+    /// Simulated seconds of `sequences` concurrent sequences with `new_tokens` new tokens each.
     fn simulated_s(&self, plan: &Plan, sequences: u32, new_tokens: u32) -> Result<f64> {
         let load = DrawnLoad {
             requests: sequences,
@@ -252,7 +252,7 @@ impl<'a> Bench<'a> {
         Ok(ragtag::simulate(&self.model, plan, devices, links, &load.draw()?)?.duration_us / 1e6)
     }
 
-    /// The rates that follow from the seconds of prompts, load and one sequence alone.
+    /// The rates that follow from the seconds of prompts, load and a single sequence.
     fn rates(&self, decode: f64, [prefill_s, load_s, alone_s]: [f64; 3]) -> Rates {
         let (sequences, tokens) = (f64::from(self.arguments.sequences), f64::from(self.arguments.tokens));
         Rates {
@@ -263,7 +263,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// A plan by the rule; `None` if none was drawn that fits and is quick enough.
+    /// Draws a plan; `None` if no draw fits and is fast enough.
     fn drawn(&self, rng: &mut SmallRng, number: usize, segments: u32) -> Result<Option<Candidate>> {
         let labels = self.planner.labels();
         let context = self.arguments.prompt + self.arguments.tokens;
@@ -297,10 +297,10 @@ impl<'a> Bench<'a> {
         Ok(None)
     }
 
-    /// Runs a candidate.
+    /// Measures a candidate.
     fn row(&self, candidate: &Candidate) -> Row {
         let outcome = match candidate.seconds > self.arguments.longest {
-            true => Err(format!("not run: it should take {:.0} s", candidate.seconds)),
+            true => Err(format!("not run: predicted to take {:.0} s", candidate.seconds)),
             false => self.measured(candidate).map_err(|error| error.to_string()),
         };
         let (measured, parts, error) = match outcome {
@@ -317,8 +317,8 @@ impl<'a> Bench<'a> {
             Engine::start_exact(&self.model, &self.devices, &candidate.plan, EngineOptions::default())?;
         let prompts = Burst::Prompts { tokens: prompt, sequences };
         let load = |sequences| Burst::Generations { prompt, tokens, sequences };
-        // Programs are recorded when they are first needed, clocks rise, and threads find their places: the very loads that are
-        // measured come once before.
+        // Warm up with the measured loads: programs are recorded on first use, clocks rise, and the system
+        // places the threads.
         burst(&engine, &load(sequences))?;
         burst(&engine, &load(1))?;
         let mut rates: Vec<Rates> = Vec::new();
@@ -340,7 +340,7 @@ impl<'a> Bench<'a> {
         Ok((rates, parts))
     }
 
-    /// Writes what there is so far.
+    /// Writes the results so far.
     fn write(&self, rows: &[Row]) -> Result<()> {
         let Some(path) = &self.arguments.json else { return Ok(()) };
         let a = self.arguments;
@@ -366,7 +366,7 @@ impl Candidate {
     }
 }
 
-/// What came of a plan.
+/// Result of a plan.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -414,12 +414,12 @@ impl std::fmt::Display for Row {
     }
 }
 
-/// How far a prediction is too high, as a share of what was measured.
+/// Relative error of a prediction; positive if it is too high.
 fn error(predicted: f64, measured: f64) -> f64 {
     predicted / measured - 1.0
 }
 
-/// What all rows come to, in words.
+/// Summary of all rows in words.
 fn summary(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     let run: Vec<_> = rows.iter().filter_map(|row| Some((row, row.measured?))).collect();
@@ -445,7 +445,7 @@ fn summary(rows: &[Row]) -> Vec<String> {
     lines
 }
 
-/// What was chosen against the rules, both as measured.
+/// Compares the chosen plan with the rules, as measured.
 fn against_rules(run: &[(&Row, Rates)], chosen: &str, figure: &str, of: fn(&Rates) -> f64) -> Option<String> {
     let own = of(&run.iter().find(|(row, _)| row.is(chosen))?.1);
     let rules = Baseline::ALL.iter().filter_map(|rule| {
@@ -454,7 +454,7 @@ fn against_rules(run: &[(&Row, Rates)], chosen: &str, figure: &str, of: fn(&Rate
         Some((row, format!("{name} {:.2}", own / of(rates)), own / of(rates)))
     });
     let rules: Vec<_> = rules.collect();
-    // A rule that comes to the same plan is not beaten, and does not beat it.
+    // A rule with the same plan is neither better nor worse.
     let beaten = rules.iter().all(|(row, _, ratio)| row.is(chosen) || *ratio > 1.0);
     let ratios: Vec<_> = rules.into_iter().map(|(_, text, _)| text).collect();
     let verdict = if beaten { "faster than every other rule" } else { "NOT faster than every rule" };

@@ -1,14 +1,14 @@
-//! Compares predicted with measured rates. Each round calibrates two unlike CPU devices, one throttled to half of the time,
-//! plans for them and runs the plan. Prints a table in Markdown. Fails if the prediction is more than a fifth off in every
-//! round.
+//! Compares predicted with measured rates. Each round calibrates two unequal CPU devices, one throttled to
+//! half of the time, plans for them and runs the plan. Prints a Markdown table. Fails if the prediction is
+//! off by more than a fifth in every round.
 //!
 //! ```sh
 //! cargo bench --bench predictions
 //! ```
 //!
-//! It needs an idle machine with three cores or more.
+//! Needs an idle machine with three or more cores.
 
-#![allow(clippy::print_stdout)] // Its output is a table.
+#![allow(clippy::print_stdout)] // prints a table
 
 use ragtag::compare::Burst;
 use ragtag::simulation::{Arrivals, DrawnLoad, Lengths};
@@ -18,15 +18,15 @@ use ragtag::{
 };
 use ragtag_synth::{Preset, Shape};
 
-/// Sequences, tokens of each prompt and new tokens of each.
+/// Sequences, prompt tokens and new tokens of each.
 const LOAD: (u32, u32, u32) = (4, 96, 64);
 const ROUNDS: usize = 4;
-/// Most that a prediction may be off, as a share of what is measured.
+/// Maximum error of a prediction, relative to the measurement.
 const MOST_OFF: f64 = 0.2;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Tokens a second: all generate, and all prompts.
+/// Rates in tokens per second: decode and prefill.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     decode: f64,
@@ -34,7 +34,7 @@ struct Rates {
 }
 
 impl Rates {
-    /// The larger of how far two of them are apart, as a share of the other's.
+    /// Relative difference of two rates, the larger of both.
     fn apart(&self, other: &Self) -> f64 {
         let apart = |a: f64, b: f64| (a / b - 1.0).abs();
         apart(self.decode, other.decode).max(apart(self.prefill, other.prefill))
@@ -67,12 +67,12 @@ fn main() -> Result<()> {
         least_off = least_off.min(off);
     }
     if least_off > MOST_OFF {
-        return Err(format!("no prediction is within {:.0} % of its run", MOST_OFF * 100.0).into());
+        return Err(format!("no prediction is within {:.0} % of its measurement", MOST_OFF * 100.0).into());
     }
     Ok(())
 }
 
-/// Calibrates, plans and runs once; what was predicted and what was measured.
+/// Calibrates, plans and runs once. Returns the predicted and the measured rates.
 fn round(model: &Model, devices: &Devices) -> Result<(Rates, Rates)> {
     let (sequences, prompt, tokens) = LOAD;
     let folder = tempfile::tempdir()?;
@@ -111,6 +111,6 @@ fn measured(engine: &Engine) -> Result<Rates> {
     let run = |burst| runtime.block_on(engine.session().burst(&burst));
     let prompts = run(Burst::Prompts { tokens: prompt, sequences })?;
     let together = run(Burst::Generations { prompt, tokens, sequences })?;
-    let decode = together.together_tokens_per_s().ok_or("no moment at which all of them generate")?;
+    let decode = together.together_tokens_per_s().ok_or("the sequences never decode all at once")?;
     Ok(Rates { decode, prefill: f64::from(sequences * prompt) / prompts.seconds })
 }

@@ -1,14 +1,14 @@
-//! Generates text on one device and prints it as it is made.
+//! Generates text on one device and prints it token by token.
 //!
-//! Shows: the whole way from a model to text (open, probe, plan, start, generate), and that tokens arrive one by one.
-//! You should see: a tale that grows word by word, and a line of figures below it.
+//! Shows: the steps from a model to text (open, probe, plan, start, generate), and streaming of tokens. You
+//! should see: a tale that grows word by word, and a line of figures below it.
 //!
 //! ```sh
 //! cargo run --release --example 01-generate
 //! cargo run --release --example 01-generate -- model.gguf "The old woman"
 //! ```
 
-#![allow(clippy::print_stdout)] // an example is there to show something
+#![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Sampling};
 use std::io::Write;
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let prompt = arguments.next().unwrap_or("Once upon a time".into());
 
-    // The processor as one device; with nothing requested it would be every GPU that a backend finds.
+    // The CPU as a single device. Without a selection, Ragtag would use every GPU that a backend finds.
     let options = DeviceOptions::selecting("cpu");
     let devices = Devices::probe(&options)?;
     println!("{}\n", devices.start_line());

@@ -1,20 +1,20 @@
 //! Runs one model over two devices: the first holds the first layers, the second the rest.
 //!
-//! Shows: splitting the processor into two devices, what a plan says, and that the text does not depend on the cut.
-//! You should see: two stages with their segments and memory, the planner's reasons, a tale, and the same tale again from
-//! a pipeline that is cut elsewhere.
+//! Shows: presenting the CPU as two devices, the content of a plan, and that the text does not depend on the
+//! cut. You should see: two stages with their segments and memory, the planner's reasons, a tale, and the
+//! same tale again from a pipeline with another cut.
 //!
 //! ```sh
 //! cargo run --release --example 02-pipeline
 //! ```
 
-#![allow(clippy::print_stdout)] // an example is there to show something
+#![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Plan, Planner};
 
 fn main() -> ragtag::Result<()> {
     let model = Model::bundled()?;
-    // One thread each, so that the planner weighs the same figures on every machine.
+    // One thread each, so that the planner uses the same figures on every machine.
     let mut options = DeviceOptions::selecting("cpu");
     (options.cpu_devices, options.cpu_threads) = (2, Some(1));
     let devices = Devices::probe(&options)?;
@@ -30,7 +30,7 @@ fn main() -> ragtag::Result<()> {
     let tale = tell(&model, &devices, &plan)?;
     println!("\n{tale}\n");
 
-    // The same segments, cut by hand: the embedding and three blocks, then all the rest.
+    // The same segments with a manual cut: the embedding and three blocks, then the rest.
     let last = model.graph().segment_count() - 1;
     let split = format!("0-3=cpu:0,4-{last}=cpu:1").parse()?;
     let by_hand = Planner::new(&model).devices(&devices).split(split).plan()?;

@@ -1,18 +1,17 @@
-//! Plans for devices that do not exist: a fast card, a slow card and a processor, described by figures.
+//! Plans for devices that do not exist: a fast card, a slow card and a CPU, described by figures.
 //!
-//! Shows: that the planner needs facts and no hardware, and how plan and reasons change with them. No weight is read.
-//! You should see: everything on the fast card; then, with too little memory there, a pipeline; then more stages when many
-//! sequences share it; at last a model that fits nowhere, and what is missing on which device.
-//!
+//! Shows: planning needs facts but no hardware, and plan and reasons follow the facts. Reads no weights. You
+//! should see: everything on the fast card; a pipeline if its memory is too small; more stages if many
+//! sequences share it; and finally a model that fits nowhere, with the missing memory of each device.
 //! ```sh
 //! cargo run --release --example 03-plan-without-running
 //! ```
 
-#![allow(clippy::print_stdout)] // an example is there to show something
+#![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{BufferLimits, DeviceFacts, Figure, FigureSource, Model, Objective, Planner};
 
-/// A made-up device. The sizes suit the bundled model, which is small: read MiB as GiB for one that is not.
+/// An assumed device. The sizes suit the small bundled model: read MiB as GiB for a large one.
 fn device(label: &str, memory_mib: u64, gigabytes_per_s: f64, tera_flops: f64) -> DeviceFacts {
     let figure = |value| Figure { value, source: FigureSource::User };
     DeviceFacts {
@@ -55,16 +54,16 @@ fn main() -> ragtag::Result<()> {
     let (slow, cpu) = (device("slow:0", 64, 60.0, 1.0), device("cpu:0", 1024, 20.0, 0.1));
 
     let all = vec![device("fast:0", 64, 400.0, 8.0), slow.clone(), cpu.clone()];
-    show("room enough: one sequence is fastest on the fast card alone", &planner.clone().device_facts(all));
+    show("enough memory: one sequence is fastest on the fast card alone", &planner.clone().device_facts(all));
 
     let tight = vec![device("fast:0", 6, 400.0, 8.0), slow, cpu];
     let planner = planner.device_facts(tight);
-    show("the fast card is too small: the rest goes where it costs least", &planner);
+    show("the fast card is too small: the rest goes where it is cheapest", &planner);
 
     let many = planner.clone().objective(Objective::Throughput).sequences(8).context(128);
-    show("eight sequences at once: the busiest stage counts, not the sum", &many);
+    show("eight concurrent sequences: the busiest stage counts, not the sum", &many);
 
     let tiny = planner.device_facts(vec![device("fast:0", 3, 400.0, 8.0), device("slow:0", 2, 60.0, 1.0)]);
-    show("it fits nowhere", &tiny);
+    show("the model fits nowhere", &tiny);
     Ok(())
 }

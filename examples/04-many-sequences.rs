@@ -1,14 +1,15 @@
-//! Sixteen prompts through a pipeline of two stages: one after the other, four at a time, all at once.
+//! Sends sixteen prompts through a pipeline of two stages: one after the other, four at a time, and all at
+//! once.
 //!
-//! Shows: sessions are cheap and concurrent; with several sequences in flight both stages work, and sequences that decode
-//! together share the reading of the weights.
-//! You should see: tokens per second that rise with the sequences in flight. (On one core only the sharing helps.)
+//! Shows: sessions are cheap and concurrent. With several sequences in flight both stages work, and sequences
+//! that decode together read the weights only once. You should see: tokens per second that rise with the
+//! number of sequences in flight. (On a single core only the shared reads help.)
 //!
 //! ```sh
 //! cargo run --release --example 04-many-sequences
 //! ```
 
-#![allow(clippy::print_stdout)] // an example is there to show something
+#![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Event, Generation, Model, Planner, Session};
 use std::time::Instant;
@@ -23,12 +24,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut options = DeviceOptions::selecting("cpu");
     (options.cpu_devices, options.cpu_threads) = (2, Some(1));
     let devices = Devices::probe(&options)?;
-    // Memory is proved for all of them at once.
+    // The plan reserves memory for all sequences at once.
     let planner = Planner::new(&model).devices(&devices).sequences(SEQUENCES as u32).context(256);
     let engine = Engine::start(&model, &devices, &planner, EngineOptions::default())?;
     println!("{}", engine.plan().split());
 
-    run(&engine.session(), SEQUENCES).await?; // once for nothing: pages are touched, threads are awake
+    run(&engine.session(), SEQUENCES).await?; // warm-up: touches pages, wakes threads
     for in_flight in [1, 4, 16] {
         let start = Instant::now();
         let tokens = run(&engine.session(), in_flight).await?;
@@ -38,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// All sequences with so many in flight; returns the number of new tokens.
+/// Runs all sequences with `in_flight` at a time. Returns the number of new tokens.
 async fn run(session: &Session, in_flight: usize) -> Result<u32, Box<dyn std::error::Error>> {
     let generation = Generation { max_tokens: 100, ignore_end: true, ..Generation::default() };
     let mut workers = JoinSet::new();

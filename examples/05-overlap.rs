@@ -1,17 +1,17 @@
-//! How much two stages work at once: measured from the trace of a run.
+//! Measures from a run's trace how much two stages overlap.
 //!
-//! Shows: tracing an engine, and reading the trace. One sequence that decodes keeps one stage busy at a time; sixteen
-//! keep both, and so do the chunks of one long prompt.
-//! You should see: bars for each stage and for both together, as shares of the time from the first computation to the last.
-//! "both" is empty for the first run and not for the others. How long it gets depends on two cores having nothing else to
-//! do: on a busy machine the threads of the two stages wait for each other's cores.
+//! Shows: tracing an engine, and reading the trace. A single decoding sequence keeps one stage busy at a
+//! time. Sixteen sequences keep both busy, and so do the chunks of one long prompt. You should see: bars for
+//! each stage and for both together, as shares of the time from the first computation to the last. "both" is
+//! empty only for the first run. Its length depends on two idle cores: on a busy machine the threads of the
+//! stages compete for cores.
 //!
 //! ```sh
 //! cargo run --release --example 05-overlap
 //! cargo run --release --example 05-overlap -- trace.json    # the last trace, for https://ui.perfetto.dev
 //! ```
 
-#![allow(clippy::print_stdout)] // an example is there to show something
+#![allow(clippy::print_stdout)] // examples print
 
 use ragtag::{DeviceOptions, Devices, Engine, EngineOptions, Generation, Model, Planner, Prompt};
 use ragtag::{Trace, overlap};
@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u32) -> ragtag::Result<Trace> {
-    // The same cut for all.
+    // The same cut for all runs.
     let last = model.graph().segment_count() - 1;
     let split = format!("0-7=cpu:0,8-{last}=cpu:1").parse()?;
     let planner = Planner::new(model).devices(devices).sequences(sequences).chunk(50).split(split);
@@ -43,7 +43,7 @@ fn traced(model: &Model, devices: &Devices, sequences: u32, prompt: u32, new: u3
 
     let generation = Generation { max_tokens: new, ignore_end: true, ..Generation::greedy() };
     let ids: Vec<u32> = (0..prompt).map(|i| 300 + i).collect();
-    // All are in the pipeline before the first is awaited.
+    // Submit all sequences before waiting for the first.
     let streams = (0..sequences).map(|_| engine.session().generate(Prompt::Tokens(&ids), &generation));
     let streams = streams.collect::<ragtag::Result<Vec<_>>>()?;
     for stream in streams {

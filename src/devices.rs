@@ -4,7 +4,8 @@ use crate::compute::{self, Compute};
 use crate::error::{Error, Result};
 use ragtag_devices::{Backends, Check, Choice, Config, Handicap, ProbeChild, Report, Requested};
 use ragtag_hal::{
-    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Limits, MemorySource,
+    Adapter, AdapterKind, Checked, Device, DeviceId, Feature, GemmChoice, HeapKind, Label, Limits,
+    MemorySource, Throttle,
 };
 use ragtag_planner::plan::PlanDeviceOptions;
 use ragtag_planner::{BufferLimits, DeviceFacts, FigureSource, fleet};
@@ -167,9 +168,11 @@ impl Devices {
     }
 
     /// Rate to which a link is throttled.
-    pub(crate) fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<f64> {
+    fn link_limit_bytes_per_s(&self, a: &str, b: &str) -> Option<u64> {
         self.handicaps.iter().find_map(|handicap| match handicap {
-            Handicap::LinkRate { from, to, bytes_per_s } if from == a && to == b => Some(*bytes_per_s as f64),
+            Handicap::LinkRate { from, to, bytes_per_s } => {
+                ([from, to].map(Label::to_string) == [a, b]).then_some(*bytes_per_s)
+            }
             _ => None,
         })
     }
@@ -212,14 +215,36 @@ impl Devices {
     /// # Errors
     /// [`Error::Device`] names the device that cannot be opened, or all of them if each opens alone.
     pub(crate) fn open(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
+        self.open_with(labels, |_| None)
+    }
+
+    /// The same for the stages of a pipeline: the link from one to the next is as slow as a handicap has it.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(crate) fn open_stages(&self, labels: &[String]) -> Result<Vec<(Adapter, Checked)>> {
+        self.open_with(labels, |label| {
+            let [from, to] = labels.windows(2).find(|pair| pair[0] == label)? else { return None };
+            self.link_limit_bytes_per_s(from, to)
+        })
+    }
+
+    fn open_with(
+        &self,
+        labels: &[String],
+        link: impl Fn(&str) -> Option<u64> + Send + Sync,
+    ) -> Result<Vec<(Adapter, Checked)>> {
         let find = |(index, label): (usize, &String)| {
             let adapter = self.selected().iter().find(|a| a.label() == *label).cloned();
             let missing = || Error::Usage(format!("the plan needs device {label}, which is not selected"));
             Ok((adapter.ok_or_else(missing)?, DeviceId(index as u16)))
         };
         let wanted = labels.iter().enumerate().map(find).collect::<Result<Vec<_>>>()?;
-        let open =
-            |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, self.check.as_ref());
+        let check = |adapter: &Adapter, device: Box<dyn Device>| {
+            let throttle = Throttle { link_bytes_per_s: link(&adapter.label()), ..Throttle::default() };
+            (self.check)(adapter, throttle.over(device)?)
+        };
+        let open = |some: &[(Adapter, DeviceId)]| self.backends.open_with(some, &self.limits, &check);
         let opened = open(&wanted).map_err(|cause| {
             // Devices of one API open together, and the error does not name the failing one: try each alone.
             let alone =
@@ -256,7 +281,7 @@ fn spare_threads(selected: &mut [Adapter], handicaps: &[Handicap]) {
     }
     let each = (others + 1).div_ceil(processors.max(1)) as u32;
     let chosen = |label: &str| {
-        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device == label))
+        handicaps.iter().any(|h| matches!(h, Handicap::Threads { device, .. } if device.to_string() == label))
     };
     for adapter in selected.iter_mut().filter(|adapter| is_processor(adapter) && !chosen(&adapter.label())) {
         let threads = adapter.caps.parallel_units;

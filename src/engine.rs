@@ -90,7 +90,7 @@ impl Engine {
         let labels: Vec<String> = plan.stages.iter().map(|s| s.device.clone()).collect();
         let graph = model.graph().with_granularity(plan.model.granularity);
         let (mut specs, mut stages) = (Vec::new(), Vec::new());
-        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open(&labels)?) {
+        for (stage, (adapter, device)) in plan.stages.iter().zip(devices.open_stages(&labels)?) {
             let segments = stage.segments.range();
             let compiled = ragtag_graph::compile(&graph, segments.clone(), &lowering, &adapter.caps)
                 .map_err(|cause| Error::Compile { device: adapter.label(), cause })?;
@@ -100,9 +100,6 @@ impl Engine {
         let mut run = PipelineOptions::new(specs.len(), plan.context, lowering.cache_blocks(), plan.chunk);
         run.chunks = plan.chunks();
         run.routes = plan.routes();
-        let pairs = labels.iter().zip(labels.iter().skip(1));
-        run.link_limits_bytes_per_s =
-            pairs.map(|(from, to)| devices.link_limit_bytes_per_s(from, to)).collect();
         run.decode_groups = plan.decode_groups;
         run.credits = plan.credits;
         run.slots = plan.slots;

@@ -1,4 +1,4 @@
-//! What benchmarks have in common: models, the runtime, medians.
+//! Common parts of the benchmarks: models, the runtime, medians.
 #![allow(clippy::print_stderr)] // progress
 
 use ragtag::compare::Burst;
@@ -6,8 +6,8 @@ use ragtag::{BurstTimes, Engine, Model};
 use ragtag_synth::{Preset, Shape};
 use std::time::Instant;
 
-/// A model of random weights that is made in memory, PRESET:TYPE as in `7b:q4_0`, of so many layers if that is said; or a
-/// GGUF file.
+/// Opens a GGUF file, or makes a model with random weights in memory: PRESET:TYPE, such as `7b:q4_0`,
+/// optionally with another number of layers.
 pub fn model(name: &str, layers: Option<u32>) -> ragtag::Result<Model> {
     let Some((preset, tensor_type)) = name.split_once(':') else { return Model::open(name) };
     let start = Instant::now();
@@ -29,7 +29,7 @@ pub fn burst(engine: &Engine, burst: &Burst) -> ragtag::Result<BurstTimes> {
     runtime.block_on(engine.session().burst(burst))
 }
 
-/// The middle one; NaN of none.
+/// Median of the samples; NaN if there are none.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

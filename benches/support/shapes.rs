@@ -1,9 +1,10 @@
-//! Dense models by their shapes: a `config.json` each, of which there is no weight. Plans ask for no more.
+//! Shapes of dense models: a `config.json` each, without weights. Plans need no more.
 
 use ragtag::{Model, TensorType};
 use std::path::Path;
 
-/// Shapes, each about half as large again as the next: layers, width, heads, key-value heads, inner width, vocabulary.
+/// Shapes, each about half as large again as the next: layers, width, heads, key-value heads, feed-forward
+/// width, vocabulary.
 pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("405B", [126, 16384, 128, 8, 53248, 128_256]),
     ("310B", [118, 15360, 120, 8, 46080, 128_256]),
@@ -20,7 +21,7 @@ pub const SHAPES: [(&str, [u32; 6]); 13] = [
     ("1.5B", [16, 2048, 32, 8, 8192, 128_256]),
 ];
 
-/// The model of a shape in q4_k, from a folder of that name that is made in `folder`.
+/// Opens the model of a shape in q4_k, from a directory that this creates in `folder`.
 pub fn model(folder: &Path, name: &str, shape: [u32; 6]) -> Result<Model, Box<dyn std::error::Error>> {
     let [layers, width, heads, kv_heads, inner, vocabulary] = shape;
     let folder = folder.join(name);

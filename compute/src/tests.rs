@@ -1,4 +1,5 @@
-//! Single operators on every adapter that there is, each against its definition in float64 or its exact values.
+//! Single operators on every available adapter, compared with their definitions in float64 or with exact
+//! values.
 
 use crate::{
     Attention, BinaryOperation, Compute, Conv2d, ElementType, Error, Gemm, Input, NumericsClass, Pairing,
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
-/// A device of each adapter, of twins on the processor only the first.
+/// Runs a test on every adapter. Of identical software adapters, uses only the first.
 fn everywhere(test: impl Fn(&Compute)) {
     let backends = Backends::new(&Config::default());
     let report = backends.probe();
@@ -68,13 +69,13 @@ fn near(device: &Compute, out: &[f32], wanted: &[f64], class: NumericsClass) {
     let difference: f64 = out.iter().zip(wanted).map(|(out, w)| square(f64::from(*out) - w)).sum();
     let error = (difference / wanted.iter().map(|w| square(*w)).sum::<f64>()).sqrt();
     let label = device.adapter().label();
-    assert!(error <= class.tolerance(), "{label}: relative error {error:e}"); // NaN is not
+    assert!(error <= class.tolerance(), "{label}: relative error {error:e}"); // fails for NaN
 }
 
 const EXACT: NumericsClass = NumericsClass::Exact;
 
 #[test]
-fn values_come_back_as_they_went() {
+fn values_are_read_back_unchanged() {
     everywhere(|device| {
         let x = random(1, 3 * 5);
         let tensor = device.upload([3, 5], &x).unwrap();
@@ -94,7 +95,7 @@ fn values_come_back_as_they_went() {
 }
 
 #[test]
-fn dimensions_change_places_and_are_cut() {
+fn transposes_slices_and_gathers() {
     everywhere(|device| {
         let x: Vec<f32> = (0..2 * 3 * 4).map(|i| i as f32).collect();
         let turned = device.transpose(([2, 3, 4], &x), &[2, 0, 1]).unwrap();
@@ -112,7 +113,7 @@ fn dimensions_change_places_and_are_cut() {
 }
 
 #[test]
-fn values_and_lines_are_as_defined() {
+fn elementwise_and_row_operators_match_their_definitions() {
     everywhere(|device| {
         let (x, y) = (random(2, 6 * 35), random(3, 35));
         let f64s: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
@@ -162,7 +163,7 @@ fn values_and_lines_are_as_defined() {
 }
 
 #[test]
-fn places_are_those_of_the_largest() {
+fn arg_max_and_top_k_find_the_largest_values() {
     everywhere(|device| {
         let x = [1.0, 5.0, 5.0, -3.0, f32::NAN, -2.0];
         let places = device.arg_max(([2, 3], &x)).unwrap();
@@ -174,7 +175,7 @@ fn places_are_those_of_the_largest() {
 }
 
 #[test]
-fn heads_turn_by_their_positions() {
+fn rope_rotates_heads_by_their_positions() {
     everywhere(|device| {
         let (rows, heads, dims) = (3, 2, 8);
         let x = random(4, rows * heads * dims);
@@ -198,7 +199,7 @@ fn heads_turn_by_their_positions() {
 }
 
 #[test]
-fn blocks_are_made_and_read_on_the_device() {
+fn quantises_and_dequantises_on_the_device() {
     everywhere(|device| {
         let x = random(5, 3 * 512);
         for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {
@@ -219,14 +220,14 @@ fn blocks_are_made_and_read_on_the_device() {
     });
 }
 
-/// A · Bᵀ of rows, in f64.
+/// A · Bᵀ of row-major matrices, in f64.
 fn products(a: &[f32], b: &[f32], k: usize) -> Vec<f64> {
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     a.chunks(k).flat_map(|a| b.chunks(k).map(move |b| dot(a, b))).collect()
 }
 
 #[test]
-fn matrices_are_multiplied() {
+fn multiplies_matrices() {
     everywhere(|device| {
         let (a, b, c) = (random(6, 5 * 33), random(7, 7 * 33), random(8, 5 * 7));
         let by_rows = Gemm { transpose_b: true, alpha: -1.5, ..Gemm::default() };
@@ -235,7 +236,7 @@ fn matrices_are_multiplied() {
         let wanted: Vec<f64> = product.iter().zip(&c).map(|(p, c)| -1.5 * p + 0.5 * f64::from(*c)).collect();
         near(device, &device.read(&out).unwrap().wait().unwrap(), &wanted, EXACT);
 
-        // A batch of three with one B, through a transposition.
+        // A batch of three with one B, which is the output of a transposition.
         let a = random(9, 3 * 5 * 33);
         let turned = device.transpose(([7, 33], &b), &[1, 0]).unwrap();
         let out = device.gemm(&Gemm::default(), ([3, 5, 33], &a), &turned).unwrap();
@@ -253,9 +254,10 @@ fn matrices_are_multiplied() {
 }
 
 #[test]
-fn matrices_may_be_parts_of_tensors() {
+fn multiplies_parts_of_tensors() {
     everywhere(|device| {
-        // Two products of parts: A transposed in rows of 9, one B in rows of 8, C in rows of 10 and matrices 40 apart.
+        // Two products of submatrices: A transposed with leading dimension 9, one B with 8, C with 10 and a
+        // batch stride of 40.
         let strided = Strided { sizes: [4, 7, 5], batch: 2, leading: [9, 8, 10], strides: [45, 0, 40] };
         let (a, b, c) = (random(20, 2 * 45), random(21, 5 * 8), random(22, 2 * 40));
         let by = Gemm { transpose_a: true, alpha: 0.5, ..Gemm::default() };
@@ -285,7 +287,7 @@ fn matrices_may_be_parts_of_tensors() {
 }
 
 #[test]
-fn operators_take_values_of_16_bits_and_keep_their_type_where_they_do_not_sum() {
+fn operators_accept_16_bit_values_and_keep_the_type_unless_they_sum() {
     everywhere(|device| {
         for element in [ElementType::F16, ElementType::BF16] {
             let cast = |shape: &[usize], seed| {
@@ -311,7 +313,7 @@ fn operators_take_values_of_16_bits_and_keep_their_type_where_they_do_not_sum() 
             let rope = Rope { dimensions: Some(0), ..Rope::default() };
             assert_eq!(kept(device.rope(&rope, &heads, &[1, 2, 3]).unwrap()), values(&x));
 
-            // The same as of the values in f32, bit for bit.
+            // Bitwise equal to the result for the same values in f32.
             let wide = values(&x);
             let wide = || Input::from(([3, 5, 7], &wide));
             let row: Vec<f32> = random(25, 7);
@@ -340,7 +342,7 @@ fn operators_take_values_of_16_bits_and_keep_their_type_where_they_do_not_sum() 
 }
 
 #[test]
-fn long_lines_are_reduced_in_two_steps() {
+fn reduces_long_rows_in_two_steps() {
     everywhere(|device| {
         let count = 300_007;
         let mut x = random(26, count);
@@ -350,7 +352,7 @@ fn long_lines_are_reduced_in_two_steps() {
             |reduction| device.read(&device.reduce(reduction, &tensor, 1).unwrap()).unwrap().wait().unwrap();
         let smallest = x.iter().copied().fold(f32::INFINITY, f32::min);
         assert_eq!([reduced(Reduction::Max), reduced(Reduction::Min)], [[7.0], [smallest]]);
-        // So that the sum is not next to nothing.
+        // Shift the values, so that the sum is not close to zero.
         let whole = device.binary(BinaryOperation::Add, &tensor, ([1], &[1.0])).unwrap();
         let sum: f64 = x.iter().map(|x| f64::from(x + 1.0)).sum();
         for (reduction, wanted) in [(Reduction::Sum, sum), (Reduction::Mean, sum / count as f64)] {
@@ -361,11 +363,12 @@ fn long_lines_are_reduced_in_two_steps() {
 }
 
 #[test]
-fn quantised_weights_are_multiplied_in_both_classes() {
+fn multiplies_quantised_weights_in_both_classes() {
     everywhere(|device| {
         let (n, k) = (40, 512);
         let weights = random(10, n * k);
-        // Of each type one class for a row and the other for several: each pair is a program, which some drivers compile for seconds.
+        // For each type one class for a single row and the other for several. Each pair is a program, which
+        // takes some drivers seconds to compile.
         let classes = [EXACT, NumericsClass::Fast];
         let types = [TensorType::F32, TensorType::F16, TensorType::Q4_0, TensorType::Q6_K];
         for (i, tensor_type) in types.into_iter().enumerate() {
@@ -385,7 +388,7 @@ fn quantised_weights_are_multiplied_in_both_classes() {
 }
 
 #[test]
-fn attention_and_convolution_are_as_defined() {
+fn attention_and_convolution_match_their_definitions() {
     everywhere(|device| {
         let (heads, m, n, d) = (4, 3, 9, 16);
         let (q, k, v) = (random(12, heads * m * d), random(13, 2 * n * d), random(14, 2 * n * d));
@@ -431,7 +434,7 @@ fn attention_and_convolution_are_as_defined() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn refuses_mismatched_arguments_by_name() {
     let device = Compute::open("cpu").unwrap();
     let said = |error: Error| error.to_string();
     let x = [0.0; 6];
@@ -467,7 +470,7 @@ fn what_does_not_fit_is_refused_by_name() {
 }
 
 #[test]
-fn dimensions_of_zero_do_nothing() {
+fn empty_dimensions_are_no_ops() {
     everywhere(|device| {
         let empty = device.upload([0, 4], &[]).unwrap();
         let out = device.unary(UnaryFunction::Exp, &empty).unwrap().wait().unwrap();
@@ -492,7 +495,7 @@ fn memory_goes_with_the_last_tensor_and_work_outlives_its_inputs() {
     let device = Compute::on(opened.unwrap().swap_remove(0)).unwrap();
     let (n, ones) = (1 << 14, vec![1.0; 1 << 14]);
     let mut sum = device.upload([n], &ones).unwrap();
-    // Sixteen of them fit.
+    // Memory for sixteen tensors.
     for _ in 0..300 {
         sum = device.binary(BinaryOperation::Add, &sum, ([1], &[1.0])).unwrap().queued().clone();
     }

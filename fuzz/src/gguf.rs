@@ -1,4 +1,4 @@
-//! Any bytes as a GGUF file: opened, and everything in it read. Nothing may panic, overflow or allocate much.
+//! Opens any bytes as a GGUF file and reads everything in it. Must not panic, overflow or allocate much.
 
 use super::short;
 use ragtag_graph::gguf::{Array, Value};
@@ -13,7 +13,7 @@ pub fn run(data: &[u8]) -> bool {
         Err(error) => return short(&error),
     };
     for (_, value) in model.metadata.iter() {
-        // What opened can be read again.
+        // Checked when the file was opened.
         if let Value::Array(array) = value.expect("was checked") {
             read(array);
         }
@@ -40,7 +40,7 @@ fn read(array: Array<'_>) {
             text.expect("was checked");
             read_count += 1;
         }),
-        // Of numbers only as many as fit; an array of another type says so at its first element.
+        // Count only numbers that fit; an array of another type fails at its first element.
         _ => read_count = count.max(array.list::<u64>().filter(Result::is_ok).count() as u64),
     }
     assert_eq!(read_count, count);

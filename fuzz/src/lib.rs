@@ -1,12 +1,12 @@
-//! The bodies of the fuzz targets. A test of the command runs them on the committed seeds, without libFuzzer.
+//! The code of the fuzz targets. An integration test runs it on the committed seeds, without libFuzzer.
 
 pub mod gguf;
 pub mod plan;
 pub mod safetensors;
 pub mod tokenizer;
 
-/// Checks an error: its message may quote the file, but stays short and free of control characters. Returns that the input is
-/// invalid.
+/// Checks an error: its message may quote the file, but must be short and free of control characters. Returns
+/// false: the input is invalid.
 fn short(error: &impl std::fmt::Display) -> bool {
     let message = error.to_string();
     assert!(message.len() < 4000 && !message.contains(char::is_control), "{message}");

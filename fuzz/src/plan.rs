@@ -1,4 +1,4 @@
-//! Any text as a plan: read, held against a model and devices, written and read again.
+//! Reads any text as a plan, validates it for a model and devices, writes it and reads it again.
 
 use super::short;
 use ragtag_planner::plan::{Plan, PlanModel};
@@ -12,7 +12,7 @@ pub fn run(data: &[u8]) -> bool {
         Err(error) => return short(&error),
     };
     let split = plan.split();
-    let again = Plan::from_json(&plan.to_json()).expect("what was written can be read");
+    let again = Plan::from_json(&plan.to_json()).expect("written plans can be read");
     assert_eq!(again, plan);
     let (digest, granularity) = (plan.model.digest.clone(), plan.model.granularity);
     let model = PlanModel { name: "m".into(), digest, segments: 14, granularity };

@@ -1,5 +1,5 @@
-//! Any bytes as a file of a model's directory: weights, or (if they begin with a brace) its configuration or its index.
-//! The other files are sound. What opens can be read.
+//! Opens any bytes as a file of a model directory: weights, or (if they start with a brace) its configuration
+//! or its index. The other files are valid. If the directory opens, all tensors are readable.
 
 use super::short;
 use ragtag_graph::{Directory, MemorySource, Model, checkpoint};
@@ -9,7 +9,7 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 3
 "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "rms_norm_eps": 1e-5, "vocab_size": 4,
 "max_position_embeddings": 64, "tie_word_embeddings": true}"#;
 
-/// Names and shapes of a sound model.
+/// Names and shapes of a valid model.
 const TENSORS: [(&str, &str, u64); 11] = [
     ("model.embed_tokens.weight", "4,32", 128),
     ("model.layers.0.input_layernorm.weight", "32", 32),

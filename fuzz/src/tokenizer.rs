@@ -1,7 +1,8 @@
-//! Any vocabulary, and any text in it: the tokenizer is built or refuses, and what it encodes it can decode.
+//! Builds a tokenizer from any vocabulary and encodes any text. The tokenizer is built or refused, and
+//! decodes what it encodes.
 //!
-//! Input that begins with a brace is a `tokenizer.json`, with a line feed (the first field of its messages) a
-//! `tokenizer.model`. Any other begins with flags, then come lines: the text, then a token a line.
+//! Input that starts with a brace is a `tokenizer.json`, with a line feed (the first field of its messages) a
+//! `tokenizer.model`. Other input starts with a byte of flags, then lines: the text, then one token per line.
 
 use super::short;
 use ragtag_graph::gguf::Writer;
@@ -22,7 +23,7 @@ pub fn run(data: &[u8]) -> bool {
     }
 }
 
-/// A file of a model's directory.
+/// Tests a file of a model directory.
 fn file(name: &str, data: &[u8]) -> bool {
     let mut directory = Directory::new("fuzz");
     directory.insert(name, Arc::new(MemorySource::new(format!("fuzz/{name}"), data.to_vec())));
@@ -35,7 +36,8 @@ fn file(name: &str, data: &[u8]) -> bool {
     }
 }
 
-/// A vocabulary with scores in a GGUF file. Of each line the first character is the type, the second the score.
+/// Tests a vocabulary with scores in a GGUF file. The first character of each line is the type, the second
+/// the score.
 fn scored(flags: u8, data: &[u8]) -> bool {
     let flag = |bit: u8| flags >> bit & 1 == 1;
     let input = String::from_utf8_lossy(data);
@@ -65,7 +67,7 @@ fn scored(flags: u8, data: &[u8]) -> bool {
     header.put("tokenizer.ggml.bos_token_id", u32::from(flags >> 4));
     let Some(tokenizer) = from_header(&header) else { return false };
     check(&tokenizer, text);
-    // With all bytes, text comes back, but for the space that is written as its escape.
+    // With all byte tokens, decoding returns the text, except that the escape of a space becomes a space.
     if flag(0) && !types.contains(&5) {
         let ids = tokenizer.encode(text, false).expect("bytes express anything");
         assert_eq!(tokenizer.decode(&ids), text.replace('▁', " "));
@@ -73,8 +75,8 @@ fn scored(flags: u8, data: &[u8]) -> bool {
     true
 }
 
-/// A byte-level vocabulary in a GGUF file: all bytes, then a merge a line (two tokens with a space between them), or, where
-/// the line begins with a digit, a token of that type.
+/// Tests a byte-level vocabulary in a GGUF file: all bytes, then one merge per line (two tokens separated by
+/// a space), or a token of type N if the line starts with digit N.
 fn byte_level(flags: u8, data: &[u8]) -> bool {
     const NAMES: [&str; 8] =
         ["default", "llama-bpe", "gpt-2", "qwen2", "smollm", "tekken", "deepseek-coder", "bloom"];
@@ -121,7 +123,7 @@ fn byte_level(flags: u8, data: &[u8]) -> bool {
 
 fn from_header(header: &Writer) -> Option<Tokenizer> {
     let source = Arc::new(MemorySource::new("fuzz.gguf", header.header()));
-    let model = ModelFile::open(vec![source]).expect("the writer writes what the reader reads");
+    let model = ModelFile::open(vec![source]).expect("the writer's output is readable");
     match Tokenizer::from_metadata(&model.metadata) {
         Ok(tokenizer) => Some(tokenizer),
         Err(error) => {

@@ -1,4 +1,4 @@
-//! libFuzzer's entry to `gguf`.
+//! libFuzzer entry point of `gguf`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

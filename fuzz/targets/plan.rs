@@ -1,4 +1,4 @@
-//! libFuzzer's entry to `plan`.
+//! libFuzzer entry point of `plan`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! libFuzzer's entry to `safetensors`.
+//! libFuzzer entry point of `safetensors`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,4 +1,4 @@
-//! libFuzzer's entry to `tokenizer`.
+//! libFuzzer entry point of `tokenizer`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

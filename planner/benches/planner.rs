@@ -14,7 +14,7 @@ mod whole;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use solver::{Costs, Crossing, DeviceCosts, Instance, Score, solve};
+use solver::{Costs, DeviceCosts, Instance, LinkCosts, Score, solve};
 use std::time::Instant;
 
 /// Bytes per microsecond, operations per microsecond and GiB, as cards have them.
@@ -106,7 +106,7 @@ fn instance(seed: u64, devices: usize, segments: usize, fleet: Fleet, score: Sco
             time: latency + 16e3 / bandwidth,
             chunk: latency + 16e3 * 512.0 / bandwidth,
         };
-        Some(Crossing { costs, class: usize::from(!direct) })
+        Some(LinkCosts { costs, class: usize::from(!direct) })
     };
     Instance {
         segments,

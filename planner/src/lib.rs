@@ -20,8 +20,8 @@ pub use cost::{BufferLimits, DeviceFacts, Figure, FigureSource, LinkFacts, Links
 pub use fleet::{FLEET_VERSION, Fleet, InvalidFleet};
 pub use objective::{Mix, Objective, Workload};
 pub use plan::{
-    Alternative, Binding, Bottleneck, Chunks, Explanation, FigureCount, HostMemory, InvalidPlan, LeftOut,
-    PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
+    Alternative, BindingLimit, Bottleneck, Chunks, Explanation, FigureCount, HostMemory, InvalidPlan,
+    LeftOut, PLAN_VERSION, Place, Plan, PlanDeviceOptions, PlanEdge, PlanModel, PlanStage, PredictedRun,
     PredictedTimes, StageMemory,
 };
 pub use search::{

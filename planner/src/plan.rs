@@ -151,7 +151,7 @@ pub struct Explanation {
     /// Other plans, the best first.
     pub alternatives: Vec<Alternative>,
     /// What holds the plan back, and what would come of having more of it; the largest gain first.
-    pub bindings: Vec<Binding>,
+    pub bindings: Vec<BindingLimit>,
     /// How many figures that the plan rests on come from where.
     pub figures: Vec<FigureCount>,
 }
@@ -254,8 +254,8 @@ impl Alternative {
 
 /// A limit, and what having more would give.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Binding {
+#[serde(rename = "Binding", deny_unknown_fields)]
+pub struct BindingLimit {
     /// The device, the two ends of a link as `cpu:0 -> cuda:0`, or the name of what links share.
     pub of: String,
     /// What there would be more of, as in `8 GiB more memory`.

@@ -20,7 +20,7 @@ mod trace;
 mod trial;
 
 pub use actor::{
-    Crossing, SoloBatch, SoloDevice, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
+    SoloBatch, SoloDevice, SoloLink, SoloStage, StageReport, WEIGHT_STAGING_BYTES, WeightSource,
 };
 pub use crossing::{Crossed, EdgeReport};
 pub use error::{Error, Refusal, RefusedMemory, Result};

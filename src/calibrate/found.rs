@@ -26,12 +26,12 @@ pub(super) struct KnownLink {
 }
 
 /// Devices and the links between all ordered pairs.
-pub(super) struct Found {
+pub(super) struct KnownFacts {
     pub(super) devices: Vec<Known>,
     pub(super) links: Vec<KnownLink>,
 }
 
-impl Found {
+impl KnownFacts {
     /// Reads the cache. With `anew`, treats everything as missing.
     pub(super) fn new(adapters: &[Adapter], steps: &Steps, kept: &Kept, anew: bool) -> Result<Self> {
         let mut devices = Vec::new();

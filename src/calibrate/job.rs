@@ -1,7 +1,7 @@
 //! One calibration: schedules the timing of devices and links, and caches the results.
 
 use super::budget::Budget;
-use super::found::{Found, Known};
+use super::found::{Known, KnownFacts};
 use super::hand_over;
 use super::kept::{Kept, now_unix_s};
 use super::measure::{self, Timer};
@@ -33,7 +33,7 @@ pub(super) struct Job<'a> {
 type Timed = (Profile, Vec<String>, Duration);
 
 impl Job<'_> {
-    pub(super) fn run(&self, devices: &Devices, mut found: Found) -> Result<Calibration> {
+    pub(super) fn run(&self, devices: &Devices, mut found: KnownFacts) -> Result<Calibration> {
         let labels: Vec<_> = found.devices.iter().map(|known| known.adapter.label()).collect();
         let (mut timed, mut warnings) = (Vec::new(), Vec::new());
         let opened = devices.open(&labels)?;
@@ -155,7 +155,7 @@ impl Job<'_> {
     /// progress.
     fn links_at_rest(
         &self,
-        found: &mut Found,
+        found: &mut KnownFacts,
         solo: &mut [SoloDevice],
         missing: &[(usize, usize)],
         warnings: &mut Vec<String>,
@@ -178,7 +178,12 @@ impl Job<'_> {
     }
 
     /// Times the missing links again between busy devices, in a few pipelines that cover all of them.
-    fn links_at_work(&self, devices: &Devices, found: &mut Found, missing: &[(usize, usize)]) -> Result<()> {
+    fn links_at_work(
+        &self,
+        devices: &Devices,
+        found: &mut KnownFacts,
+        missing: &[(usize, usize)],
+    ) -> Result<()> {
         let stages = found.devices.iter().enumerate().filter(|_| !self.steps.window.is_empty());
         let stages = stages.filter_map(|(at, k)| Some((at, k.adapter.label(), k.profile.clone()?)));
         let stages: Vec<_> = stages.collect();

@@ -7,7 +7,7 @@
 //! Concurrent calibrations would distort each other's timings, so a calibration holds the folder's lock.
 
 use crate::files::{MOST_JSON_BYTES, read_text};
-use ragtag_hal::Adapter;
+use ragtag_hal::{Adapter, PciAddress};
 use ragtag_planner::LinkFacts;
 use ragtag_planner::cost::{Profile, ProfileIdentity};
 use ragtag_transfer::Route;
@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Format version of link files.
-const LINK_VERSION: u32 = 3;
+const LINK_VERSION: u32 = 4;
 /// Age at which a measurement expires, in seconds: 30 days.
 const MOST_AGE_S: u64 = 30 * 24 * 3600;
 /// Interval at which a process polls the lock.
@@ -31,7 +31,7 @@ const POLL: Duration = Duration::from_millis(50);
 struct KeptLink {
     ragtag_link: u32,
     /// Identities of the two devices.
-    ends: [String; 2],
+    ends: [LinkEnd; 2],
     /// Time of the measurement, in seconds since 1970.
     measured_unix_s: u64,
     facts: LinkFacts,
@@ -201,9 +201,24 @@ fn is_old(unix_s: u64) -> bool {
 }
 
 /// Properties of one end that the speed of a link depends on.
-fn end(adapter: &Adapter) -> String {
-    let units = adapter.caps.parallel_units;
-    format!("{} {} {} {units} {:?}", adapter.label(), adapter.name, adapter.driver, adapter.identity.pci)
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LinkEnd {
+    device: String,
+    name: String,
+    driver: String,
+    units: u32,
+    pci: Option<PciAddress>,
+}
+
+fn end(adapter: &Adapter) -> LinkEnd {
+    LinkEnd {
+        device: adapter.label(),
+        name: adapter.name.clone(),
+        driver: adapter.driver.to_string(),
+        units: adapter.caps.parallel_units,
+        pci: adapter.identity.pci,
+    }
 }
 
 fn read(path: &Path) -> Option<String> {

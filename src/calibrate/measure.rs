@@ -15,7 +15,7 @@ use ragtag_planner::cost::{
     KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey, TimePoint, TokenReturn,
     fit_copies,
 };
-use ragtag_scheduler::{Crossing, Sampler, Sampling, SoloBatch, SoloDevice, SoloStage};
+use ragtag_scheduler::{Sampler, Sampling, SoloBatch, SoloDevice, SoloLink, SoloStage};
 use ragtag_transfer::Route;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -503,7 +503,7 @@ pub(super) fn link(
     let (low, high) = (&mut low[from.min(to)], &mut high[0]);
     let (from, to) = if from < to { (low, high) } else { (high, low) };
     let most = COPY_BYTES.into_iter().fold(row_bytes, u64::max);
-    let mut crossing = Crossing::new(from, to, Route::HOST_STAGED, most)?;
+    let mut crossing = SoloLink::new(from, to, Route::HOST_STAGED, most)?;
     for _ in 0..2 {
         let facts = LinkFacts::fitted(Route::HOST_STAGED, &crossings(&mut crossing, row_bytes)?);
         if facts.is_plausible() {
@@ -514,7 +514,7 @@ pub(super) fn link(
 }
 
 /// Times transfers, minus the hand-over: (bytes, microseconds).
-fn crossings(crossing: &mut Crossing<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
+fn crossings(crossing: &mut SoloLink<'_>, row_bytes: u64) -> Result<Vec<(u64, f64)>> {
     let idle = (0..REPETITIONS).map(|_| Ok(crossing.hand_over_us()?)).collect::<Result<_>>()?;
     let hand_over_us = undisturbed_us(idle);
     let sizes = [row_bytes].into_iter().chain(COPY_BYTES);

@@ -19,7 +19,7 @@ use crate::devices::Devices;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use budget::Budget;
-use found::Found;
+use found::KnownFacts;
 use job::Job;
 use kept::Kept;
 use ragtag_hal::{Adapter, AdapterKind};
@@ -143,13 +143,13 @@ impl Calibration {
     ) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let mut kept = Kept::new(options.folder.clone());
-        let mut found = Found::new(adapters, &steps, &kept, options.force)?;
+        let mut found = KnownFacts::new(adapters, &steps, &kept, options.force)?;
         if found.is_complete(options.limit.is_some()) {
             return Ok(found.into_calibration());
         }
         let lock = kept.lock(if options.limit.is_some() { QUICK_LOCK_WAIT } else { LOCK_WAIT });
         if lock.waited && !options.force {
-            found = Found::new(adapters, &steps, &kept, false)?;
+            found = KnownFacts::new(adapters, &steps, &kept, false)?;
             if found.is_complete(options.limit.is_some()) {
                 return Ok(found.into_calibration());
             }
@@ -169,7 +169,7 @@ impl Calibration {
     pub fn kept(model: &Model, devices: &Devices, options: &CalibrationOptions) -> Result<Self> {
         let steps = Steps::new(model, options)?;
         let kept = Kept::new(options.folder.clone());
-        Ok(Found::new(devices.selected(), &steps, &kept, false)?.into_calibration())
+        Ok(KnownFacts::new(devices.selected(), &steps, &kept, false)?.into_calibration())
     }
 
     /// Marks the cached profiles that a run contradicts, so that the next calibration times those devices

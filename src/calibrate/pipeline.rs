@@ -129,7 +129,7 @@ impl Sample for FixedChoice {
 
 /// Mean bytes and time of the transfers on an edge.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Crossing {
+pub(super) struct MeanTransfer {
     pub(super) bytes: f64,
     pub(super) us: f64,
 }
@@ -156,7 +156,7 @@ impl Seen {
     }
 
     /// Transfers from a stage to the next, of decode steps or of chunks.
-    pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<Crossing> {
+    pub(super) fn edge(&self, stage: usize, decode: bool) -> Option<MeanTransfer> {
         let of = |report: &EdgeReport| if decode { report.decode } else { report.prefill };
         crossing(of(self.before.edges.get(stage)?), of(self.after.edges.get(stage)?))
     }
@@ -168,10 +168,10 @@ impl Seen {
     }
 }
 
-fn crossing(before: Crossed, after: Crossed) -> Option<Crossing> {
+fn crossing(before: Crossed, after: Crossed) -> Option<MeanTransfer> {
     let count = after.crossings - before.crossings;
     let mean = |sum: u64| sum as f64 / count as f64;
-    (count > 0).then(|| Crossing {
+    (count > 0).then(|| MeanTransfer {
         bytes: mean(after.bytes - before.bytes),
         us: mean(after.busy_ns - before.busy_ns) / 1e3,
     })
@@ -218,7 +218,7 @@ pub(super) mod tests {
     fn statistics_cover_only_the_run() {
         let run = seen(800.0, &[500, 10], &[40], 60, 3);
         assert_eq!(run.stages_us(), Some(510.0));
-        assert_eq!(run.edge(0, true), Some(Crossing { bytes: 100.0, us: 40.0 }));
+        assert_eq!(run.edge(0, true), Some(MeanTransfer { bytes: 100.0, us: 40.0 }));
         assert_eq!((run.edge(0, false), run.edge(1, true)), (None, None));
         assert_eq!(run.token_return(), Some((3.0, 60.0)));
         let nothing = Seen { after: run.before.clone(), ..run };

@@ -8,7 +8,7 @@ use crate::model::Model;
 use crate::planner::MAX_CHUNK;
 use ragtag_graph::{Boundary, CompiledStage, Lowering, Segment, buckets};
 use ragtag_hal::{Adapter, LinkedEntry, ModuleSource};
-use ragtag_planner::cost::{MicroBatch, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
+use ragtag_planner::cost::{BatchShape, Profile, ProfileIdentity, SegmentKey, TimePoint, TimedFor};
 use ragtag_scheduler::SoloBatch;
 use std::ops::Range;
 
@@ -259,7 +259,7 @@ impl Steps {
             // Equal parts of a CPU share a profile.
             device: if is_processor(adapter) { adapter.backend.clone() } else { adapter.label() },
             name: adapter.name.clone(),
-            driver: adapter.driver.clone(),
+            driver: adapter.driver.to_string(),
             units: adapter.caps.parallel_units,
             together,
             kernels: self.kernels(adapter)?,
@@ -389,8 +389,8 @@ fn ends_of_buckets(most: u32) -> Vec<u32> {
 }
 
 /// Converts a solo batch for the cost model.
-pub(super) fn micro_batch(batch: &SoloBatch) -> MicroBatch {
-    MicroBatch {
+pub(super) fn micro_batch(batch: &SoloBatch) -> BatchShape {
+    BatchShape {
         rows: batch.sequences * batch.rows_each,
         logit_rows: if batch.logits { batch.sequences } else { 0 },
         sequences: batch.sequences,

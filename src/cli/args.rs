@@ -99,14 +99,14 @@ pub(crate) struct DeviceArgs {
     pub(crate) probe_limit: u64,
     /// Throttle a device or a link, for tests: cpu:0=threads:1, cuda:0=sms:64, cpu:1=duty:50%,
     /// link:cpu:0->cpu:1=1GB/s. Repeatable.
-    #[arg(long, value_name = "HANDICAP", hide_short_help = true)]
-    pub(crate) handicap: Vec<Handicap>,
+    #[arg(long, alias = "handicap", value_name = "THROTTLE", hide_short_help = true)]
+    pub(crate) throttle: Vec<Handicap>,
     /// Kernels for prefill matmuls of 512 rows and more, if a library (cuBLASLt, rocBLAS) is available: own
     /// (Ragtag's kernels), library, or auto: Ragtag's kernels if they use the device's matrix units, else the
     /// library.
     #[arg(long, value_name = "KERNELS", default_value = "auto")]
     pub(crate) gemm: GemmChoice,
-    /// Refuse software devices in place of GPUs, fallbacks, --handicap and suspicious weights, with exit code
+    /// Refuse software devices in place of GPUs, fallbacks, --throttle and suspicious weights, with exit code
     /// 8.
     #[arg(long, env = "RAGTAG_STRICT", value_parser = switch("RAGTAG_STRICT"))]
     pub(crate) strict: bool,
@@ -170,8 +170,8 @@ pub(crate) struct PlacementArgs {
     pub(crate) activations: Option<ActivationsArg>,
     /// Wire type of activations between stages: f16 halves the bytes and is not allowed with --activations
     /// f32. Default: the plan's with --plan, else the faster one as predicted.
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) boundary: Option<BoundaryArg>,
+    #[arg(long, alias = "boundary", value_name = "TYPE")]
+    pub(crate) wire: Option<WireArg>,
     /// Do not calibrate devices that have no cached profile; use datasheet, reported or assumed speeds.
     /// Calibration takes at most 3 seconds, once.
     #[arg(long, env = "RAGTAG_NO_CALIBRATION", value_parser = switch("RAGTAG_NO_CALIBRATION"))]
@@ -191,7 +191,7 @@ pub(crate) enum ActivationsArg {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BoundaryArg {
+pub(crate) enum WireArg {
     Auto,
     F32,
     F16,
@@ -255,7 +255,7 @@ pub(crate) struct DescribedArgs {
 pub(crate) struct FleetArgs {
     /// Plan for hardware that need not be present: cards (2x-arc-a770+rx7900xtx; see `ragtag cards`) or a
     /// .json file.
-    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "handicap", "gemm"])]
+    #[arg(long, value_name = "CARDS|FILE", conflicts_with_all = ["device", "cpu_devices", "threads", "throttle", "gemm"])]
     pub(crate) fleet: Option<String>,
 }
 

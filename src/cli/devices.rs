@@ -51,7 +51,7 @@ fn print_devices(devices: &Devices) -> Result<()> {
             free,
             total,
             adapter.caps.parallel_units.to_string(),
-            adapter.driver.clone(),
+            adapter.driver.to_string(),
             used.join(", "),
         ]);
     }

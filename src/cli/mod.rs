@@ -142,7 +142,7 @@ fn device_options(args: &DeviceArgs) -> DeviceOptions {
         cpu_threads: args.threads,
         probe_child: probe_child(Duration::from_secs(args.probe_limit)),
         hip_compiler: hip_compiler(),
-        handicaps: args.handicap.clone(),
+        handicaps: args.throttle.clone(),
         gemm: args.gemm,
     }
 }

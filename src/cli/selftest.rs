@@ -52,7 +52,7 @@ fn as_text(found: &SelfTest) -> String {
         table.add_row([
             report.adapter.label(),
             report.adapter.name.clone(),
-            report.adapter.driver.clone(),
+            report.adapter.driver.to_string(),
             report.passed().to_string(),
             failures(report).len().to_string(),
             skips(report).len().to_string(),

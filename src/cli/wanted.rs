@@ -2,7 +2,7 @@
 //!
 //! Knows nothing about device selection or calibration.
 
-use super::args::{ActivationsArg, BoundaryArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs};
+use super::args::{ActivationsArg, GranularityArg, Kv, MOST_TOKENS, PlacementArgs, RequestArgs, WireArg};
 use super::files::{input_name, read_input};
 use super::output::note;
 use crate::error::{Error, Result};
@@ -134,11 +134,11 @@ impl<'a> Wanted<'a> {
 
     /// Wire type of activations: the argument's, else `usual`. `None` leaves it to the planner.
     fn boundary(&self, usual: Option<Boundary>) -> Option<Boundary> {
-        match self.args.boundary {
+        match self.args.wire {
             None => usual,
-            Some(BoundaryArg::Auto) => None,
-            Some(BoundaryArg::F32) => Some(Boundary::F32),
-            Some(BoundaryArg::F16) => Some(Boundary::F16),
+            Some(WireArg::Auto) => None,
+            Some(WireArg::F32) => Some(Boundary::F32),
+            Some(WireArg::F16) => Some(Boundary::F16),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Bad input: each kind with the words that say what is wrong, its exit code, nothing on standard output, and no panic.
+//! Bad input: each kind gives a specific message and exit code, nothing on standard output, and no panic.
 
 use crate::support::{self, metadata_value, model_path, patch, ragtag, tensor_data, tensor_info, text};
 use std::path::{Path, PathBuf};
@@ -12,14 +12,15 @@ const DEVICES: i32 = 5;
 const DOES_NOT_FIT: i32 = 6;
 const FILE: i32 = 7;
 
-/// Runs a command that must end with this code, and say each of these words. Returns what it said.
+/// Runs a command that must fail with this exit code and with these words in its message. Returns the
+/// message.
 fn refused(arguments: &[&str], code: i32, words: &[&str]) -> String {
     let output = ragtag().args(arguments).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {:?}\n{err}", output.status);
     assert!(output.stdout.is_empty(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stdout));
     assert!(!err.contains("panicked") && !err.contains("internal:"), "{arguments:?}: {err}");
-    // Words of one sentence may be on two lines in a narrow terminal.
+    // A narrow terminal may wrap a sentence.
     let flat = err.split_whitespace().collect::<Vec<_>>().join(" ");
     for word in words {
         assert!(flat.contains(word), "{arguments:?}: {word:?} in {err}");
@@ -31,13 +32,13 @@ fn llama() -> PathBuf {
     model_path(LLAMA)
 }
 
-/// A folder with spoilt models.
-struct Spoilt {
+/// A folder with corrupted models.
+struct CorruptModels {
     folder: TempDir,
     sound: Vec<u8>,
 }
 
-impl Spoilt {
+impl CorruptModels {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), sound: support::model_bytes(LLAMA) }
     }
@@ -48,7 +49,7 @@ impl Spoilt {
         text(&path).to_string()
     }
 
-    /// A model with other bytes somewhere.
+    /// A model with some bytes overwritten.
     fn patched(&self, name: &str, at: usize, with: &[u8]) -> String {
         let mut bytes = self.sound.clone();
         patch(&mut bytes, at, with);
@@ -60,8 +61,8 @@ impl Spoilt {
     }
 }
 
-/// Runs a model file that must be refused, where the system can do it with little address space: a count that is
-/// believed would end the process.
+/// Runs a model file that must be refused. Where the system allows it, limits the address space: trusting a
+/// false count would then abort the process.
 fn refused_in_little_memory(path: &str) -> String {
     let mut command = if cfg!(target_os = "linux") {
         let mut shell = assert_cmd::Command::new("sh");
@@ -81,33 +82,33 @@ fn refused_in_little_memory(path: &str) -> String {
 // ---- Model files --------------------------------------------------------------------------------------------------
 
 #[test]
-fn what_is_not_a_model() {
-    let spoilt = Spoilt::new();
-    let tale = spoilt.write("tale.gguf", b"Once upon a time there was no model.\n");
+fn refuses_files_that_are_no_model() {
+    let corrupt = CorruptModels::new();
+    let tale = corrupt.write("tale.gguf", b"Once upon a time there was no model.\n");
     for command in ["run", "inspect", "plan", "bench"] {
         refused(&[command, &tale], MODEL, &["tale.gguf is not a GGUF file"]);
     }
-    spoilt.refused(&spoilt.write("zeros.gguf", &[0; 4096]), &["is not a GGUF file"]);
-    let mut swapped = spoilt.sound[..4096].to_vec();
+    corrupt.refused(&corrupt.write("zeros.gguf", &[0; 4096]), &["is not a GGUF file"]);
+    let mut swapped = corrupt.sound[..4096].to_vec();
     patch(&mut swapped, 4, &3u32.to_be_bytes());
-    spoilt.refused(&spoilt.write("big.gguf", &swapped), &["big-endian"]);
-    spoilt
-        .refused(&spoilt.patched("old.gguf", 4, &1u32.to_le_bytes()), &["GGUF version 1; versions 2 and 3"]);
+    corrupt.refused(&corrupt.write("big.gguf", &swapped), &["big-endian"]);
+    corrupt
+        .refused(&corrupt.patched("old.gguf", 4, &1u32.to_le_bytes()), &["GGUF version 1; versions 2 and 3"]);
 
     let run = |path: &str, words: &str| refused(&["run", path], FILE, &["cannot read", path, words]);
     for command in ["run", "inspect"] {
-        let empty = spoilt.write("empty.gguf", b"");
+        let empty = corrupt.write("empty.gguf", b"");
         refused(&[command, &empty], MODEL, &["empty.gguf ends at byte 0, but the magic number"]);
     }
-    spoilt.refused(text(spoilt.folder.path()), &["has no config.json"]);
-    run(text(&spoilt.folder.path().join("missing.gguf")), "No such file");
+    corrupt.refused(text(corrupt.folder.path()), &["has no config.json"]);
+    run(text(&corrupt.folder.path().join("missing.gguf")), "No such file");
     run(&format!("{tale}/within.gguf"), "Not a directory");
 }
 
 #[test]
-fn models_that_end_too_early() {
-    let spoilt = Spoilt::new();
-    let sound = &spoilt.sound;
+fn refuses_truncated_models() {
+    let corrupt = CorruptModels::new();
+    let sound = &corrupt.sound;
     let architecture = metadata_value(sound, "general.architecture");
     let tokens = metadata_value(sound, "tokenizer.ggml.tokens");
     let query = tensor_info(sound, "blk.0.attn_q.weight");
@@ -135,15 +136,16 @@ fn models_that_end_too_early() {
         (sound.len() - 1, "the data of tensor"),
     ];
     for (bytes, words) in cuts {
-        let path = spoilt.write("cut.gguf", &sound[..bytes]);
-        spoilt.refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is cut, or lies"]);
+        let path = corrupt.write("cut.gguf", &sound[..bytes]);
+        corrupt
+            .refused(&path, &[words, &format!("ends at byte {bytes}"), "the file is truncated or corrupt"]);
     }
 }
 
 #[test]
-fn counts_lengths_and_offsets_that_lie() {
-    let spoilt = Spoilt::new();
-    let sound = &spoilt.sound;
+fn refuses_false_counts_lengths_and_offsets() {
+    let corrupt = CorruptModels::new();
+    let sound = &corrupt.sound;
     let architecture = metadata_value(sound, "general.architecture");
     let tokens = metadata_value(sound, "tokenizer.ggml.tokens");
     let query = tensor_info(sound, "blk.0.attn_q.weight");
@@ -160,34 +162,34 @@ fn counts_lengths_and_offsets_that_lie() {
         ("an offset", query + 24),
     ];
     let reasons = [
-        "the file is cut, or lies",
+        "the file is truncated or corrupt",
         "is larger than any file",
         "not whole blocks",
         "not a multiple of the alignment",
     ];
     for (what, at) in places {
         for lie in lies {
-            let path = spoilt.patched("lie.gguf", at, &u64::to_le_bytes(lie));
+            let path = corrupt.patched("lie.gguf", at, &u64::to_le_bytes(lie));
             let err = refused_in_little_memory(&path);
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{what} is {lie}: {err}");
         }
     }
-    // What is not there can be planned for, but not what no file holds.
-    let path = spoilt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
+    // Absent data can be planned for, but not data at offsets beyond any file.
+    let path = corrupt.patched("lie.gguf", query + 24, &(u64::MAX - 31).to_le_bytes());
     let words = [
         "the data of tensor blk.0.attn_q.weight",
         "bytes from offset 18446744073709551584: that is larger than any file",
     ];
     refused(&["inspect", &path], MODEL, &words);
     for dimensions in [0, 5, u32::MAX] {
-        let path = spoilt.patched("lie.gguf", query, &dimensions.to_le_bytes());
-        spoilt.refused(&path, &[&format!("{dimensions} is not 1 to 4")]);
+        let path = corrupt.patched("lie.gguf", query, &dimensions.to_le_bytes());
+        corrupt.refused(&path, &[&format!("{dimensions} is not 1 to 4")]);
     }
 }
 
 #[test]
-fn hyperparameters_that_lie() {
-    let spoilt = Spoilt::new();
+fn refuses_false_hyperparameters() {
+    let corrupt = CorruptModels::new();
     let keys = [
         "embedding_length",
         "block_count",
@@ -199,70 +201,70 @@ fn hyperparameters_that_lie() {
         ["is not in 1 …", "the hyperparameters ask for", "is missing", "is not part of", "cannot share"];
     for key in keys {
         let key = format!("llama.{key}");
-        let at = metadata_value(&spoilt.sound, &key);
+        let at = metadata_value(&corrupt.sound, &key);
         for lie in [0, 1, 3, 255, u32::MAX] {
-            let path = spoilt.patched("lie.gguf", at, &u32::to_le_bytes(lie));
+            let path = corrupt.patched("lie.gguf", at, &u32::to_le_bytes(lie));
             let err = refused_in_little_memory(&path);
             assert!(reasons.iter().any(|reason| err.contains(reason)), "{key} is {lie}: {err}");
         }
     }
-    let heads = metadata_value(&spoilt.sound, "llama.attention.head_count_kv");
-    let path = spoilt.patched("heads.gguf", heads, &3u32.to_le_bytes());
-    spoilt.refused(&path, &["llama.attention.head_count_kv: ", "cannot share 3 key-value heads"]);
-    let context = metadata_value(&spoilt.sound, "llama.context_length");
-    spoilt.refused(&spoilt.patched("context.gguf", context, &[0; 4]), &["context"]);
-    let epsilon = metadata_value(&spoilt.sound, "llama.attention.layer_norm_rms_epsilon");
+    let heads = metadata_value(&corrupt.sound, "llama.attention.head_count_kv");
+    let path = corrupt.patched("heads.gguf", heads, &3u32.to_le_bytes());
+    corrupt.refused(&path, &["llama.attention.head_count_kv: ", "cannot share 3 key-value heads"]);
+    let context = metadata_value(&corrupt.sound, "llama.context_length");
+    corrupt.refused(&corrupt.patched("context.gguf", context, &[0; 4]), &["context"]);
+    let epsilon = metadata_value(&corrupt.sound, "llama.attention.layer_norm_rms_epsilon");
     for lie in [f32::NAN, f32::INFINITY, -1.0] {
-        spoilt.refused(
-            &spoilt.patched("epsilon.gguf", epsilon, &lie.to_le_bytes()),
+        corrupt.refused(
+            &corrupt.patched("epsilon.gguf", epsilon, &lie.to_le_bytes()),
             &["layer_norm_rms_epsilon"],
         );
     }
 }
 
 #[test]
-fn architectures_types_and_tensors_that_are_not_known() {
-    let spoilt = Spoilt::new();
-    let at = metadata_value(&spoilt.sound, "general.architecture") + 8;
-    let path = spoilt.patched("mamba.gguf", at, b"mamba");
-    spoilt.refused(
+fn refuses_unknown_architectures_types_and_tensors() {
+    let corrupt = CorruptModels::new();
+    let at = metadata_value(&corrupt.sound, "general.architecture") + 8;
+    let path = corrupt.patched("mamba.gguf", at, b"mamba");
+    corrupt.refused(
         &path,
         &["mamba.gguf", "architecture \"mamba\" is not supported", "supported are llama, bitnet"],
     );
 
-    let query = tensor_info(&spoilt.sound, "blk.0.attn_q.weight");
+    let query = tensor_info(&corrupt.sound, "blk.0.attn_q.weight");
     for (id, name) in [(2u32, None), (10, Some("Q2_K")), (16, Some("IQ2_XXS")), (9999, Some("number 9999"))] {
-        let path = spoilt.patched("type.gguf", query + 20, &id.to_le_bytes());
+        let path = corrupt.patched("type.gguf", query + 20, &id.to_le_bytes());
         match name {
             Some(name) => {
                 let words =
                     format!("blk.0.attn_q.weight has type {name}, which is not supported; supported are");
-                spoilt.refused(
+                corrupt.refused(
                     &path,
                     &[&words.replace("blk.0.attn_q.weight", ""), "blk.0.attn_q.weight", "Q8_0"],
                 );
             }
-            // A known type that is not the tensor's own: it reads as other numbers, never outside of its bytes.
+            // A supported type of the wrong size: it reads wrong values, but stays within the tensor's bytes.
             None => drop(ragtag().args(["inspect", &path]).assert().success()),
         }
     }
 
     let name = "blk.0.attn_q.weight";
-    let path = spoilt.patched("renamed.gguf", query - name.len(), b"blk.0.attn_x.weight");
-    spoilt.refused(&path, &["tensor", "blk.0.attn_"]);
-    let path = spoilt.write("more.gguf", &with_another_tensor(&spoilt.sound, "blk.0.moustache.weight"));
-    spoilt.refused(&path, &["blk.0.moustache.weight"]);
-    let path = spoilt.patched("twice.gguf", query - name.len(), b"blk.1.attn_q.weight");
-    spoilt.refused(&path, &["there is another tensor", "blk.1.attn_q.weight"]);
-    let path = spoilt.patched(
+    let path = corrupt.patched("renamed.gguf", query - name.len(), b"blk.0.attn_x.weight");
+    corrupt.refused(&path, &["tensor", "blk.0.attn_"]);
+    let path = corrupt.write("more.gguf", &with_another_tensor(&corrupt.sound, "blk.0.moustache.weight"));
+    corrupt.refused(&path, &["blk.0.moustache.weight"]);
+    let path = corrupt.patched("twice.gguf", query - name.len(), b"blk.1.attn_q.weight");
+    corrupt.refused(&path, &["duplicate tensor", "blk.1.attn_q.weight"]);
+    let path = corrupt.patched(
         "key.gguf",
-        metadata_value(&spoilt.sound, "llama.block_count") - 4,
+        metadata_value(&corrupt.sound, "llama.block_count") - 4,
         &6u32.to_le_bytes(),
     );
-    spoilt.refused(&path, &["llama.block_count", "should be"]);
+    corrupt.refused(&path, &["llama.block_count", "should be"]);
 }
 
-/// The model with one more tensor info; its data is that of the first tensor.
+/// The model with one more tensor info, with the data of the first tensor.
 fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
     let model = ragtag::Model::from_bytes("copy", sound.to_vec()).unwrap();
     let tensors = model.graph().weights().tensors();
@@ -285,10 +287,10 @@ fn with_another_tensor(sound: &[u8], name: &str) -> Vec<u8> {
 }
 
 #[test]
-fn split_models_whose_files_do_not_belong_together() {
-    let spoilt = Spoilt::new();
-    let whole = ragtag::Model::from_bytes("whole", spoilt.sound.clone()).unwrap();
-    let folder = spoilt.folder.path();
+fn refuses_split_models_with_mismatched_files() {
+    let corrupt = CorruptModels::new();
+    let whole = ragtag::Model::from_bytes("whole", corrupt.sound.clone()).unwrap();
+    let folder = corrupt.folder.path();
     let names = support::split(&whole, folder, 3);
     let [first, second, third] = [0, 1, 2].map(|part| folder.join(&names[part]));
     let parts = [&first, &second, &third].map(|path| std::fs::read(path).unwrap());
@@ -302,12 +304,12 @@ fn split_models_whose_files_do_not_belong_together() {
     let changed = |path: &Path, bytes: &[u8], words: &[&str]| {
         let kept = std::fs::read(path).unwrap();
         std::fs::write(path, bytes).unwrap();
-        spoilt.refused(text(&first), words);
+        corrupt.refused(text(&first), words);
         std::fs::write(path, kept).unwrap();
     };
     changed(&second, &parts[2], &["shard 3 of 3 is given twice"]);
     changed(&third, &parts[1], &["shard 2 of 3 is given twice"]);
-    changed(&third, &spoilt.sound, &["belongs to a model of 1 files"]);
+    changed(&third, &corrupt.sound, &["belongs to a model of 1 files"]);
     let patched = |part: usize, key: &str, value: &[u8]| {
         let mut bytes = parts[part].clone();
         let at = metadata_value(&bytes, key);
@@ -326,22 +328,22 @@ fn split_models_whose_files_do_not_belong_together() {
     let mut bytes = parts[2].clone();
     let at = tensor_info(&bytes, &other) - twice.len();
     patch(&mut bytes, at, twice.as_bytes());
-    changed(&third, &bytes, &["there is another tensor", twice]);
+    changed(&third, &bytes, &["duplicate tensor", twice]);
 
-    // A part by another name, or the name of a part for a whole file.
-    let alone = spoilt.write("alone.gguf", &parts[0]);
-    spoilt.refused(&alone, &["is missing: it is shard 2 of 3"]);
-    let first = spoilt.write("part-00001-of-00003.gguf", &spoilt.sound);
+    // A part under another name, or a whole file under the name of a part.
+    let alone = corrupt.write("alone.gguf", &parts[0]);
+    corrupt.refused(&alone, &["is missing: it is shard 2 of 3"]);
+    let first = corrupt.write("part-00001-of-00003.gguf", &corrupt.sound);
     refused(&["run", &first], FILE, &["cannot read", "part-00002-of-00003.gguf"]);
 }
 
 // ---- Prompts ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn prompts_that_cannot_be() {
+fn refuses_invalid_prompts() {
     let long = "the wolf and the fox ".repeat(300);
     let err = refused(&["run", "-p", &long], USAGE, &["the prompt has", "tokens, the context holds 512"]);
-    assert!(!err.contains("plan: "), "before anything is loaded: {err}");
+    assert!(!err.contains("plan: "), "the error precedes loading: {err}");
     refused(&["run", "-p", &long, "--json"], USAGE, &["the context holds 512"]);
     refused(
         &["run", "-p", "Once upon a time there was", "--ctx", "4"],
@@ -372,7 +374,7 @@ fn prompts_that_cannot_be() {
 }
 
 #[test]
-fn texts_too_short_for_perplexity() {
+fn refuses_texts_too_short_for_perplexity() {
     let folder = tempfile::tempdir().unwrap();
     let short = folder.path().join("short.txt");
     std::fs::write(&short, "Once upon a time.").unwrap();
@@ -389,7 +391,7 @@ fn texts_too_short_for_perplexity() {
 }
 
 #[test]
-fn sampling_settings_out_of_range() {
+fn refuses_sampling_settings_out_of_range() {
     let settings = [
         ("--temp=-0.5", "temperature is -0.5; it must be"),
         ("--temp=nan", "temperature is NaN"),
@@ -407,7 +409,7 @@ fn sampling_settings_out_of_range() {
     ];
     for (setting, words) in settings {
         let err = refused(&["run", setting], USAGE, &[words]);
-        assert!(!err.contains("requested="), "found before anything starts: {err}");
+        assert!(!err.contains("requested="), "the error precedes the start: {err}");
     }
 }
 
@@ -419,7 +421,7 @@ struct PlanFile {
 }
 
 impl PlanFile {
-    /// A sound plan for the bundled model over two devices.
+    /// A valid plan for the bundled model over two devices.
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let arguments =
@@ -440,7 +442,7 @@ impl PlanFile {
         refused(&[&arguments[..], more].concat(), code, words);
     }
 
-    /// Runs the plan with one text in it replaced.
+    /// Runs the plan with one text replaced.
     fn changed(&self, from: &str, to: &str, code: i32, words: &[&str]) {
         let changed = self.json.replacen(from, to, 1);
         assert_ne!(changed, self.json, "{from}");
@@ -449,7 +451,7 @@ impl PlanFile {
 }
 
 #[test]
-fn plans_for_other_devices_or_models_and_damaged_plans() {
+fn refuses_damaged_plans_and_plans_for_other_devices_or_models() {
     let plan = PlanFile::new();
     let path = plan.write(&plan.json);
     ragtag().args(["run", "-n", "1", "--cpu-devices", "2", "--plan", text(&path)]).assert().success();
@@ -512,7 +514,7 @@ fn plans_for_other_devices_or_models_and_damaged_plans() {
 
 #[cfg(unix)]
 #[test]
-fn files_without_end() {
+fn refuses_endless_files() {
     let folder = tempfile::tempdir().unwrap();
     let fleet = folder.path().join("fleet.json");
     std::os::unix::fs::symlink("/dev/zero", &fleet).unwrap();
@@ -527,7 +529,7 @@ fn files_without_end() {
 }
 
 #[test]
-fn placements_that_cannot_be_read_ask_no_device() {
+fn refuses_unreadable_placements_before_probing_devices() {
     for (option, value, code) in
         [("--plan", "missing.json", FILE), ("--split", "0-5", PLACEMENT), ("--pin", "first=cpu:0", PLACEMENT)]
     {
@@ -539,7 +541,7 @@ fn placements_that_cannot_be_read_ask_no_device() {
 }
 
 #[test]
-fn splits_that_are_none() {
+fn refuses_invalid_splits() {
     let cases = [
         ("0-5=cpu:0,7-13=cpu:1", "segments 6 are on no device"),
         ("1-5=cpu:0,6-13=cpu:1", "segments 0 are on no device"),
@@ -567,7 +569,7 @@ fn splits_that_are_none() {
 }
 
 #[test]
-fn pins_that_are_none() {
+fn refuses_invalid_pins() {
     for (pin, words) in [
         ("5-2=cpu:0", "--pin: '5-2=cpu:0': the last segment comes before the first"),
         ("0", "--pin: '0' is not FIRST-LAST=DEVICE"),
@@ -587,7 +589,7 @@ fn devices_that_are_there_and_not_selected() {
 }
 
 #[test]
-fn models_that_fit_nowhere() {
+fn refuses_models_that_fit_nowhere() {
     let plan = |more: &[&str]| {
         let words = ["does not fit", "cpu:0", "GiB"];
         println!("{}", refused(&[&["plan"], more].concat(), DOES_NOT_FIT, &words));
@@ -602,7 +604,7 @@ fn models_that_fit_nowhere() {
 // ---- Devices ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn devices_that_are_not_there() {
+fn refuses_absent_devices() {
     let cases = [
         ("cpu:9", "no device cpu:9; there are cpu:0"),
         ("cpu:4294967295", "no device cpu:4294967295"),
@@ -653,7 +655,7 @@ fn devices_that_are_not_there() {
 // ---- Output -------------------------------------------------------------------------------------------------------
 
 #[test]
-fn outputs_that_cannot_be_written_are_found_before_the_run() {
+fn refuses_unwritable_outputs_before_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "in the way").unwrap();
@@ -670,23 +672,27 @@ fn outputs_that_cannot_be_written_are_found_before_the_run() {
             &["simulate", "--trace", path],
         ] {
             let err = refused(arguments, FILE, &["cannot write", path]);
-            assert!(!err.contains("requested=") && !err.contains("testing"), "before the run: {err}");
+            assert!(
+                !err.contains("requested=") && !err.contains("testing"),
+                "the error precedes the run: {err}"
+            );
         }
     }
     let new = folder.path().join("new/");
     let err = refused(&["run", "--receipt", text(&new)], FILE, &["cannot write", "new/", "directory"]);
-    assert!(!err.contains("requested="), "before the run: {err}");
+    assert!(!err.contains("requested="), "the error precedes the run: {err}");
     assert_eq!(std::fs::read(&file).unwrap(), b"in the way");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no probe is left");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file remains");
 }
 
 #[test]
-fn outputs_that_would_overwrite_each_other_or_what_is_read() {
-    let spoilt = Spoilt::new();
-    let (one, other) = (spoilt.write("one", b"1,2"), spoilt.write("other", b"1,2"));
-    let (model, shard) = (spoilt.write("m.gguf", &spoilt.sound), spoilt.write("m-00002-of-00002.gguf", b""));
-    let first = spoilt.write("m-00001-of-00002.gguf", b"");
-    let (directory, config) = (text(spoilt.folder.path()), spoilt.write("config.json", b"{}"));
+fn refuses_outputs_that_overwrite_each_other_or_an_input() {
+    let corrupt = CorruptModels::new();
+    let (one, other) = (corrupt.write("one", b"1,2"), corrupt.write("other", b"1,2"));
+    let (model, shard) =
+        (corrupt.write("m.gguf", &corrupt.sound), corrupt.write("m-00002-of-00002.gguf", b""));
+    let first = corrupt.write("m-00001-of-00002.gguf", b"");
+    let (directory, config) = (text(corrupt.folder.path()), corrupt.write("config.json", b"{}"));
     let cases: [(&[&str], &str); 11] = [
         (&["run", &model, "--receipt", &model], "is an input"),
         (&["run", &first, "--trace", &shard], "is an input"),
@@ -706,10 +712,10 @@ fn outputs_that_would_overwrite_each_other_or_what_is_read() {
     assert_eq!(std::fs::read(&one).unwrap(), b"1,2");
 }
 
-/// Standard output on a disk that is full, which is what this device pretends.
+/// Redirects standard output to a device that behaves like a full disk.
 #[cfg(target_os = "linux")]
 #[test]
-fn results_that_standard_output_does_not_take_are_an_error() {
+fn a_full_standard_output_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let tale = folder.path().join("tale.txt");
     std::fs::write(&tale, "The wolf and the fox went into the wood. ".repeat(4)).unwrap();
@@ -747,9 +753,9 @@ fn results_that_standard_output_does_not_take_are_an_error() {
 // ---- Arguments ----------------------------------------------------------------------------------------------------
 
 #[test]
-fn arguments_that_contradict_each_other_or_mean_nothing() {
+fn refuses_contradictory_and_invalid_arguments() {
     let cases: [(&[&str], &str); 24] = [
-        (&["plan", "--fleet", "arc-a770", "--handicap", "cpu:0=duty:50%"], "cannot be used with"),
+        (&["plan", "--fleet", "arc-a770", "--throttle", "cpu:0=duty:50%"], "cannot be used with"),
         (&["plan", "--fleet", "arc-a770", "--strict"], "cannot be used with"),
         (&["simulate", "--fleet", "arc-a770", "--gemm", "own"], "cannot be used with"),
         (&["run", "--stop", ""], "--stop"),
@@ -797,8 +803,8 @@ fn arguments_that_contradict_each_other_or_mean_nothing() {
         &["cannot be both the prompt (-f -) and the plan (--plan -)"],
     );
     refused(&["run", "-q", "--compare"], USAGE, &["cannot be used with"]);
-    // Nothing to measure is no measurement.
+    // Measuring nothing is an error.
     refused(&["bench", "-p", "0", "-n", "0"], USAGE, &["nothing to measure"]);
-    // Nor is testing nothing a test.
+    // So is running no test.
     refused(&["selftest", "--only", "teleport"], USAGE, &["no test name matches \"teleport\""]);
 }

@@ -1,14 +1,15 @@
-//! Devices that bind less at once than a matrix of weights takes: matrices are kept in parts, and nothing else changes.
+//! Devices whose largest binding is smaller than a weight matrix: matrices are stored in parts, without any
+//! other change.
 
 use crate::support::{MODELS, Setup, block_on, devices, engine_on, golden, model_path, within};
 use ragtag::Model;
 use ragtag_kernels::Activations;
 
-/// Less than most matrices of the models take, in any form, and more than their tensors and caches.
+/// Less than most matrices of the models take in any layout, and more than their other tensors and caches.
 const MOST_BYTES: u64 = 400 << 10;
 
 #[test]
-fn matrices_in_parts_give_the_same_bits() {
+fn matrices_in_parts_give_identical_bits() {
     within(600, || {
         for name in MODELS {
             let path = model_path(name);
@@ -28,7 +29,7 @@ fn matrices_in_parts_give_the_same_bits() {
 }
 
 #[test]
-fn what_cannot_be_in_parts_is_refused_with_sizes() {
+fn refuses_with_sizes_what_cannot_be_split_into_parts() {
     let model = Model::open(model_path("tales-bitnet-tq2_0")).unwrap();
     let setup = Setup::default();
     let error = engine_on(&model, &setup, &devices(&setup).binding_at_most(40 << 10)).unwrap_err();

@@ -1,5 +1,5 @@
-//! Calibration: what is measured is kept and found again, damaged files are made anew, and what it predicts is near what
-//! a run takes.
+//! Calibration: profiles are cached and reused, damaged files are measured again, and predictions are close
+//! to measured runs.
 
 use crate::support::{self, Setup, block_on, greedy, listen, model_path, ragtag, text, within};
 use ragtag::{Calibration, CalibrationOptions, Devices, Engine, EngineOptions, Model, Planner, Prompt};
@@ -21,7 +21,7 @@ fn two() -> Devices {
     support::devices(&Setup { cpu_devices: 2, ..Setup::default() })
 }
 
-/// As little timing as there can be.
+/// The shortest possible timing.
 fn quick(folder: &Path) -> CalibrationOptions {
     let mut options = CalibrationOptions::default();
     (options.chunk, options.seconds, options.limit) = (32, 0.0, None);
@@ -29,7 +29,7 @@ fn quick(folder: &Path) -> CalibrationOptions {
     options
 }
 
-/// A calibration, and how many steps it took.
+/// A calibration and its number of steps.
 fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> (Calibration, u64) {
     let steps = AtomicU64::new(0);
     let progress = |done: u64, total: u64| {
@@ -41,7 +41,7 @@ fn calibrate(model: &Model, devices: &Devices, options: &CalibrationOptions) -> 
     (calibration, steps.into_inner())
 }
 
-/// The same but for the last digits, which JSON may change.
+/// Asserts equality up to rounding in JSON.
 fn assert_same(one: &Calibration, other: &Calibration) {
     let near = |a: f64, b: f64| assert!((a - b).abs() <= 1e-9 * b.abs(), "{a} {b}");
     for ((label, a), (other_label, b)) in one.profiles.iter().zip(&other.profiles) {
@@ -73,7 +73,7 @@ fn files(folder: &Path, of: &str) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
+fn profiles_are_cached_and_damaged_ones_are_measured_again() {
     within(120, || {
         let (model, devices) = (model(), two());
         let folder = tempfile::tempdir().unwrap();
@@ -82,7 +82,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let (first, steps) = calibrate(&model, &devices, &options);
         assert_eq!((first.timed.len(), first.links.known.len()), (2, 2));
         assert!(steps > 10, "{steps}");
-        // Equal parts of a processor share a profile; the other file is the lock.
+        // Equal CPU devices share a profile; the fourth file is the lock.
         let names = [files(&folder, "profile-"), files(&folder, "link-")].map(|files| files.len());
         assert_eq!((names, std::fs::read_dir(&folder).unwrap().count()), ([1, 2], 4));
         assert_eq!(first.profiles[0].1, first.profiles[1].1);
@@ -91,7 +91,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         assert_eq!((again.timed.len(), steps), (0, 0));
         assert_same(&again, &first);
 
-        // More sequences: what is missing is measured, what was there stays.
+        // With more sequences, only missing kinds are measured.
         let mut more = options.clone();
         more.sequences = 4;
         let (wider, _) = calibrate(&model, &devices, &more);
@@ -99,7 +99,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
         let (again, steps) = calibrate(&model, &devices, &options);
         assert_eq!((again.timed.len(), steps), (0, 0));
 
-        // Damaged, of another version, of another device, too old, and of a time to come.
+        // Damaged, of another version, of another device, too old, and from the future.
         let profiles = files(&folder, "profile-");
         let whole = std::fs::read_to_string(&profiles[0]).unwrap();
         let changed = |change: &dyn Fn(&mut Profile)| {
@@ -108,18 +108,18 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             serde_json::to_string(&profile).unwrap()
         };
         const DAYS: u64 = 24 * 3600;
-        let spoilt = [
+        let corrupt = [
             whole[..whole.len() / 2].to_owned(),
             changed(&|profile| profile.ragtag_profile = 3),
             changed(&|profile| profile.identity.units += 1),
             changed(&|profile| profile.measured_unix_s -= 31 * DAYS),
             changed(&|profile| profile.measured_unix_s += 31 * DAYS),
         ];
-        for content in spoilt {
+        for content in corrupt {
             assert_ne!(content, whole);
             std::fs::write(&profiles[0], content).unwrap();
             let (anew, _) = calibrate(&model, &devices, &options);
-            assert_eq!(anew.timed.len(), 2, "both are one processor");
+            assert_eq!(anew.timed.len(), 2, "both devices are of the same CPU");
             assert!(Profile::from_json(&std::fs::read_to_string(&profiles[0]).unwrap()).is_ok());
         }
         let links = files(&folder, "link-");
@@ -133,7 +133,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             let ring = serde_json::json!({"chunk_bytes": chunk_bytes, "depth": depth});
             changed(&|link| link["facts"]["route"] = serde_json::json!({"host-staged": &ring}))
         };
-        let spoilt = [
+        let corrupt = [
             "{}".into(),
             of_ring(0, 4),
             of_ring(256 << 10, 0),
@@ -146,7 +146,7 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
             changed(&|link| link["facts"]["latency_us"]["value"] = 0.0.into()),
             changed(&|link| link["measured_unix_s"] = 1.into()),
         ];
-        for content in spoilt {
+        for content in corrupt {
             std::fs::write(&links[0], &content).unwrap();
             let (anew, steps) = calibrate(&model, &devices, &options);
             assert_eq!((anew.timed.len(), steps, anew.links.known.len()), (0, 1, 2), "{content}");
@@ -164,9 +164,9 @@ fn what_was_measured_is_kept_and_what_is_damaged_is_measured_again() {
     });
 }
 
-/// Without any time at all a profile says little, but enough to plan with; it is kept and used as it is.
+/// Without any time a profile has few figures, but enough for a plan; it is cached and reused.
 #[test]
-fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
+fn calibrate_completes_a_profile_cut_short_by_its_time_limit() {
     within(120, || {
         let (model, devices) = (model(), support::devices(&Setup::default()));
         let folder = tempfile::tempdir().unwrap();
@@ -174,7 +174,7 @@ fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
         let mut limited = whole.clone();
         limited.limit = Some(Duration::ZERO);
         let (first, _) = calibrate(&model, &devices, &limited);
-        assert_eq!((first.timed.len(), first.profiles[0].1.kinds.len()), (1, 1), "blocks alone");
+        assert_eq!((first.timed.len(), first.profiles[0].1.kinds.len()), (1, 1), "only blocks");
         let plan = Planner::new(&model).devices(&devices).calibrated(&first).plan().unwrap();
         assert!(plan.predicted.decode_tokens_per_s > 0.0);
         let (again, steps) = calibrate(&model, &devices, &limited);
@@ -187,27 +187,28 @@ fn what_there_was_time_for_is_a_profile_that_calibrate_completes() {
         assert_eq!((completed.timed.len(), completed.profiles[0].1.kinds.len()), (1, 3));
         let (again, _) = calibrate(&model, &devices, &limited);
         assert_same(&again, &completed);
-        // One link at least is timed, and stands for its reverse; a busy machine may refuse it.
+        // At least one link is timed and also used for its reverse; a busy machine may reject the
+        // measurement.
         let (first, _) = calibrate(&model, &two(), &limited);
         if first.warnings.is_empty() {
             let (again, steps) = calibrate(&model, &two(), &limited);
             assert_eq!((first.links.known.len(), again.links.known.len(), steps), (2, 2, 0));
         }
-        // Larger sizes are something else.
+        // Larger sizes need another measurement.
         limited.sequences = 4;
         let (more, _) = calibrate(&model, &devices, &limited);
         assert_eq!(more.timed.len(), 1);
     });
 }
 
-/// With a file that has no end in the place of another, where the system has such files.
+/// Runs a test with an endless file in place of this one, where the system has such files.
 fn without_end(file: &Path, test: impl FnOnce()) {
     #[cfg(unix)]
     {
         std::fs::remove_file(file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", file).unwrap();
         test();
-        assert!(std::fs::symlink_metadata(file).unwrap().is_file(), "written anew");
+        assert!(std::fs::symlink_metadata(file).unwrap().is_file(), "the file was rewritten");
     }
     #[cfg(not(unix))]
     let _ = (file, test);
@@ -224,7 +225,7 @@ fn another_driver_or_number_of_threads_is_another_profile() {
         let (second, _) = calibrate(&model, &support::devices(&other), &options);
         assert_eq!(second.timed.len(), 2);
         assert_eq!(files(folder.path(), "profile-").len(), 2);
-        // A profile that says another driver is not taken, whatever its name.
+        // A profile of another driver is ignored, whatever its file name.
         for path in files(folder.path(), "profile-") {
             let mut profile = Profile::from_json(&std::fs::read_to_string(&path).unwrap()).unwrap();
             profile.identity.driver.push_str(" of yesterday");
@@ -236,7 +237,7 @@ fn another_driver_or_number_of_threads_is_another_profile() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_does_no_harm() {
+fn an_unwritable_cache_folder_is_harmless() {
     within(120, || {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a file");
@@ -245,14 +246,14 @@ fn a_folder_that_cannot_be_written_does_no_harm() {
         assert_eq!(calibration.timed.len(), 2);
         let cause = calibration.unkept.unwrap();
         assert!(cause.starts_with(&file.display().to_string()), "{cause}");
-        // Told once; times may have drifted besides.
+        // The cause appears once; there may be warnings of drifting times.
         assert!(!calibration.warnings.iter().any(|warning| warning.contains(&cause)));
     });
 }
 
-/// What cannot be kept is the failure of the command that is for it, and a warning of the others.
+/// A profile that cannot be saved is an error of `calibrate`, and a warning of other commands.
 #[test]
-fn commands_say_that_nothing_is_kept() {
+fn commands_report_that_nothing_is_cached() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a file");
     std::fs::write(&file, "not a folder").unwrap();
@@ -275,7 +276,7 @@ fn commands_say_that_nothing_is_kept() {
     }
 }
 
-/// What stages took in a run of several sequences on two CPU devices of a thread each.
+/// Runs several sequences on two CPU devices with one thread each. Returns the stages' reports.
 fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (Engine, Vec<StageReport>) {
     let plan = planner.plan().unwrap();
     let engine = Engine::start_exact(model, devices, &plan, EngineOptions::default()).unwrap();
@@ -289,13 +290,13 @@ fn run(model: &Model, devices: &Devices, planner: &Planner, parallel: u32) -> (E
             listen(stream).await.unwrap();
         }
     });
-    // Reports are some micro-batches old, no more.
+    // Reports may lag by a few micro-batches.
     let reports = engine.stage_reports();
     (engine, reports)
 }
 
 #[test]
-fn predicted_stage_times_are_near_those_of_a_run() {
+fn predicted_stage_times_are_close_to_measured_ones() {
     within(240, || {
         let (model, devices) = (model(), two());
         let folder = tempfile::tempdir().unwrap();
@@ -323,14 +324,14 @@ fn predicted_stage_times_are_near_those_of_a_run() {
                     "--parallel {parallel}: {} decodes {rows} rows in {measured_us:.0} µs, predicted {predicted_us:.0} µs: {ratio:.2}",
                     stage.adapter.label()
                 );
-                // Other tests run at the same time.
+                // Other tests run concurrently.
                 assert!((0.2..=5.0).contains(&ratio), "{ratio}");
             }
         }
     });
 }
 
-/// The time of a stage's decode step in the middle of the sequences.
+/// Predicted time of a stage's decode step halfway through the sequences.
 fn predicted_us(
     model: &Model,
     calibration: &Calibration,
@@ -351,7 +352,7 @@ fn predicted_us(
         boundary: ragtag::Boundary::F32,
     };
     let batch =
-        ragtag_planner::cost::MicroBatch { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
+        ragtag_planner::cost::BatchShape { rows, logit_rows: rows, sequences: rows, positions: 64.0 + 24.0 };
     let all = model.graph().segments(&lowering).unwrap();
     let times = all[segments].iter().map(|segment| {
         let time = ragtag_planner::cost::segment_time(segment, facts, lowering.activations, &batch);
@@ -362,7 +363,7 @@ fn predicted_us(
 }
 
 #[test]
-fn commands_calibrate_what_is_missing_and_say_so_once() {
+fn commands_calibrate_missing_figures_and_report_it_once() {
     let folder = tempfile::tempdir().unwrap();
     let command = |arguments: &[&str]| {
         let mut command = ragtag();
@@ -374,11 +375,12 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     let two = ["--cpu-devices", "2", "--threads", "1", "--chunk", "32"];
     let with = |first: &[&'static str]| [first, &two[..]].concat();
     let calibrates = |said: &str| said.contains("calibrating");
-    // A machine that is busy with something else keeps nothing now and then.
+    // A busy machine sometimes rejects the measurement.
     let kept = |arguments: &[&str]| (0..10).any(|_| !calibrates(&command(arguments).1));
     let (_, said) = command(&with(&["plan", "--ctx", "64", "--no-calibration"]));
     assert!(!calibrates(&said), "{said}");
-    // One device is timed as well: its chunk follows from it. All commands use the same profile, whatever chunk they want.
+    // A single device is timed as well, to choose its prefill chunk. All commands use the same profile,
+    // regardless of their chunk.
     let one = ["plan", "--ctx", "64", "--cpu-devices", "1", "--chunk", "32"];
     let (_, said) = command(&one);
     assert!(calibrates(&said), "{said}");
@@ -395,7 +397,7 @@ fn commands_calibrate_what_is_missing_and_say_so_once() {
     let (_, said) = command(&with(&["run", "-n", "2", "--temp", "0"]));
     assert!(!calibrates(&said), "{said}");
 
-    // There may be more for `calibrate` to time than for commands by themselves.
+    // `calibrate` may time more than other commands do implicitly.
     let calibrate = with(&["calibrate", "--json", "--seconds", "0"]);
     assert!(kept(&calibrate));
     let (json, _) = command(&calibrate);

@@ -1,5 +1,5 @@
-//! A model's directory as users meet it: every command takes it, plans name it by all its files, and what is wrong with it
-//! is said.
+//! Model directories from the user's side: every command accepts them, plans identify them by all their
+//! files, and errors in them are reported.
 
 use crate::support::{self, ragtag, text};
 use ragtag::Model;
@@ -13,7 +13,7 @@ const FILE: i32 = 7;
 const SECOND_SHARD: &str = "model-00002-of-00002.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A copy that a test may spoil.
+/// A copy of the checkpoint that a test may corrupt.
 struct Copied {
     folder: TempDir,
 }
@@ -65,7 +65,7 @@ fn succeeds(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn every_command_takes_a_directory() {
+fn every_command_accepts_a_directory() {
     let folder = support::checkpoint();
     let model = text(&folder);
     let scratch = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn every_command_takes_a_directory() {
     let run =
         ["run", model, "-p", "Once upon a time", "-n", "8", "--temp", "0", "--json", "--plan", text(&plan)];
     let ran = json(&succeeds(&[&run[..], &devices].concat()));
-    assert_eq!(ran["prompt_tokens"][0], 1, "begins with the begin token");
+    assert_eq!(ran["prompt_tokens"][0], 1, "starts with the begin token");
     assert_eq!(ran["tokens"].as_array().unwrap().len(), 8);
 
     let (out, ids) = (scratch.path().join("out.npy"), support::checkpoint_ids());
@@ -110,7 +110,7 @@ fn every_command_takes_a_directory() {
 }
 
 #[test]
-fn plans_name_a_directory_by_all_that_its_files_say() {
+fn plans_identify_a_directory_by_all_its_files() {
     let copied = Copied::new();
     let model = Model::open(copied.folder.path()).unwrap();
     let (fingerprint, digest) = (model.fingerprint().unwrap(), model.digest().unwrap());
@@ -120,7 +120,7 @@ fn plans_name_a_directory_by_all_that_its_files_say() {
     let plan = copied.file("plan.json");
     std::fs::write(&plan, succeeds(&["plan", copied.path(), "--json"])).unwrap();
 
-    // Other weights are another digest; what else is said is another model for plans as well.
+    // Other weights change the digest; other metadata changes the model's identity for plans as well.
     let shard = copied.file(SECOND_SHARD);
     let mut weights = std::fs::read(&shard).unwrap();
     *weights.last_mut().unwrap() ^= 1;
@@ -133,9 +133,9 @@ fn plans_name_a_directory_by_all_that_its_files_say() {
     refused(&["run", copied.path(), "--plan", text(&plan)], PLACEMENT, &["the plan was made for the model"]);
 }
 
-/// One file instead of shards, and no tokenizer that is needed.
+/// One weights file instead of shards, and no tokenizer.
 #[test]
-fn a_directory_with_one_file_of_weights() {
+fn a_directory_with_one_weights_file_runs() {
     let copied = Copied::new();
     let whole = Model::open(support::checkpoint()).unwrap();
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
@@ -176,7 +176,7 @@ fn a_directory_with_one_file_of_weights() {
 }
 
 #[test]
-fn directories_that_are_no_model() {
+fn refuses_directories_that_are_no_model() {
     let empty = tempfile::tempdir().unwrap();
     refused(&["run", text(empty.path())], MODEL, &["has no config.json"]);
     let copied = Copied::new();
@@ -187,13 +187,13 @@ fn directories_that_are_no_model() {
     std::fs::remove_file(&shard).unwrap();
     copied.refused(FILE, &["cannot read", SECOND_SHARD, "No such file"]);
     std::fs::write(&shard, &weights[..weights.len() - 1]).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "the file is cut, or lies"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "the file is truncated or corrupt"]);
     std::fs::write(&shard, &weights[..weights.len() / 2]).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "the file is cut, or lies"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "the file is truncated or corrupt"]);
     std::fs::write(&shard, b"").unwrap();
     copied.refused(MODEL, &[SECOND_SHARD, "ends at byte 0"]);
     std::fs::write(&shard, [&u64::MAX.to_le_bytes(), &weights[8..]].concat()).unwrap();
-    copied.refused(MODEL, &[SECOND_SHARD, "more than the 100000000 that are allowed"]);
+    copied.refused(MODEL, &[SECOND_SHARD, "exceed the limit of 100000000"]);
     std::fs::write(&shard, &weights).unwrap();
 
     let secret = format!("../{}", copied.folder.path().file_name().unwrap().to_str().unwrap());

@@ -1,4 +1,4 @@
-//! Devices that are found and do not open: the others do the work, and somebody is told.
+//! Devices that are detected but fail to open: the others do the work, and the failure is reported.
 
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
@@ -17,12 +17,12 @@ fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// What a driver says that has no memory for a context.
+/// The error of a driver without memory for a context.
 fn full() -> DeviceError {
     DeviceError::OutOfMemory { wanted: 1 << 20, free: Some(0) }
 }
 
-/// Two devices, of which those do not open that are named.
+/// Two devices; those with these labels fail to open.
 fn two_without(closed: &'static [&'static str]) -> Devices {
     devices(&Setup { cpu_devices: 2, ..Setup::default() }).checked_by(move |adapter, device| {
         if closed.contains(&adapter.label().as_str()) { Err(full()) } else { Ok(Checked::new(device)) }
@@ -35,7 +35,7 @@ fn planner(model: &Model, found: &Devices) -> Planner {
     planner.context(256).chunk(32)
 }
 
-/// The plan that runs in the end, and whether the plans that were given up name their device.
+/// The plan that finally runs, and the devices named by the errors of abandoned plans.
 fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<(Plan, Vec<String>)> {
     let plan = planner.plan().unwrap();
     assert_eq!(plan.stages.len(), 2, "{}", plan.split());
@@ -54,12 +54,16 @@ fn started(model: &Model, found: &Devices, planner: &Planner) -> ragtag::Result<
     )?;
     let case = &golden(MODEL).cases[0];
     let stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(20)).unwrap();
-    assert_eq!(block_on(listen(stream)).unwrap().ids, case.greedy_ids[..20], "whatever the plan");
+    assert_eq!(
+        block_on(listen(stream)).unwrap().ids,
+        case.greedy_ids[..20],
+        "the same tokens with every plan"
+    );
     Ok((engine.plan().clone(), given_up))
 }
 
 #[test]
-fn an_engine_runs_on_the_devices_that_open() {
+fn an_engine_runs_on_the_remaining_devices() {
     within(120, || {
         let model = model();
         for (closed, left) in [(&["cpu:1"], "cpu:0"), (&["cpu:0"], "cpu:1")] {
@@ -88,9 +92,9 @@ fn without_another_plan_the_error_names_the_device() {
     });
 }
 
-/// Which of several is to blame nobody knows then.
+/// In that case it is unknown which device is at fault.
 #[test]
-fn devices_that_open_only_one_by_one_are_all_named() {
+fn devices_that_open_only_one_at_a_time_are_all_named() {
     within(120, || {
         let model = model();
         let opened = AtomicU32::new(0);
@@ -104,7 +108,7 @@ fn devices_that_open_only_one_by_one_are_all_named() {
 }
 
 #[test]
-fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
+fn calibration_and_its_planner_skip_devices_that_fail_to_open() {
     within(120, || {
         let model = model();
         let folder = tempfile::tempdir().unwrap();
@@ -128,25 +132,30 @@ fn calibration_leaves_out_what_does_not_open_and_so_does_its_planner() {
         let planner = planner(&model, &found).calibrated(&calibration);
         let stages_on = |planner: &Planner| planner.plan().unwrap().split().to_string();
         assert_eq!(stages_on(&planner), "0-13=cpu:0");
-        assert_eq!(stages_on(&planner.clone().exclude("cpu:1")), "0-13=cpu:0", "it may be excluded besides");
+        assert_eq!(
+            stages_on(&planner.clone().exclude("cpu:1")),
+            "0-13=cpu:0",
+            "it may also be excluded explicitly"
+        );
         let split = planner.split("0-6=cpu:0,7-13=cpu:1".parse().unwrap());
         let error = split.plan().unwrap_err().to_string();
         assert!(error.contains("the split names cpu:1, which is excluded"), "{error}");
 
-        // Of a device whose profile is kept nothing is asked.
+        // A device with a cached profile is not opened.
         let none = two_without(&["cpu:0", "cpu:1"]);
         let error = Calibration::run(&model, &none, &anew, &|_, _| ()).unwrap_err();
         assert!(matches!(error, Error::Device { .. }), "{error:?}");
-        // A device is not closed for ever.
+        // A failure to open is not remembered.
         let calibration = calibrate(&two_without(&[])).unwrap();
         assert_eq!((calibration.closed.len(), calibration.profiles.len()), (0, 2));
     });
 }
 
-/// The command beside a driver that refuses: it says so and goes on with the processor, if nobody asked for more.
+/// The command reports a device that fails to open and continues with the CPU, unless the user requested that
+/// device alone.
 #[test]
-fn the_command_goes_on_without_a_device_that_does_not_open() {
-    let test = "closed::the_command_goes_on_without_a_device_that_does_not_open";
+fn the_command_continues_without_a_device_that_fails_to_open() {
+    let test = "closed::the_command_continues_without_a_device_that_fails_to_open";
     let drivers = std::env::var_os("VK_DRIVER_FILES");
     within(300, move || {
         with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_CLOSED", "1")], |_| {
@@ -156,7 +165,8 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
                 let model = model_path(MODEL);
                 run_with_vulkan(drivers.as_deref(), |command| {
                     command.env_remove("RAGTAG_NO_CALIBRATION").env("RAGTAG_CACHE_DIR", folder.path());
-                    // Without Mesa's layer the layer of the test is the first, as where XDG_RUNTIME_DIR is not set.
+                    // Without Mesa's layer the test's layer is the first, as it is where XDG_RUNTIME_DIR is
+                    // not set.
                     command.env("NODEVICE_SELECT", "1");
                     command.args(["run", "-n", "2", "-p", "Once", text(&model)]).args(arguments);
                 })
@@ -179,7 +189,7 @@ fn the_command_goes_on_without_a_device_that_does_not_open() {
             let (code, _, said) = run(&["--device", &both, "--split", &split, "--no-calibration"]);
             assert_eq!(code, Some(1), "{said}");
             assert!(said.contains(&closed), "{said}");
-            // A warning, into a pipe.
+            // A warning goes to a pipe: no colours.
             assert!(said.contains(" WARN ") && !said.contains('\u{1b}'), "{said:?}");
         });
     });

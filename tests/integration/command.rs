@@ -1,6 +1,7 @@
-//! The command as its users run it: what it prints where, what it writes, and that its figures are the library's.
+//! The command for users: its output streams, its files, and figures that match the library's.
 
 mod defaults;
+mod page;
 mod plans;
 mod selftest;
 
@@ -17,7 +18,7 @@ const LLAMA: &str = "tales-q8_0";
 const START: &str = "requested=auto detected=[cpu:0, cpu:1] selected=[cpu:0, cpu:1]";
 /// Two devices of one thread each.
 const TWO: [&str; 4] = ["--cpu-devices", "2", "--threads", "1"];
-/// A stage on each of them.
+/// A stage on each device.
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 struct Done {
@@ -26,7 +27,7 @@ struct Done {
 }
 
 impl Done {
-    /// Standard output as the one JSON value that it must be.
+    /// Parses standard output, which must be a single JSON value.
     fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}:\n{}", self.out))
     }
@@ -60,7 +61,7 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect()
 }
 
-/// A plan without what changes from moment to moment: free memory, and the words about it.
+/// A plan without its time-dependent parts: free memory, and the reasons that mention it.
 fn lasting(plan: &Value) -> Value {
     let mut plan = plan.clone();
     plan["reasons"].take();
@@ -74,7 +75,7 @@ fn lasting(plan: &Value) -> Value {
 // ---- run ----------------------------------------------------------------------------------------------------------
 
 #[test]
-fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
+fn run_prints_the_text_on_stdout_and_everything_else_on_stderr() {
     let case = &golden(BITNET).cases[1];
     let arguments = ["run", "-p", &case.prompt, "-n", "64", "--temp", "0", "--activations", "f32"];
     let done = done(&[&arguments[..], &SPLIT, &TWO].concat());
@@ -88,7 +89,7 @@ fn run_prints_the_tale_on_standard_output_and_all_else_on_standard_error() {
 }
 
 #[test]
-fn a_rate_of_one_token_is_none() {
+fn one_token_has_no_rate() {
     let one = ["run", "-n", "1", "--ctx", "16", "-p", "a"];
     let shown = done(&one).err;
     assert!(shown.contains("1 new token at – tokens/s"), "{shown}");
@@ -98,19 +99,19 @@ fn a_rate_of_one_token_is_none() {
 }
 
 #[test]
-fn a_log_that_is_not_understood_is_told_once_and_the_run_goes_on() {
+fn an_invalid_log_filter_is_reported_once_and_ignored() {
     let shown = done_by(ragtag().env("RUST_LOG", "a=b=c").arg("cards")).err;
     assert_eq!(shown.matches("warning: invalid RUST_LOG").count(), 1, "{shown}");
     assert_eq!(done_by(ragtag().env("RUST_LOG", "").arg("cards")).err, "");
 }
 
-/// A reader that has gone ends what is written for it, and is no error.
+/// If the reader closes the pipe, the command stops writing and succeeds.
 #[cfg(unix)]
 #[test]
-fn a_run_ends_when_nobody_reads_it() {
+fn a_run_ends_when_its_reader_closes_the_pipe() {
     let script = "{ \"$0\" \"$@\"; echo \"code $?\" >&2; } | head -c 10";
-    // On a busy machine a tale at full speed can end before `head` does.
-    let slow = ["run", "-n", "400", "--seed", "7", "--handicap", "cpu:0=duty:2%"];
+    // Throttle the device: on a busy machine a full-speed run can end before `head` does.
+    let slow = ["run", "-n", "400", "--seed", "7", "--throttle", "cpu:0=duty:2%"];
     let done = done_by(&mut support::shell(script, &slow));
     assert_eq!(done.out, "Once upon ");
     assert!(done.err.contains("new tokens") && done.err.contains("(cancelled)"), "{}", done.err);
@@ -158,14 +159,14 @@ fn run_json_is_one_object_and_nothing_else() {
 }
 
 #[test]
-fn the_same_seed_tells_the_same_tale() {
+fn the_same_seed_gives_the_same_text() {
     let tale = |seed: &str| done(&["run", "-n", "40", "--seed", seed, "--ctx", "64"]).out;
     let first = tale("7");
     assert_eq!(tale("7"), first);
     assert_ne!(tale("8"), first);
     assert!(first.starts_with("Once upon a time"));
 
-    // A seed that was drawn is printed, and tells its tale again.
+    // A drawn seed is printed and reproduces the text.
     let drawn = done(&["run", "-n", "40", "--ctx", "64"]);
     let seed = drawn.err.lines().find_map(|line| line.split("seed ").nth(1)).unwrap();
     assert_eq!(tale(seed), drawn.out);
@@ -188,7 +189,7 @@ fn prompts_come_from_files_and_standard_input() {
 }
 
 #[test]
-fn a_line_break_at_the_end_of_a_file_is_no_part_of_the_prompt() {
+fn a_final_line_break_in_a_file_is_not_part_of_the_prompt() {
     let ids = |input: &str| {
         let mut command = ragtag();
         command.args(["run", "-n", "1", "--json", "--ctx", "32", "-f", "-"]).write_stdin(input);
@@ -207,7 +208,7 @@ fn a_line_break_at_the_end_of_a_file_is_no_part_of_the_prompt() {
 }
 
 #[test]
-fn a_run_that_is_quiet_or_without_echo_has_the_text_alone() {
+fn quiet_or_without_echo_a_run_prints_only_the_text() {
     let short = [&["run", "-n", "8", "--seed", "7", "-p", "Once upon a time"][..], &TWO].concat();
     let plain = done(&short);
     let quiet = done(&[&short[..], &["-q"], &SPLIT].concat());
@@ -217,7 +218,7 @@ fn a_run_that_is_quiet_or_without_echo_has_the_text_alone() {
     assert!(bare.err.contains("new tokens at"), "{}", bare.err);
     let bench = done(&[&["bench", "-q", "-p", "8", "-n", "0", "-r", "1"][..], &TWO].concat());
     assert!(bench.out.contains("pp8") && bench.err.is_empty(), "{}", bench.err);
-    // Warnings are not quiet.
+    // `--quiet` does not suppress warnings.
     let warned = done(&["run", "-q", "-n", "1", "--ctx", "600"]).err;
     assert_eq!(
         warned,
@@ -225,12 +226,12 @@ fn a_run_that_is_quiet_or_without_echo_has_the_text_alone() {
     );
 }
 
-/// On a terminal, which util-linux' `script` stands in for.
+/// Uses a terminal emulated by util-linux' `script`.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
     let prompt = "the wolf and the fox ".repeat(80);
-    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--handicap", "cpu:0=duty:2%"];
+    let slow = ["run", "-n", "1", "-p", &prompt, "--chunk", "16", "--throttle", "cpu:0=duty:2%"];
     let shown = |options: &[&str]| {
         let words: Vec<_> = slow.iter().chain(options).map(|word| format!("'{word}'")).collect();
         let line = format!("'{}' {}", env!("CARGO_BIN_EXE_ragtag"), words.join(" "));
@@ -250,7 +251,7 @@ fn a_long_prompt_has_a_progress_bar_on_a_terminal() {
 }
 
 #[test]
-fn stop_strings_and_limits_end_a_run() {
+fn a_run_ends_at_stop_strings_and_limits() {
     let case = &golden(BITNET).cases[0];
     let arguments = ["run", "-p", &case.prompt, "--temp", "0", "--activations", "f32", "--json"];
     let stopped = done(&[&arguments[..], &["--stop", "queen", "--stop", "much alike"]].concat()).json();
@@ -290,9 +291,9 @@ fn inspect_shows_a_model_as_tables_and_as_json() {
 }
 
 #[test]
-fn names_from_files_do_not_command_the_terminal() {
+fn escapes_control_characters_in_names_from_files() {
     let folder = tempfile::tempdir().unwrap();
-    let path = spoilt(folder.path(), "named.gguf", |bytes| {
+    let path = corrupt(folder.path(), "named.gguf", |bytes| {
         let at = metadata_value(bytes, "general.name");
         patch(bytes, at + 8, b"\x1b\x07");
     });
@@ -324,7 +325,7 @@ fn inspect_numbers_the_halves_of_blocks() {
 }
 
 #[test]
-fn a_plan_of_halves_is_made_and_run_and_is_none_of_blocks() {
+fn a_plan_of_half_blocks_runs_but_not_with_blocks() {
     let folder = tempfile::tempdir().unwrap();
     let (path, case) = (folder.path().join("plan.json"), &golden(BITNET).cases[1]);
     let halves = ["--granularity", "half", "--activations", "f32"];
@@ -350,14 +351,15 @@ fn a_plan_of_halves_is_made_and_run_and_is_none_of_blocks() {
         ),
         "{err}"
     );
-    // The planner places halves by itself as well.
+    // The planner also places half blocks without a split.
     let planned = done(&[&["plan", "--json", "--ctx", "128"][..], &halves, &TWO].concat()).json();
     assert_eq!(planned["model"], model);
     let stages = planned["stages"].as_array().unwrap();
     assert_eq!(stages[stages.len() - 1]["segments"][1], 25);
 }
 
-/// Reads Graphviz's language as far as `inspect` writes it; nodes of each cluster, and edges.
+/// Parses the subset of Graphviz's language that `inspect` writes. Returns the nodes of each cluster, and the
+/// edges.
 fn read_dot(dot: &str) -> (Vec<Vec<String>>, Vec<(String, String)>) {
     let (mut clusters, mut edges, mut depth) = (Vec::<Vec<String>>::new(), Vec::new(), 0);
     for line in dot.lines().map(str::trim) {
@@ -391,7 +393,7 @@ fn read_dot(dot: &str) -> (Vec<Vec<String>>, Vec<(String, String)>) {
 }
 
 #[test]
-fn inspect_draws_the_graph_with_a_cluster_for_each_segment() {
+fn inspect_draws_a_cluster_per_segment() {
     for arguments in [&["inspect", "--dot"][..], &["inspect", &file(LLAMA), "--dot", "--activations", "f32"]]
     {
         let (clusters, edges) = read_dot(&done(arguments).out);
@@ -443,7 +445,7 @@ fn bench_measures_prompts_and_generation() {
     assert_eq!(stages.len(), 2);
     for (stage, planned) in stages.iter().zip(json["plan"]["stages"].as_array().unwrap()) {
         assert_eq!(stage["device"], planned["device"]);
-        // What was proved is what is taken; scratch may be promised too generously.
+        // The memory in use is what the plan proved; only scratch may be overestimated.
         let promised = |part: &str| planned["memory_bytes"][part].as_u64().unwrap();
         let most = promised("total") - promised("staging");
         let taken = stage["report"]["pool"]["in_use_bytes"].as_u64().unwrap();
@@ -483,7 +485,7 @@ fn perplexity_counts_the_second_half_of_each_piece() {
 // ---- records ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_trace_has_a_lane_for_each_queue_and_each_actor() {
+fn a_trace_has_a_track_per_queue_and_actor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
     done(
@@ -499,8 +501,8 @@ fn a_trace_has_a_lane_for_each_queue_and_each_actor() {
     };
     assert_eq!(named("process_name"), BTreeSet::from([(0, None, "cpu:0"), (1, None, "cpu:1")]));
     let names = [(0, "compute"), (1, "upload"), (2, "download"), (3, "actor")];
-    let lanes = (0..2).flat_map(|pid| names.map(|(tid, name)| (pid, Some(tid), name)));
-    assert_eq!(named("thread_name"), lanes.collect());
+    let tracks = (0..2).flat_map(|pid| names.map(|(tid, name)| (pid, Some(tid), name)));
+    assert_eq!(named("thread_name"), tracks.collect());
 
     let spans: Vec<_> = events.iter().filter(|e| e["ph"] == "X").collect();
     for span in &spans {
@@ -508,7 +510,7 @@ fn a_trace_has_a_lane_for_each_queue_and_each_actor() {
         assert_eq!(span["tid"] == 3, span["name"] == "turn", "{span}");
         assert!(span["ts"].as_f64().unwrap() >= 0.0 && span["dur"].as_f64().unwrap() >= 0.0, "{span}");
     }
-    // A prompt and three tokens that were fed back.
+    // A prompt and three tokens that are fed back.
     for (pid, segments) in [(0, "segments 0-6"), (1, "segments 7-13")] {
         for batch in 0..4 {
             let name = format!("{segments} · micro-batch {batch}");
@@ -520,7 +522,7 @@ fn a_trace_has_a_lane_for_each_queue_and_each_actor() {
 }
 
 #[test]
-fn a_receipt_says_what_really_ran() {
+fn a_receipt_records_what_ran() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let model = file(LLAMA);
@@ -570,8 +572,9 @@ fn a_receipt_says_what_really_ran() {
     }
 }
 
-/// Pipes, as `/dev/stdout` often is one, are written to; links lead to their file. Neither is replaced by a file. (Not
-/// tried on a device: where the command failed this test, the machine would lose it.)
+/// Output goes into existing pipes, which `/dev/stdout` often is, and through links to their target. Neither
+/// is replaced by a file. (Devices are not tested: if the command failed this test, the machine would lose
+/// the device.)
 #[cfg(unix)]
 #[test]
 fn records_go_into_pipes_and_through_links() {
@@ -586,19 +589,19 @@ fn records_go_into_pipes_and_through_links() {
 
     let pipe = folder.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    // Open for both, so that neither side waits for the other to open; a receipt is shorter than a pipe's buffer.
+    // Open for both, so that neither side waits for the other. A receipt is shorter than a pipe's buffer.
     let mut reader = std::fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
     done(&["run", "-n", "1", "--ctx", "16", "--receipt", text(&pipe)]);
-    assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo(), "the pipe is still one");
+    assert!(pipe.symlink_metadata().unwrap().file_type().is_fifo(), "the pipe is still a pipe");
     let mut start = [0; 1];
     std::io::Read::read_exact(&mut reader, &mut start).unwrap();
     assert_eq!(start, *b"{");
 }
 
-/// Measurements that took a while are not lost to a file that cannot be written.
+/// A file that cannot be written does not lose measurements that took a while.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_cannot_be_written_takes_nothing_else_with_it() {
+fn a_failed_write_does_not_affect_other_outputs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let (full, receipt) = (["--html", "/dev/full", "--trace", "/dev/full"], ["--receipt", text(&path)]);
@@ -624,9 +627,9 @@ fn what_cannot_be_written_takes_nothing_else_with_it() {
 
 // ---- strict -------------------------------------------------------------------------------------------------------
 
-fn spoilt(folder: &Path, name: &str, spoil: impl FnOnce(&mut [u8])) -> String {
+fn corrupt(folder: &Path, name: &str, corrupt_bytes: impl FnOnce(&mut [u8])) -> String {
     let mut bytes = support::model_bytes(LLAMA);
-    spoil(&mut bytes);
+    corrupt_bytes(&mut bytes);
     let path = folder.join(name);
     std::fs::write(&path, bytes).unwrap();
     text(&path).to_string()
@@ -647,16 +650,16 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
     done(&[&["run", &file(LLAMA), "--strict"], &short[..]].concat());
 
     let folder = tempfile::tempdir().unwrap();
-    let zero = spoilt(folder.path(), "zero.gguf", |bytes| {
+    let zero = corrupt(folder.path(), "zero.gguf", |bytes| {
         let data = support::tensor_data(bytes, "blk.3.attn_v.weight");
         bytes[data].fill(0);
     });
-    let nan = spoilt(folder.path(), "nan.gguf", |bytes| {
-        // The scale of one block, a half.
+    let nan = corrupt(folder.path(), "nan.gguf", |bytes| {
+        // The scale of one block, an f16.
         let data = support::tensor_data(bytes, "blk.7.ffn_up.weight");
         patch(bytes, data.start + 34 * 5, &0x7e00u16.to_le_bytes());
     });
-    let huge = spoilt(folder.path(), "huge.gguf", |bytes| {
+    let huge = corrupt(folder.path(), "huge.gguf", |bytes| {
         let data = support::tensor_data(bytes, "output_norm.weight");
         for value in bytes[data].chunks_mut(4) {
             value.copy_from_slice(&1e30f32.to_le_bytes());
@@ -674,7 +677,7 @@ fn strict_passes_sound_models_and_refuses_suspicious_ones() {
     refused_by_strict(ragtag().args(["plan", &nan, "--strict"]), reasons[1].1);
     refused_by_strict(ragtag().args(["bench", &nan, "--strict"]), reasons[1].1);
 
-    // Who does not ask for it gets what the weights make.
+    // Without `--strict`, such weights run.
     done(&[&["run", &zero], &short[..]].concat());
     done_by(ragtag().env("RAGTAG_STRICT", "0").args(["run", &zero]).args(short));
     let output = ragtag().args(["run", &nan]).args(short).output().unwrap();
@@ -717,7 +720,7 @@ fn every_command_has_help_with_an_example() {
 }
 
 #[test]
-fn completions_know_the_commands() {
+fn completions_contain_the_commands() {
     for shell in ["bash", "zsh", "fish"] {
         let script = done(&["completions", shell]).out;
         for word in ["perplexity", "selftest", "cpu-devices", "completions"] {
@@ -726,7 +729,7 @@ fn completions_know_the_commands() {
         for hidden in ["compile-for-hip", "ragtag__probe", "a probe"] {
             assert!(!script.contains(hidden), "{hidden} for {shell}");
         }
-        // A shell that is there says whether it can read its script.
+        // If the shell is installed, it checks the script's syntax.
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("script");
         std::fs::write(&path, &script).unwrap();
@@ -737,11 +740,11 @@ fn completions_know_the_commands() {
     }
 }
 
-/// A model without a tokenizer still has ids and logits.
+/// Without a tokenizer a model still has ids and logits.
 #[test]
 fn logits_need_no_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
-    let path = spoilt(folder.path(), "mute.gguf", |bytes| {
+    let path = corrupt(folder.path(), "mute.gguf", |bytes| {
         let at = metadata_value(bytes, "tokenizer.ggml.model");
         patch(bytes, at + 8, b"xxxxx");
     });

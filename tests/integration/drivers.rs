@@ -1,6 +1,6 @@
-//! Drivers that crash or hang when they are asked for their devices: the command says so, and goes on with the others.
+//! Drivers that crash or hang during a probe: the command reports them and continues with the other drivers.
 //!
-//! The drivers are libraries that these tests build with the system's C compiler; without one the tests skip visibly.
+//! The tests build the drivers with the system's C compiler. Without a compiler they skip visibly.
 
 #![cfg(target_os = "linux")]
 
@@ -11,16 +11,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// A library in the place of a backend's own.
+/// A library that replaces a backend's driver.
 struct Driver {
     backend: &'static str,
     library: &'static str,
-    /// The function that goes wrong, as it is declared: the one that a probe calls first, or one that is called as soon as
-    /// the library is loaded.
+    /// Declaration of the failing function: the first function that a probe calls, or a constructor that runs
+    /// when the library is loaded.
     entry: &'static str,
 }
 
-/// The backends that are probed in a process of their own.
+/// Backends that are probed in a separate process.
 const DRIVERS: [Driver; 2] = [
     Driver { backend: "opencl", library: "libOpenCL.so.1", entry: "int clGetPlatformIDs(void)" },
     Driver {
@@ -30,7 +30,7 @@ const DRIVERS: [Driver; 2] = [
     },
 ];
 
-/// Builds a library whose one function does what `body` says. `None`, and a word about it, where there is no compiler.
+/// Builds a library with one function of this body. Without a compiler, records a skip and returns `None`.
 fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     let source = folder.join("driver.c");
     let code = format!(
@@ -42,7 +42,7 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     let library = folder.join(driver.library);
     let arguments = ["-shared", "-fPIC", "-o", text(&library), text(&source)];
     match Command::new("cc").args(arguments).status() {
-        Ok(status) => assert!(status.success(), "the driver does not compile"),
+        Ok(status) => assert!(status.success(), "cannot compile the driver"),
         Err(error) => {
             test_support::skip!("C compiler", "{error}");
             return None;
@@ -51,7 +51,7 @@ fn build(driver: &Driver, body: &str, folder: &Path) -> Option<()> {
     Some(())
 }
 
-/// What the command says of a backend with this driver, and how long it took.
+/// The status of a backend with this driver, and the duration of the command.
 fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration)> {
     let compiled = Backends::new(&Config::default()).compiled(driver.backend);
     if !compiled {
@@ -70,7 +70,7 @@ fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration
     let err = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{:?}: {err}", output.status);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(json["selected"] == serde_json::json!(["cpu:0"]), "the others are there: {json}");
+    assert!(json["selected"] == serde_json::json!(["cpu:0"]), "the other devices are selected: {json}");
     let backends = json["report"]["backends"].as_array().unwrap();
     let found = backends.iter().find(|backend| backend["name"] == driver.backend).unwrap();
     assert_eq!(found["status"], "unavailable", "{found}");
@@ -80,7 +80,7 @@ fn status(driver: &Driver, body: &str, limit_s: &str) -> Option<(Value, Duration
 #[test]
 fn a_driver_that_crashes_is_unavailable_with_the_signal() {
     for driver in &DRIVERS {
-        // A real fault: one that is only raised is taken for an overflow of the stack and looked at once more.
+        // A real fault: the probe takes a raised signal for a stack overflow and tries once more.
         let crash = "*(volatile int *)0 = 1;";
         let Some((cause, _)) = status(driver, crash, "60") else { continue };
         assert_eq!(
@@ -103,7 +103,7 @@ fn a_driver_that_hangs_is_unavailable_after_the_limit() {
     }
 }
 
-/// The process that asks gets nothing but the answer, and a backend that is not there has none.
+/// The probe process prints only its answer, and rejects unknown backends.
 #[test]
 fn a_probe_prints_one_line() {
     let output = ragtag().args(["probe", "cpu"]).output().unwrap();
@@ -113,5 +113,5 @@ fn a_probe_prints_one_line() {
     let output = ragtag().args(["probe", "abacus"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let help = ragtag().arg("--help").output().unwrap();
-    assert!(!String::from_utf8(help.stdout).unwrap().contains("probe "), "users need not know of it");
+    assert!(!String::from_utf8(help.stdout).unwrap().contains("probe "), "the subcommand is hidden");
 }

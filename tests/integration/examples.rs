@@ -1,15 +1,15 @@
-//! The examples as they stand: what the top of each promises is printed.
+//! Runs the examples and checks the output that their headers promise.
 
 use crate::support::sheltered;
 
-/// Runs an example and returns what it prints.
+/// Runs an example and returns its output.
 fn printed(name: &str, arguments: &[&str]) -> String {
-    // `cargo test` builds examples beside the folder of tests. With `--test integration` it builds no example.
+    // `cargo test` builds examples next to the folder of the tests. With `--test integration` it builds none.
     let test = std::env::current_exe().unwrap();
     let example = test.parent().unwrap().with_file_name("examples").join(name);
     assert!(
         example.with_extension(std::env::consts::EXE_EXTENSION).exists(),
-        "run `cargo build --examples` first"
+        "missing example {name}: run `cargo build --examples` first"
     );
     let done = sheltered(assert_cmd::Command::new(example)).args(arguments).assert().success();
     String::from_utf8(done.get_output().stdout.clone()).unwrap()
@@ -23,14 +23,14 @@ fn prints(name: &str, arguments: &[&str], lines: &[&str]) {
 }
 
 #[test]
-fn text_is_generated() {
+fn generates_text() {
     let model = test_support::model("tales-q8_0");
     let arguments = [model.to_str().unwrap(), "The old woman"];
     prints("01-generate", &arguments, &["selected=[cpu:0]", "\nThe old woman", "200 tokens at "]);
 }
 
 #[test]
-fn a_pipeline_tells_the_same_tale_wherever_it_is_cut() {
+fn a_pipeline_gives_the_same_text_for_every_cut() {
     prints("02-pipeline", &[], &["stage 1: segments ", "- bottleneck: ", "4-13=cpu:1: the same tale\n"]);
 }
 
@@ -41,13 +41,13 @@ fn plans_need_no_device() {
 }
 
 #[test]
-fn sixteen_sequences_are_served() {
+fn serves_sixteen_sequences() {
     let lines = [" 1 in flight: 1600 tokens", " 4 in flight: 1600 tokens", "16 in flight: 1600 tokens"];
     prints("04-many-sequences", &[], &lines);
 }
 
 #[test]
-fn overlap_is_drawn_and_traced() {
+fn draws_and_traces_the_overlap() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace.json");
     let lines = ["sixteen sequences decode: ", "  stage 1  ", "  both     ", " spans\n"];
@@ -57,7 +57,7 @@ fn overlap_is_drawn_and_traced() {
 }
 
 #[test]
-fn attention_is_as_exact_as_promised() {
+fn attention_meets_its_promised_error() {
     let out = printed("06-attention-everywhere", &["2", "32", "16"]);
     let line = out.lines().find(|line| line.starts_with("cpu:0 ")).expect("the processor");
     let [.., error, _, _] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };

@@ -1,5 +1,5 @@
-//! Devices that are slow, run out of memory or go away: the run goes on or ends with one clear error, no actor waits for a
-//! device, and nothing is left behind.
+//! Devices that are slow, run out of memory or are lost: the run continues or ends with one clear error, no
+//! actor blocks on a device, and nothing leaks.
 
 use crate::support::{
     Said, Setup, block_on, devices, engine, engine_on, golden, greedy, listen, model_path, within,
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Embedding and most blocks, one block, the rest with the head.
+/// Embedding and most blocks; one block; the rest with the head.
 const THREE: &str = "0-6=cpu:0,7=cpu:1,8-13=cpu:2";
-/// Time of a slow copy.
+/// Duration of a slow copy.
 const SLOW_COPY: Duration = Duration::from_secs(1);
-/// Turns of an actor that may last as long as a slow copy, because the machine stalls. An actor that waits for copies has one
-/// for each of at least four micro-batches.
+/// Allowed number of an actor's turns as long as a slow copy, caused by stalls of the machine. An actor that
+/// blocks on copies has one for each of at least four micro-batches.
 const STALLED_TURNS: usize = 1;
 
 fn model() -> Model {
@@ -28,11 +28,11 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 3, split: Some(THREE), all_logits: false, ..Setup::default() }
 }
 
-/// What is known of the devices of an engine from outside.
+/// Observes the devices of an engine from outside.
 #[derive(Clone, Default)]
 struct Watch {
     leaks: Arc<Mutex<Vec<LeakWatch>>>,
-    /// Whether one of them was lost.
+    /// Whether one of the devices was lost.
     lost: Arc<AtomicBool>,
 }
 
@@ -47,15 +47,15 @@ impl Watch {
         });
     }
 
-    /// All devices have gone, which their threads have not outlived, and none was left with anything.
+    /// Asserts that all devices were dropped, after their threads, and that none leaked.
     #[track_caller]
-    fn nothing_is_left(&self, devices: usize) {
+    fn assert_no_leaks(&self, devices: usize) {
         let leaks: Vec<_> = self.leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
         assert_eq!(leaks, vec![Some(Leaks::default()); devices]);
     }
 }
 
-/// An engine on devices of which those named have faults.
+/// An engine whose named devices have faults.
 fn faulty(model: &Model, setup: &Setup<'_>, faults: &[(&str, Faults)]) -> (ragtag::Result<Engine>, Watch) {
     let faults: Vec<_> = faults.iter().map(|(label, faults)| (label.to_string(), faults.clone())).collect();
     let watch = Watch::default();
@@ -84,7 +84,7 @@ fn say(engine: &Engine, prompt: &[u32], tokens: u32) -> Said {
 }
 
 #[test]
-fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
+fn no_actor_blocks_on_a_device_with_copies_of_a_second() {
     within(120, || {
         let model = model();
         let prompt = &golden(MODEL).cases[0];
@@ -92,14 +92,14 @@ fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
         assert_eq!(ids.len(), 32);
         let slow_us = SLOW_COPY.as_micros() as u64;
         let slow = Faults { delay_us: [0, slow_us, slow_us], ..Faults::default() };
-        // The prompt goes through in four micro-batches.
+        // The prompt takes four micro-batches.
         let setup = Setup { chunk: 8, context: 64, trace: true, ..setup() };
         let (engine, watch) = faulty(&model, &setup, &[("cpu:1", slow)]);
         let engine = engine.unwrap();
         let begun = Instant::now();
         let said = say(&engine, &ids, 2);
         assert_eq!(said.ids, prompt.greedy_ids[19..21]);
-        // Four copies in, the last one out, and a round for the second token.
+        // Four copies in, the last one out, and a round trip for the second token.
         assert!(begun.elapsed() > 6 * SLOW_COPY, "{:?}", begun.elapsed());
         for (stage, report) in engine.stage_reports().iter().enumerate() {
             assert!(
@@ -108,15 +108,15 @@ fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
             );
         }
         let trace = engine.shutdown();
-        watch.nothing_is_left(3);
+        watch.assert_no_leaks(3);
 
-        // While the first activation was on its way into the slow device, the stage before went on.
+        // While the first activation was on its way to the slow device, the previous stage continued.
         let computed =
             |stage| trace.spans().iter().filter(move |s| s.kind == SpanKind::Compute && s.stage == stage);
         let first = computed(1).map(|span| span.start_ns).min().unwrap();
         let ahead = computed(0).filter(|span| span.end_ns < first).count();
         assert!(ahead >= 3, "{ahead} micro-batches were computed before the first one arrived");
-        // The trace shows the turns: they are shorter than a copy.
+        // The trace contains the actors' turns, which are shorter than a copy.
         for stage in 0..3 {
             let turns: Vec<_> = trace.turns().iter().filter(|turn| turn.stage == stage).collect();
             assert!(turns.len() > 4, "stage {stage}: {} turns", turns.len());
@@ -128,12 +128,12 @@ fn no_actor_waits_for_a_device_that_takes_a_second_for_each_copy() {
 }
 
 #[test]
-fn a_device_lost_in_mid_run_ends_it_and_leaves_nothing() {
+fn a_lost_device_ends_the_run_without_leaks() {
     within(120, || {
         let model = model();
         for lost in ["cpu:0", "cpu:1", "cpu:2"] {
             let stage = lost[4..].parse::<u32>().unwrap();
-            // Some micro-batches after the weights.
+            // After the weights and some micro-batches.
             let faults = Faults { lost_at_command: Some(1500), ..Faults::default() };
             let setup = Setup { sequences: 8, chunk: 16, ..setup() };
             let (engine, watch) = faulty(&model, &setup, &[(lost, faults)]);
@@ -165,17 +165,18 @@ fn a_device_lost_in_mid_run_ends_it_and_leaves_nothing() {
             drop((session, engine));
             assert!(watch.lost.load(Ordering::Relaxed), "{lost} was not lost");
             assert!(tokens > 0, "{lost} was lost before the run had begun");
-            watch.nothing_is_left(3);
+            watch.assert_no_leaks(3);
         }
     });
 }
 
 #[test]
-fn too_little_memory_while_loading_is_told_with_sizes_and_less_fits() {
+fn reports_failed_allocations_with_sizes_and_runs_smaller_setups() {
     within(120, || {
         let model = model();
         let wanted_setup = Setup { context: 512, sequences: 8, ..setup() };
-        // Keys and values of a block for eight sequences of 512 positions are more than this; its weights are not.
+        // The keys and values of a block exceed this for eight sequences of 512 positions; its weights do
+        // not.
         let most = 512 << 10;
         let faults = [("cpu:1", Faults { largest_allocation_bytes: Some(most), ..Faults::default() })];
         let (engine, watch) = faulty(&model, &wanted_setup, &faults);
@@ -194,19 +195,19 @@ fn too_little_memory_while_loading_is_told_with_sizes_and_less_fits() {
             other => panic!("{other:?}"),
         }
         assert_eq!(error.exit_code(), 6);
-        watch.nothing_is_left(3);
+        watch.assert_no_leaks(3);
 
         let smaller = Setup { context: 64, sequences: 1, ..setup() };
         let (engine, watch) = faulty(&model, &smaller, &faults);
         let (engine, case) = (engine.unwrap(), &golden(MODEL).cases[0]);
         assert_eq!(say(&engine, &case.prompt_ids, 10).ids, case.greedy_ids[..10]);
         engine.shutdown();
-        watch.nothing_is_left(3);
+        watch.assert_no_leaks(3);
     });
 }
 
 #[test]
-fn a_refused_submission_ends_the_run_with_what_the_device_said() {
+fn a_refused_submission_ends_the_run_with_the_error_of_the_device() {
     within(60, || {
         let model = model();
         let faults = Faults { failing_submission: Some(60), ..Faults::default() };
@@ -221,14 +222,14 @@ fn a_refused_submission_ends_the_run_with_what_the_device_said() {
             other => panic!("{other:?}"),
         }
         engine.shutdown();
-        watch.nothing_is_left(3);
+        watch.assert_no_leaks(3);
     });
 }
 
-/// Errors that stick, as some drivers have them: every call after the first says the same. The run's error is the first,
-/// with the call that failed.
+/// Sticky errors, as some drivers have them: every later call returns the same error. The run reports the
+/// first one, with the failed call.
 #[test]
-fn a_loss_that_a_call_reports_is_told_once_with_the_call() {
+fn a_loss_reported_by_a_call_appears_once_with_the_call() {
     within(60, || {
         let model = model();
         for (lost, stage) in [("cpu:0", 0), ("cpu:1", 1), ("cpu:2", 2)] {
@@ -241,19 +242,19 @@ fn a_loss_that_a_call_reports_is_told_once_with_the_call() {
             let said = "device lost: submission 60, by a fault on demand, failed for good";
             assert_eq!(error.to_string(), format!("stage {stage} on {lost}: {said}"));
             assert_eq!(error.exit_code(), 1);
-            // Who comes later hears what ended the run.
+            // Later requests get the error that ended the run.
             let later = engine.session().generate(Prompt::Tokens(prompt), &greedy(1));
             let later = later.and_then(|stream| block_on(listen(stream))).unwrap_err();
             assert_eq!(later.to_string(), error.to_string());
             engine.shutdown();
-            watch.nothing_is_left(3);
+            watch.assert_no_leaks(3);
         }
     });
 }
 
-/// Points that pass late, and in another order on each queue, change when things happen and nothing else.
+/// Delays and reordering of queues change the timing, but no result.
 #[test]
-fn late_and_overtaking_queues_change_no_token() {
+fn delayed_and_reordered_queues_change_no_token() {
     within(120, || {
         let (model, prompts) = (model(), prompts());
         let setup = Setup { sequences: 4, chunk: 16, ..setup() };
@@ -272,7 +273,7 @@ fn late_and_overtaking_queues_change_no_token() {
             let session = engine.session();
             let start = |prompt: &Vec<u32>| session.generate(Prompt::Tokens(prompt), &greedy(24)).unwrap();
             let mut streams: Vec<_> = prompts.iter().map(start).collect();
-            // Every third one is cancelled after a few tokens.
+            // Cancel every third sequence after a few tokens.
             let mut begun = vec![Vec::new(); streams.len()];
             for at in (0..streams.len()).step_by(3) {
                 while begun[at].len() < 3 + at {
@@ -295,7 +296,7 @@ fn late_and_overtaking_queues_change_no_token() {
             }
             drop(session);
             engine.shutdown();
-            watch.nothing_is_left(3);
+            watch.assert_no_leaks(3);
         }
     });
 }

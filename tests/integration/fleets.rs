@@ -1,4 +1,4 @@
-//! Plans for devices that are not here, and for models of which there is only a description.
+//! Plans for absent devices, and for models without weights.
 
 use crate::support::{self, model_bytes, model_path, ragtag, text};
 use ragtag::{Fleet, Model, Plan, Planner, TensorType};
@@ -24,7 +24,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeeds(arguments)).unwrap()
 }
 
-/// The message of a command that must fail with this code, for these reasons.
+/// Runs a command that must fail with this code and with these words in its message.
 fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     let output = ragtag().args(arguments).output().unwrap();
     let message = String::from_utf8_lossy(&output.stderr);
@@ -42,7 +42,7 @@ fn devices_of(plan: &Value) -> Vec<&str> {
 // ---- fleets -------------------------------------------------------------------------------------------------------
 
 #[test]
-fn a_line_of_cards_is_planned_for_without_any_device() {
+fn plans_for_a_line_of_cards_without_devices() {
     let line = "2x-arc-a770+rx7900xtx";
     let plan = json(&["plan", "--fleet", line, "--objective", "latency", "--prompt-tokens", "64", "--json"]);
     assert!(
@@ -53,7 +53,7 @@ fn a_line_of_cards_is_planned_for_without_any_device() {
     assert_eq!(plan["workload"]["generated_tokens"], 128);
     let mix = json(&["plan", "--fleet", line, "--objective", "mix:latency=1,first-token=0.5", "--json"]);
     assert_eq!(mix["objective"]["mix"]["first_token"], 0.5);
-    // Labels stand in splits, and plans for fleets are read like others.
+    // Splits use the labels of cards, and plans for fleets are read like others.
     let split = json(&["plan", "--fleet", line, "--split", "0-4=arc-a770:1,5-13=rx7900xtx:0", "--json"]);
     assert_eq!(devices_of(&split), ["arc-a770:1", "rx7900xtx:0"]);
     let folder = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn a_line_of_cards_is_planned_for_without_any_device() {
 }
 
 #[test]
-fn a_plan_that_is_read_is_as_it_was_written() {
+fn a_plan_file_is_read_back_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
     let fleet = ["plan", "--fleet", "2x-rtx3090+arc-a770+rx6800xt", "--json"];
@@ -73,7 +73,7 @@ fn a_plan_that_is_read_is_as_it_was_written() {
         std::fs::write(&file, plan.to_string()).unwrap();
         json(&[&fleet[..], &["--plan", text(&file)], more].concat())
     };
-    // All of it but why: with a split there is less to explain.
+    // Everything except the reasons: a split leaves less to explain.
     let without_reasons = |plan: &Value| {
         let mut plan = plan.clone();
         let fields = plan.as_object_mut().unwrap();
@@ -86,7 +86,7 @@ fn a_plan_that_is_read_is_as_it_was_written() {
     {
         let plan = json(&[&fleet[..], arguments].concat());
         assert_eq!(without_reasons(&again(&plan, &[])), without_reasons(&plan));
-        // What was changed by hand as well.
+        // Manual changes are kept as well.
         let mut changed = plan.clone();
         (changed["credits"], changed["slots"]) = (11.into(), 5.into());
         for edge in changed["edges"].as_array_mut().unwrap() {
@@ -96,8 +96,8 @@ fn a_plan_that_is_read_is_as_it_was_written() {
         assert_eq!([&read["credits"], &read["slots"]], [11, 5]);
         assert_eq!(read["edges"], changed["edges"]);
     }
-    // Arguments go before it.
-    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--boundary", "f16"]].concat());
+    // Arguments override the plan.
+    let plan = json(&[&fleet[..], &split, &["--parallel", "5", "--wire", "f16"]].concat());
     let exact = again(&plan, &["--activations", "f32"]);
     assert_eq!([&exact["activations"], &exact["boundary"], &exact["kv"]], ["f32"; 3]);
     let more = again(&plan, &["--parallel", "7"]);
@@ -117,7 +117,7 @@ fn a_plan_without_reasons_is_the_same_plan() {
 }
 
 #[test]
-fn a_fleet_is_simulated_without_any_device() {
+fn simulates_a_fleet_without_devices() {
     let simulated = json(&["simulate", "--fleet", "2x-l4", "--closed", "4", "--requests", "8", "--json"]);
     assert_eq!(
         devices_of(&simulated["plan"]).len(),
@@ -129,7 +129,7 @@ fn a_fleet_is_simulated_without_any_device() {
 }
 
 #[test]
-fn mistakes_in_fleets_are_named() {
+fn reports_errors_in_fleets() {
     refused(&["plan", "--fleet", "rtx309"], PLACEMENT, &["--fleet: \"rtx309\"", "nearest are rtx3090"]);
     refused(&["plan", "--fleet", "l4", "--device", "cpu"], USAGE, &["--device"]);
     refused(&["plan", "--fleet", "missing.json"], 7, &["cannot read missing.json"]);
@@ -181,7 +181,7 @@ fn every_example_is_a_fleet() {
 }
 
 #[test]
-fn cards_are_listed_with_sources_and_with_what_plans_reckon_with() {
+fn lists_cards_with_sources_and_planning_figures() {
     let table = succeeds(&["cards"]);
     assert!(table.contains("rx7900xtx") && table.contains("arc-a770") && table.contains("epyc-9654"));
     let cards = json(&["cards", "--json"]);
@@ -193,7 +193,7 @@ fn cards_are_listed_with_sources_and_with_what_plans_reckon_with() {
 
 // ---- descriptions -------------------------------------------------------------------------------------------------
 
-/// The bundled model, cut before its first tensor.
+/// The bundled model, cut before the data of its first tensor.
 fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
     let bytes = model_bytes("tales-bitnet-tq2_0");
     let whole = Model::bundled().unwrap();
@@ -204,14 +204,14 @@ fn header_of_the_bundled_model(folder: &Path) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_header_is_planned_for_like_its_file_and_not_run() {
+fn a_header_gets_the_plan_of_its_file_and_does_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let header = header_of_the_bundled_model(folder.path());
     let (path, whole) = (text(&header), model_path("tales-bitnet-tq2_0"));
     let arguments = ["--fleet", "2x-rtx3060", "--json"];
     let of_header = json(&[&["plan", path], &arguments[..]].concat());
     let mut of_whole = json(&[&["plan", text(&whole)], &arguments[..]].concat());
-    // The plan suits the whole file: only the name for people differs.
+    // The plan fits the whole file: only the display name differs.
     of_whole["model"]["name"] = of_header["model"]["name"].clone();
     assert_eq!(of_header, of_whole);
     assert!(succeeds(&["inspect", path]).contains("metadata only"));
@@ -221,24 +221,24 @@ fn a_header_is_planned_for_like_its_file_and_not_run() {
     refused(&["inspect", path, "--assume-type", "q4_k"], USAGE, &["cannot assume a tensor type"]);
     refused(&["plan", "--assume-type", "q4_k"], USAGE, &["the bundled model has weights"]);
     refused(&["plan", path, "--assume-type", "q3"], USAGE, &["expected one of f32"]);
-    // Cut within its header, it says what is missing.
+    // A header that is cut reports its missing part.
     let bytes = std::fs::read(&header).unwrap();
     std::fs::write(&header, &bytes[..bytes.len() / 2]).unwrap();
     refused(&["plan", path], MODEL, &["header.gguf ends at byte"]);
 }
 
 #[test]
-fn an_engine_refuses_a_model_that_is_described_alone() {
+fn an_engine_refuses_a_model_without_weights() {
     let folder = tempfile::tempdir().unwrap();
     let model = Model::open_metadata(header_of_the_bundled_model(folder.path()), None).unwrap();
     let setup = support::Setup::default();
     let error =
         support::engine_on(&model, &setup, &support::devices(&setup)).expect_err("no weights").to_string();
-    assert!(error.contains("is not there: such a model can be planned for, not run"), "{error}");
+    assert!(error.contains("has no data: this model can be planned but not run"), "{error}");
 }
 
 #[test]
-fn a_config_alone_is_planned_for_like_the_checkpoint() {
+fn a_config_gets_the_plan_of_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config.json");
     std::fs::copy(support::checkpoint().join("config.json"), &config).unwrap();
@@ -281,9 +281,9 @@ fn a_config_alone_is_planned_for_like_the_checkpoint() {
     refused(&["plan", path], MODEL, &["config.json"]);
 }
 
-/// Rotary factors are data, which a header does not have.
+/// Rotary factors are tensor data, which a header does not have.
 #[test]
-fn a_header_with_rotary_factors_is_planned_for() {
+fn plans_for_a_header_with_rotary_factors() {
     let mut writer = Writer::new();
     writer.put("general.architecture", "llama");
     for (key, value) in [
@@ -318,9 +318,9 @@ fn a_header_with_rotary_factors_is_planned_for() {
     assert_eq!(plan.stages.len(), 1);
 }
 
-/// A shape of 405 billion weights over a fleet of 16, from a header alone.
+/// 405 billion weights on a fleet of 16 devices, from a header only.
 #[test]
-fn the_largest_models_are_planned_for_from_their_headers() {
+fn plans_for_the_largest_models_from_their_headers() {
     let shape = Shape {
         architecture: Architecture::Llama,
         tensor_type: TensorType::Q4_K,

@@ -1,4 +1,4 @@
-//! The fuzz targets on their committed seeds, without libFuzzer.
+//! Runs the fuzz targets on their committed seeds, without libFuzzer.
 
 #[path = "../../fuzz/src/lib.rs"]
 mod fuzz;
@@ -6,7 +6,7 @@ mod fuzz;
 use fuzz::{gguf, plan, safetensors, tokenizer};
 use std::path::Path;
 
-/// Runs a target on all of its seeds. Each is valid, so that it reaches the code behind the first checks.
+/// Runs a target on all its seeds. All seeds are valid, so that they reach the code behind the first checks.
 fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
     let mut seeds = 0;
@@ -19,21 +19,21 @@ fn replay(target: &str, run: impl Fn(&[u8]) -> bool) {
 }
 
 #[test]
-fn gguf_files() {
+fn gguf_seeds_are_valid() {
     replay("gguf", gguf::run);
 }
 
 #[test]
-fn plans() {
+fn plan_seeds_are_valid() {
     replay("plan", plan::run);
 }
 
 #[test]
-fn checkpoints() {
+fn checkpoint_seeds_are_valid() {
     replay("safetensors", safetensors::run);
 }
 
 #[test]
-fn tokenizers() {
+fn tokenizer_seeds_are_valid() {
     replay("tokenizer", tokenizer::run);
 }

@@ -1,4 +1,4 @@
-//! Every golden model against an implementation that shares nothing with this project, in both numerics classes.
+//! Compares every golden model with an independent implementation, in both numerics classes.
 
 use crate::support::{self, MODELS, Setup, argmax, golden, relative_error};
 use ragtag::{Boundary, Model};
@@ -27,16 +27,16 @@ fn fast_logits_are_within_2e_2() {
     check_logits(Activations::Int8, NumericsClass::Fast);
 }
 
-/// As devices with matrix units compute: f16 activations, and quantised weights widened to f16.
+/// The arithmetic of devices with matrix units: f16 activations, and quantised weights dequantised to f16.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2() {
     check_logits(Activations::F16, NumericsClass::Fast);
 }
 
-/// Activations that cross as f16, at every cut and at all of them: no cut gives the bits of one device, each is within the
-/// fast class.
+/// The f16 wire type, at every single cut and at all of them. Results differ from those of one device but are
+/// within the fast class.
 #[test]
-fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
+fn the_f16_wire_type_is_within_2e_2_at_every_cut() {
     let each: Vec<_> = (0..14).map(|segment| format!("{segment}=cpu:{segment}")).collect();
     for name in MODELS {
         let path = support::model_path(name);
@@ -54,7 +54,7 @@ fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
             let narrow = logits(Some(&split), devices, Boundary::F16);
             let error = relative_error(&narrow, &golden.logits);
             assert!(error <= NumericsClass::Fast.tolerance(), "{name}, {split}: {error}");
-            // It is f16 that crosses. What an embedding gives may be f16 as it is.
+            // The transfer really rounds to f16. The output of an embedding may already be f16.
             let moved = relative_error(&narrow, &alone);
             let is_moved = moved > 0.0 || split.starts_with("0-0=");
             assert!(is_moved && moved <= NumericsClass::Fast.tolerance(), "{name}, {split}: {moved}");
@@ -65,7 +65,7 @@ fn f16_boundaries_are_within_2e_2_wherever_a_model_is_cut() {
 }
 
 #[test]
-fn exact_greedy_tokens_are_the_golden_ones() {
+fn exact_greedy_tokens_match_the_golden_ones() {
     for name in MODELS {
         let path = support::model_path(name);
         let (model, golden) = (Model::open(path).unwrap(), golden(name));
@@ -108,7 +108,7 @@ fn tokenizers_agree_with_the_golden_ids_and_texts() {
     }
 }
 
-/// Holds what the command says of a model and the held-out text to a published figure.
+/// Compares the command's perplexity on the held-out text with a published value.
 fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     let path = support::model_path(name);
     let text = test_support::golden("held.txt");
@@ -126,7 +126,7 @@ fn check_perplexity(name: &str, published: f64, arguments: &[&str]) {
     assert_eq!(json["tokens"], 16 * 127);
 }
 
-/// The figures of the models' page: another engine's, with int8 activations.
+/// The values on the models' page: from another engine with int8 activations.
 #[test]
 fn fast_perplexity_is_within_a_percent() {
     let published = [29.56, 29.66, 29.53, 32.51];
@@ -137,17 +137,16 @@ fn fast_perplexity_is_within_a_percent() {
     }
 }
 
-/// The same figures where activations cross as f16, three times on their way.
+/// The same values with three transfers in f16.
 #[test]
-fn fast_perplexity_with_f16_boundaries_is_within_a_percent() {
+fn fast_perplexity_with_the_f16_wire_type_is_within_a_percent() {
     let split = "0-2=cpu:0,3-6=cpu:1,7-10=cpu:2,11-13=cpu:3";
     for (name, published) in [("tales-q8_0", 29.56), ("tales-bitnet-tq2_0", 32.51)] {
-        check_perplexity(name, published, &["--cpu-devices", "4", "--boundary", "f16", "--split", split]);
+        check_perplexity(name, published, &["--cpu-devices", "4", "--wire", "f16", "--split", split]);
     }
 }
 
-/// A directory with safetensors: an implementation that shares nothing with this project, in float32 on the same f16
-/// weights.
+/// A safetensors directory, compared with an independent implementation in float32 on the same f16 weights.
 #[test]
 fn logits_of_a_checkpoint_are_within_1e_4() {
     let folder = support::checkpoint();
@@ -161,14 +160,14 @@ fn logits_of_a_checkpoint_are_within_1e_4() {
         println!("tiny-hf: relative error {error:.2e}");
         assert!(error <= NumericsClass::Exact.tolerance(), "{error}");
     }
-    // The ids are those of a text, and begin with the begin token.
+    // The ids are those of a text and start with the begin token.
     let tokenizer = model.tokenizer().unwrap();
     assert_eq!(tokenizer.encode(&tokenizer.decode(&ids), true).unwrap(), ids);
     assert_eq!(tokenizer.bos(), Some(1));
     assert_eq!(tokenizer.eos().iter().copied().collect::<Vec<_>>(), [2]);
 }
 
-/// Split models are found by the name of any part, and give the very same logits.
+/// Split models are found by the name of any part, and give identical logits.
 #[test]
 fn a_split_model_is_the_same_model() {
     let path = support::model_path("tales-q8_0");

@@ -1,7 +1,8 @@
-//! Models on every device that is no CPU backend's, alone and in pipelines with devices of other APIs.
+//! Models on every adapter except those of the CPU backend, alone and in pipelines with devices of other
+//! APIs.
 //!
-//! The tests take whatever adapters there are; without any they are skipped visibly. `RAGTAG_TEST_OPENCL_ADAPTERS` says how
-//! many OpenCL must show: continuous integration installs implementations that run on the processor.
+//! The tests use all available adapters; without any they skip visibly. `RAGTAG_TEST_OPENCL_ADAPTERS` demands
+//! a number of OpenCL adapters: continuous integration installs implementations that run on the CPU.
 
 use crate::support::{
     self, MODELS, Setup, argmax, block_on, golden, greedy, listen, model_path, relative_error, within,
@@ -13,25 +14,28 @@ use std::time::Instant;
 use test_support::Child;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// A model of each architecture.
+/// One model per architecture.
 const ARCHITECTURES: [&str; 2] = [BITNET, "tales-q8_0"];
-/// Embedding, twelve blocks, head.
+/// Number of segments: embedding, twelve blocks, head.
 const SEGMENTS: u32 = 14;
 /// A whole prompt, in chunks of many rows.
 const WHOLE: (usize, u32) = (usize::MAX, 32);
-/// Tokens of a prompt that goes row by row, or by threes, which leaves a row.
+/// Tokens of a prompt that is processed row by row, or by threes with one row left over.
 const FEW_ROWS: usize = 4;
-/// The models' page promises equal tokens from this margin on.
+/// Smallest margin at which the models' page promises equal tokens.
 const MARGIN: f64 = 0.005;
 
-/// The adapters, but those of the CPU backend.
+/// All adapters except those of the CPU backend.
 fn adapters() -> Vec<Adapter> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found: Vec<_> =
         devices.report().adapters().filter(|adapter| adapter.backend != "cpu").cloned().collect();
     let opencl = found.iter().filter(|adapter| adapter.backend == "opencl").count();
     let wanted = std::env::var("RAGTAG_TEST_OPENCL_ADAPTERS").map_or(0, |n| n.parse().unwrap());
-    assert!(opencl >= wanted, "{wanted} OpenCL adapters are wanted; there are {opencl}");
+    assert!(
+        opencl >= wanted,
+        "found {opencl} OpenCL adapters, but RAGTAG_TEST_OPENCL_ADAPTERS demands {wanted}"
+    );
     for backend in devices.report().backends.iter().filter(|b| b.name != "cpu") {
         if !found.iter().any(|adapter| adapter.backend == backend.name) {
             test_support::skip!(test_support::driver(&backend.name), "{:?}", backend.status);
@@ -40,44 +44,44 @@ fn adapters() -> Vec<Adapter> {
     found
 }
 
-/// Whether an adapter keeps no shader that it compiled: each device of it compiles all again.
+/// Whether an adapter's driver has no shader cache: each device recompiles everything.
 fn compiles_anew(adapter: &Adapter) -> bool {
-    adapter.driver.contains("SwiftShader")
+    adapter.driver.name.contains("SwiftShader")
 }
 
-/// The adapters, GPUs before processors that an API drives, and last what compiles its shaders anew for each device.
+/// The adapters: GPUs first, then APIs that run on the CPU, then drivers without a shader cache.
 fn hardware_first() -> Vec<Adapter> {
     let mut all = adapters();
     all.sort_by_key(|one| (matches!(one.kind, AdapterKind::Cpu | AdapterKind::Software), compiles_anew(one)));
     all
 }
 
-/// The first and the last adapter of each driver: twins need not be tried in every combination.
+/// First and last adapter of each driver: identical adapters need not be tested in every combination.
 fn drivers() -> Vec<[String; 2]> {
     let all = adapters();
     let twins = all.chunk_by(|a, b| (&a.backend, &a.driver) == (&b.backend, &b.driver));
     twins.map(|twins| [twins[0].label(), twins[twins.len() - 1].label()]).collect()
 }
 
-/// The adapters, of twins that run shaders on the processor only the first: that takes long enough.
+/// The adapters, with only the first of identical ones that run shaders on the CPU, because these are slow.
 fn distinct() -> Vec<Adapter> {
     let mut all = hardware_first();
     let same =
         |a: &Adapter, b: &Adapter| (&a.backend, &a.name, &a.driver) == (&b.backend, &b.name, &b.driver);
-    all.dedup_by(|b, a| same(a, b) && shades(&a.label()) && a.kind == AdapterKind::Software);
+    all.dedup_by(|b, a| same(a, b) && runs_shaders(&a.label()) && a.kind == AdapterKind::Software);
     all
 }
 
-/// Those that are distinct; of what compiles its shaders anew only the first, whichever API shows it.
+/// The distinct adapters, with only the first of those without a shader cache, over all APIs.
 fn distinct_and_quick() -> Vec<Adapter> {
     let (slowest, mut all): (Vec<_>, Vec<_>) = distinct().into_iter().partition(compiles_anew);
     all.extend(slowest.into_iter().next());
     all
 }
 
-/// The models that an adapter is tried with in a class. A processor that stands in for a GPU takes half of them. In the other
-/// class, through the other API and as a twin it takes the other half.
-fn dealt(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
+/// The models to test on an adapter in a class. A CPU that emulates a GPU gets half of them; the other class,
+/// the other API and an identical adapter get the other half.
+fn assigned_models(adapter: &Adapter, class: NumericsClass) -> Vec<&'static str> {
     if adapter.kind != AdapterKind::Software {
         return MODELS.to_vec();
     }
@@ -91,17 +95,17 @@ fn api(label: &str) -> &str {
 }
 
 /// Whether a device runs shaders.
-fn shades(label: &str) -> bool {
+fn runs_shaders(label: &str) -> bool {
     ["vulkan", "wgpu"].contains(&api(label))
 }
 
-/// Those of the adapters that run shaders on the processor.
+/// Labels of the adapters that run shaders on the CPU.
 fn slow(adapters: &[Adapter]) -> Vec<String> {
-    let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && shades(&a.label()));
+    let slow = adapters.iter().filter(|a| a.kind == AdapterKind::Software && runs_shaders(&a.label()));
     slow.map(Adapter::label).collect()
 }
 
-/// The logits of the first tokens of a prompt, so many at most, in chunks of so many rows.
+/// Checks the logits of the first `most` tokens of a prompt, in chunks of `chunk` rows.
 fn check_logits<'a>(
     adapters: &[Adapter],
     models: impl Fn(&Adapter) -> Vec<&'a str>,
@@ -130,17 +134,21 @@ fn check_logits<'a>(
 #[test]
 fn exact_logits_are_within_1e_4_on_every_adapter() {
     let class = NumericsClass::Exact;
-    within(600, move || check_logits(&distinct(), |one| dealt(one, class), WHOLE, Activations::F32, class));
+    within(600, move || {
+        check_logits(&distinct(), |one| assigned_models(one, class), WHOLE, Activations::F32, class)
+    });
 }
 
 #[test]
 fn fast_logits_are_within_2e_2_on_every_adapter() {
     let class = NumericsClass::Fast;
-    within(600, move || check_logits(&distinct(), |one| dealt(one, class), WHOLE, Activations::Int8, class));
+    within(600, move || {
+        check_logits(&distinct(), |one| assigned_models(one, class), WHOLE, Activations::Int8, class)
+    });
 }
 
-/// As devices with matrix units compute wide micro-batches; OpenCL shows none of them. Where shaders are compiled for the
-/// processor, a model of each architecture is tried.
+/// The arithmetic of devices with matrix units for wide micro-batches, which no OpenCL device offers.
+/// Adapters that compile shaders for the CPU get one model per architecture.
 #[test]
 fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     let all = distinct_and_quick();
@@ -149,7 +157,7 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     within(600, move || {
         check_logits(
             &fast,
-            |one| dealt(one, NumericsClass::Fast),
+            |one| assigned_models(one, NumericsClass::Fast),
             WHOLE,
             Activations::F16,
             NumericsClass::Fast,
@@ -158,11 +166,11 @@ fn logits_with_f16_activations_are_within_2e_2_on_every_adapter() {
     });
 }
 
-/// Steps of one row, and of a few, have programs of their own there. Loading takes long on the processor: one device has all of
-/// them, for a model of each architecture.
+/// Steps of one row, and of a few rows, have separate shader programs. Loading is slow on the CPU, so only
+/// one device runs all of them, with one model per architecture.
 #[test]
-fn logits_row_by_row_are_as_close_on_every_adapter_that_runs_shaders() {
-    let adapters = distinct_and_quick().into_iter().filter(|adapter| shades(&adapter.label()));
+fn row_by_row_logits_are_within_bounds_on_every_adapter_with_shaders() {
+    let adapters = distinct_and_quick().into_iter().filter(|adapter| runs_shaders(&adapter.label()));
     let adapters: Vec<_> = adapters.collect();
     for (devices, chunk, activations, class) in [
         (usize::MAX, 1, Activations::F32, NumericsClass::Exact),
@@ -175,8 +183,8 @@ fn logits_row_by_row_are_as_close_on_every_adapter_that_runs_shaders() {
     }
 }
 
-/// The tokens after the first golden prompt, so many at most, are the golden ones wherever the margin is large enough. Returns
-/// how many were compared.
+/// Checks that up to `most` tokens after the first golden prompt match the golden ones wherever the margin is
+/// large enough. Returns the number of compared tokens.
 fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> usize {
     let case = &golden(BITNET).cases[0];
     let greedy = &case.greedy_ids[..most.min(case.greedy_ids.len())];
@@ -197,9 +205,10 @@ fn check_tokens(model: &Model, setup: &Setup<'_>, most: usize, what: &str) -> us
     compared
 }
 
-/// The cuts that are tried between two devices: every third one, by turns. Shaders on the processor take too long for that: with
-/// them a pair has one cut, in one of its orders, if its APIs differ. `RAGTAG_TEST_ALL_CUTS` asks for all with `1`, or with a list
-/// of APIs for all whose first stage is on one of these.
+/// The cuts to test between two devices: every third one, rotated by pair and seed. With shaders on the CPU,
+/// which are slow, a pair with different APIs has one cut in one of its orders, and other pairs have none.
+/// `RAGTAG_TEST_ALL_CUTS` demands all cuts: with `1` for every pair, with a list of APIs for pairs whose
+/// first stage is on one of them.
 fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if let Some(wanted) = std::env::var_os("RAGTAG_TEST_ALL_CUTS") {
         let is_wanted =
@@ -212,7 +221,7 @@ fn cuts(first: &str, second: &str, pair: u32, slow: &[String]) -> Vec<u32> {
     if api(first) == api(second) {
         return vec![];
     }
-    // Which of a pair's orders it is does not depend on the order that is asked about.
+    // Selects the same order of a pair for both orders of the arguments.
     let ascending = first.bytes().chain(second.bytes()).fold(0u8, u8::wrapping_add) % 2 == 0;
     if (first < second) == ascending { vec![1 + pair % (SEGMENTS - 1)] } else { vec![] }
 }
@@ -223,7 +232,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
         let model = Model::open(model_path(BITNET)).unwrap();
         let devices = [vec![["cpu:0", "cpu:0"].map(String::from)], drivers()].concat();
         let slow = slow(&adapters());
-        // Where a driver shows several devices, the second stage is on another than the first.
+        // If a driver shows several devices, the second stage uses another one than the first.
         let pairs =
             devices.iter().flat_map(|a| devices.iter().map(|b| (&a[0], &b[1]))).filter(|(a, b)| a != b);
         for (pair, (first, second)) in (0..).zip(pairs) {
@@ -232,7 +241,7 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
             if cuts.is_empty() {
                 continue;
             }
-            // Shaders on the processor take long for each.
+            // Shaders on the CPU are slow for every token.
             let most =
                 if slow.iter().any(|label| label == first || label == second) { 19 } else { usize::MAX };
             for &cut in &cuts {
@@ -247,9 +256,9 @@ fn cuts_over_two_apis_in_both_orders_give_the_golden_tokens() {
     });
 }
 
-/// Activations that cross as f16 between the processor and each API, and from each API to the next.
+/// The f16 wire type between the CPU and each API, and from each API to the next.
 #[test]
-fn f16_boundaries_between_apis_are_within_2e_2() {
+fn the_f16_wire_type_between_apis_is_within_2e_2() {
     within(900, || {
         let model = Model::open(model_path(BITNET)).unwrap();
         let golden = golden(BITNET);
@@ -286,11 +295,12 @@ fn f16_boundaries_between_apis_are_within_2e_2() {
     });
 }
 
-/// One pipeline over as many APIs as there are, the processor at both ends.
+/// One pipeline over as many APIs as possible, with the CPU at both ends.
 #[test]
 fn five_stages_on_four_apis_give_the_golden_tokens() {
     let all = hardware_first();
-    // Of each API the first device or its last twin, so that neighbours are on different ones as far as may be.
+    // The first device of an API or its last identical one, so that neighbouring stages use different devices
+    // if possible.
     let of = |backend: &str| all.iter().filter(|a| a.backend == backend).collect::<Vec<_>>();
     let first = |backend: &str| Some(of(backend).first()?.label());
     let last = |backend: &str| {
@@ -327,10 +337,10 @@ fn five_stages_on_four_apis_give_the_golden_tokens() {
 }
 
 #[test]
-fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
+fn four_stages_on_three_apis_serve_eight_sequences_with_cancellations() {
     let all = adapters();
     let [.., second] = &all[..] else { return };
-    // Another than the last one; where there is a choice none that computes everything with shaders on the processor.
+    // Another device than the last one, preferably one that does not run all shaders on the CPU.
     let slow = slow(&all);
     let others = || all.iter().filter(|one| one.label() != second.label());
     let Some(first) = others().find(|one| !slow.contains(&one.label())).or(others().next()) else { return };
@@ -353,14 +363,14 @@ fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
         let tokens = |session: &ragtag::Session, i: usize| {
             session.generate(Prompt::Tokens(prompt(i)), &Generation { ..greedy(24) }).unwrap()
         };
-        // What each prompt gives when it is alone.
+        // The tokens of each prompt on its own.
         let session = engine.session();
         let alone: Vec<Vec<u32>> =
             (0..8).map(|i| block_on(listen(tokens(&session, i))).unwrap().ids).collect();
         for round in 0..3 {
             block_on(async {
                 let mut streams: Vec<_> = (0..8).map(|i| Some(tokens(&session, i))).collect();
-                // Three of them are dropped after a few tokens, in the midst of the others.
+                // Drop three streams after a few tokens while the others continue.
                 for i in [round, round + 2, round + 5] {
                     let mut stream = streams[i].take().unwrap();
                     for _ in 0..=round {
@@ -378,14 +388,14 @@ fn four_stages_on_three_apis_serve_eight_sequences_some_of_them_cancelled() {
     });
 }
 
-/// Bytes of this process in memory, where the system tells.
+/// Resident memory of this process in bytes, where the system reports it.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Bytes that a device's own API says are free in its own memory.
+/// Free bytes of a device's own memory, as reported by its API.
 fn free_bytes(label: &str) -> Option<u64> {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let memory = *devices.report().adapters().find(|adapter| adapter.label() == label)?.memory.first()?;
@@ -393,25 +403,25 @@ fn free_bytes(label: &str) -> Option<u64> {
 }
 
 #[test]
-fn a_hundred_loads_leave_nothing_behind() {
-    // Other tests take memory as well: a process for this one alone.
-    const NAME: &str = "gpus::a_hundred_loads_leave_nothing_behind";
+fn a_hundred_loads_leak_nothing() {
+    // Other tests allocate memory as well, so this one runs in a separate process.
+    const NAME: &str = "gpus::a_hundred_loads_leak_nothing";
     if !Child::inside(NAME) {
         test_support::child(NAME).passes();
         return;
     }
     within(900, || {
         let model = Model::open(model_path(BITNET)).unwrap();
-        // Intel's processor runtime keeps some MB of each set of programs that is loaded into it and released again.
+        // Intel's CPU runtime leaks some MB per set of programs that is loaded and released.
         let leaky: Vec<String> = adapters()
             .iter()
-            .filter(|a| a.driver.starts_with("Intel(R) OpenCL"))
+            .filter(|a| a.driver.name.starts_with("Intel(R) OpenCL"))
             .map(Adapter::label)
             .collect();
-        // Shaders are compiled for the processor for seconds, each time; other tests load them again and again.
+        // Compiling shaders for the CPU takes seconds each time; other tests load them repeatedly.
         let slow = slow(&adapters());
         let load = |label: &str, times: usize| {
-            // What the parts of a load take, for readers.
+            // Mean time of each part of a load, printed for information.
             let mut parts = [("probe", 0.0), ("start", 0.0), ("run", 0.0), ("stop", 0.0)];
             for _ in 0..times {
                 let mut since = Instant::now();
@@ -435,13 +445,13 @@ fn a_hundred_loads_leave_nothing_behind() {
         };
         let labels = drivers().into_iter().map(|[first, _]| first).filter(|label| !slow.contains(label));
         for label in std::iter::once("cpu:0".to_string()).chain(labels) {
-            // Contexts, compilers and allocators take what they keep.
+            // Warm up contexts, compilers and allocators.
             load(&label, 10);
             let before = (free_bytes(&label), resident_bytes());
             load(&label, 90);
             let after = (free_bytes(&label), resident_bytes());
             println!("{label}: device memory free, process memory: {before:?} → {after:?}");
-            // One load left behind in five would be more. Allocators with many threads take some of it.
+            // Less than a leak of one load in five. Allocators with many threads use part of it.
             const SLACK_BYTES: u64 = 80 << 20;
             if let (Some(before), Some(after)) = (before.0, after.0) {
                 assert!(after + SLACK_BYTES >= before, "{label}: {before} → {after} bytes free");

@@ -1,7 +1,7 @@
-//! Models through HIP, on a stand-in for AMD's driver that executes on OpenCL devices: golden logits, a pipeline with the
-//! CPU, and the command, which compiles in a process of its own.
+//! Models through HIP, on a stand-in for AMD's driver that runs on OpenCL devices: golden logits, a pipeline
+//! with the CPU, and the command, which compiles in a separate process.
 //!
-//! Without an OpenCL device the tests are skipped visibly; `RAGTAG_TEST_OPENCL_ADAPTERS` says that there must be some.
+//! Without an OpenCL device the tests skip visibly; `RAGTAG_TEST_OPENCL_ADAPTERS` demands devices.
 
 use crate::support::{
     self, Setup, block_on, golden, greedy, listen, model_path, ragtag, relative_error, within,
@@ -11,10 +11,10 @@ use ragtag_kernels::{Activations, NumericsClass};
 use test_drivers::{hip_on_opencl, library_path, rocblas_kernels, with_hip_on_opencl};
 
 const BITNET: &str = "tales-bitnet-tq2_0";
-/// One device is enough here: the conformance suite asks more of it.
+/// One device is enough here; the conformance suite tests all.
 const ONE: &[(&str, &str)] = &[("HIP_VISIBLE_DEVICES", "0")];
 
-/// Whether the stand-in has a device, with a line if not.
+/// Whether the stand-in has a device. Records a skip if not.
 fn present() -> bool {
     let devices = Devices::probe(&DeviceOptions::default()).unwrap();
     let found = devices.report().adapter("hip:0").is_some();
@@ -27,8 +27,8 @@ fn present() -> bool {
 }
 
 #[test]
-fn logits_are_golden_in_both_classes() {
-    with_hip_on_opencl("hip::logits_are_golden_in_both_classes", ONE, || {
+fn logits_match_the_golden_ones_in_both_classes() {
+    with_hip_on_opencl("hip::logits_match_the_golden_ones_in_both_classes", ONE, || {
         if !present() {
             return;
         }
@@ -51,8 +51,8 @@ fn logits_are_golden_in_both_classes() {
 }
 
 #[test]
-fn a_pipeline_with_the_cpu_tells_what_one_device_tells() {
-    with_hip_on_opencl("hip::a_pipeline_with_the_cpu_tells_what_one_device_tells", ONE, || {
+fn a_pipeline_with_the_cpu_gives_the_tokens_of_one_device() {
+    with_hip_on_opencl("hip::a_pipeline_with_the_cpu_gives_the_tokens_of_one_device", ONE, || {
         if !present() {
             return;
         }
@@ -74,14 +74,15 @@ fn a_pipeline_with_the_cpu_tells_what_one_device_tells() {
     });
 }
 
-/// A prompt that is long enough for the products of a library, of quantised weights that are widened for it. What the library
-/// computes is of its own stand-in; that it is asked for the right products is what is tried here, from the plan to the graph of
-/// recorded work. The pretended architecture has no matrix units, so that the choice need not be made by hand.
+/// A prompt long enough for library matrix products, with quantised weights that are dequantised for the
+/// library. The stand-in computes the products itself; the test checks that the right products reach it, from
+/// the plan to the recorded graph. The pretended architecture has no matrix units, so the automatic choice is
+/// the library.
 #[test]
-fn a_long_prompt_goes_through_the_library_of_products() {
+fn a_long_prompt_uses_the_matrix_library() {
     let (variable, folder) = rocblas_kernels();
     let variables = [ONE[0], (variable, folder.as_str())];
-    with_hip_on_opencl("hip::a_long_prompt_goes_through_the_library_of_products", &variables, || {
+    with_hip_on_opencl("hip::a_long_prompt_uses_the_matrix_library", &variables, || {
         if !present() {
             return;
         }
@@ -109,7 +110,7 @@ fn a_long_prompt_goes_through_the_library_of_products() {
     });
 }
 
-/// A command that finds the stand-in and the OpenCL devices of this machine.
+/// The command with the stand-in and this machine's OpenCL devices.
 fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
     let mut command = ragtag();
     match std::env::var_os("OCL_ICD_VENDORS") {
@@ -122,14 +123,14 @@ fn with_stand_in(cache: &std::path::Path) -> assert_cmd::Command {
 }
 
 #[test]
-fn the_command_compiles_in_a_process_of_its_own() {
+fn the_command_compiles_in_a_separate_process() {
     if !cfg!(target_os = "linux") {
         return test_support::skip!("Linux", "only its loader can be redirected");
     }
     let cache = tempfile::tempdir().unwrap();
     let listed = with_stand_in(cache.path()).args(["devices", "--json"]).output().unwrap();
     let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
-    // An OpenCL library without a driver shows HIP without a device.
+    // Without an OpenCL driver, HIP exists but has no device.
     if !listed["detected"].to_string().contains("hip:0") {
         assert!(std::env::var_os("RAGTAG_TEST_OPENCL_ADAPTERS").is_none(), "{listed}");
         return test_support::skip!("OpenCL driver", "HIP on OpenCL has no device");
@@ -137,8 +138,8 @@ fn the_command_compiles_in_a_process_of_its_own() {
     let run = ["run", "-p", "Once upon a time", "-n", "8", "--device", "hip:0"];
     with_stand_in(cache.path()).args(run).assert().success();
     let kept = std::fs::read_dir(cache.path().join("hip")).map(Iterator::count).unwrap_or(0);
-    assert!(kept > 5, "{kept} programs are kept");
-    // The library of products is named where it has kernels, unless it is not wanted.
+    assert!(kept > 5, "{kept} cached programs");
+    // Reports name the matrix library where it has kernels, unless `--gemm own` disables it.
     let (variable, folder) = rocblas_kernels();
     for (choice, named) in [("auto", true), ("own", false), ("library", true)] {
         let mut command = with_stand_in(cache.path());
@@ -147,18 +148,18 @@ fn the_command_compiles_in_a_process_of_its_own() {
         assert_eq!(listed.contains("rocBLAS"), named, "{choice}: {listed}");
     }
     with_stand_in(cache.path()).args(["devices", "--gemm", "best"]).assert().failure().code(2);
-    // A compiler that ends its process does not end this one; the error has the signal.
+    // An abort in the compiler does not end the command; its error names the signal.
     let empty = tempfile::tempdir().unwrap();
     let aborted = with_stand_in(empty.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().failure();
     let said = String::from_utf8_lossy(&aborted.get_output().stderr).into_owned();
     assert!(said.contains("SIGABRT"), "{said}");
-    // What is kept needs no compiler.
+    // Cached programs need no compiler.
     with_stand_in(cache.path()).env("RAGTAG_FAKE_ABORT", "1").args(run).assert().success();
 }
 
-/// Why HIP is not there, on a machine without AMD's hardware: the command says it and goes on.
+/// On a machine without AMD hardware, the command reports the cause and continues.
 #[test]
-fn the_command_names_the_cause_and_goes_on() {
+fn the_command_reports_the_cause_and_continues() {
     let output = ragtag().args(["devices", "--json"]).output().unwrap();
     assert!(output.status.success());
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

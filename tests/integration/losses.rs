@@ -1,7 +1,7 @@
-//! Pipelines with devices that are really lost, in the midst of a run, as their driver says: through Vulkan and through wgpu. A
-//! layer over Vulkan's drivers has that happen.
+//! Pipelines whose devices are lost during a run, as reported by the driver, through Vulkan and through wgpu.
+//! A layer over Vulkan's drivers causes the loss.
 //!
-//! Without a Vulkan device the tests are skipped visibly; `RAGTAG_TEST_VULKAN_ADAPTERS` says that there must be some.
+//! Without a Vulkan device the tests skip visibly; `RAGTAG_TEST_VULKAN_ADAPTERS` demands devices.
 
 use crate::support::{self, Setup, block_on, golden, greedy, listen, model_path, relative_error, within};
 use ragtag::{DeviceOptions, Devices, Engine, Error, Event, Model, Prompt};
@@ -11,16 +11,16 @@ use ragtag_scheduler::Error as RunError;
 use test_drivers::{LostAt, VulkanFaults, with_vulkan_faults};
 
 const MODEL: &str = "tales-bitnet-tq2_0";
-/// Tokens of a run that nothing happens to.
+/// Tokens of an undisturbed run.
 const TOKENS: u32 = 8;
-/// Tokens after which a device is lost.
+/// Tokens before the device is lost.
 const BEFORE: usize = 5;
 
 fn model() -> Model {
     Model::open(model_path(MODEL)).unwrap()
 }
 
-/// The labels of an API's devices, with a line if there are none.
+/// Labels of an API's devices. Records a skip if there are none.
 fn labels(backend: &str) -> Vec<String> {
     let found = Devices::probe(&DeviceOptions::default()).unwrap();
     let adapters = found.report().adapters().filter(|adapter| adapter.backend == backend);
@@ -38,7 +38,7 @@ fn tokens(engine: &Engine) -> Vec<u32> {
     block_on(listen(stream)).unwrap().ids
 }
 
-/// Loses the device with this number after some tokens: those, and what the run ends with.
+/// Loses the device with this number after some tokens. Returns these tokens and the run's error.
 fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Vec<u32>, Error) {
     let prompt = &golden(MODEL).cases[0].prompt_ids;
     let mut stream = engine.session().generate(Prompt::Tokens(prompt), &greedy(100)).unwrap();
@@ -55,7 +55,7 @@ fn loses(engine: &Engine, faults: &VulkanFaults, number: u32, at: LostAt) -> (Ve
     }
 }
 
-/// The first or the second of two devices that have a stage each, with the processor between them, is lost in mid-run.
+/// Loses one of two devices during a run. Each has a stage, with the CPU between them.
 fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize, at: LostAt) {
     let model = model();
     let (wanted, split) = (format!("{first},{last},cpu:0"), format!("0-4={first},5-8=cpu:0,9-13={last}"));
@@ -81,7 +81,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
         assert_eq!((faults.is_open(number), faults.held(number)), (false, 0), "{split}: {number} is closed");
     }
 
-    // The process lives on, with the devices that are left.
+    // The process continues with the remaining devices.
     let other = [last, first][lost];
     let (wanted, rest) = (format!("{other},cpu:0"), format!("0-6={other},7-13=cpu:0"));
     let left = Setup { devices: &wanted, split: Some(&rest), ..setup.clone() };
@@ -93,7 +93,7 @@ fn a_stage_is_lost(faults: &VulkanFaults, [first, last]: [&str; 2], lost: usize,
     engine.shutdown();
 }
 
-/// Of the first two devices of an API, one is lost.
+/// Loses one of an API's first two devices.
 fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
     match &labels(backend)[..] {
         [first, second, ..] => a_stage_is_lost(faults, [first, second], lost, at),
@@ -102,17 +102,17 @@ fn one_is_lost(faults: &VulkanFaults, backend: &str, lost: usize, at: LostAt) {
 }
 
 #[test]
-fn a_vulkan_device_lost_in_mid_run_ends_it_and_the_others_go_on() {
+fn a_lost_vulkan_device_ends_the_run_and_leaves_the_others_usable() {
     within(600, || {
-        let test = "losses::a_vulkan_device_lost_in_mid_run_ends_it_and_the_others_go_on";
+        let test = "losses::a_lost_vulkan_device_ends_the_run_and_leaves_the_others_usable";
         with_vulkan_faults(test, &[], |faults| one_is_lost(faults, "vulkan", 0, LostAt::Submit));
     });
 }
 
 #[test]
-fn a_wgpu_device_lost_in_mid_run_ends_it_and_the_others_go_on() {
+fn a_lost_wgpu_device_ends_the_run_and_leaves_the_others_usable() {
     within(600, || {
-        let test = "losses::a_wgpu_device_lost_in_mid_run_ends_it_and_the_others_go_on";
+        let test = "losses::a_lost_wgpu_device_ends_the_run_and_leaves_the_others_usable";
         with_vulkan_faults(test, &[], |faults| one_is_lost(faults, "wgpu", 1, LostAt::Wait));
     });
 }

@@ -1,6 +1,7 @@
-//! Ragtag as its users meet it: golden outputs, cuts and micro-batches that must agree, the command, and bad input.
+//! End-to-end tests of Ragtag: golden outputs, equal results for all cuts and micro-batches, the command, and
+//! bad input.
 
-// Skips must be seen, and measured errors are worth reading.
+// Skips must be visible, and measured errors are worth reading.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod bad_input;

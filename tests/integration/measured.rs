@@ -1,4 +1,4 @@
-//! Predicted against measured, planning again from it, and devices and links that are slowed on purpose.
+//! Predictions compared with measurements, replanning from measurements, and throttled devices and links.
 
 use crate::support::{ragtag, read_json, text};
 use ragtag_planner::Split;
@@ -32,7 +32,7 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&done.out).unwrap_or_else(|e| panic!("{e}:\n{}", done.out))
 }
 
-/// What was compared of one part.
+/// The comparison of one part of the pipeline.
 fn part<'a>(json: &'a Value, place: &str, index: u64, phase: &str) -> &'a Value {
     let parts = json["comparison"]["parts"].as_array().unwrap();
     let is = |p: &&Value| p["place"] == place && p["index"] == index && p["phase"] == phase;
@@ -46,7 +46,7 @@ fn number(value: &Value, field: &str) -> f64 {
 const SPLIT: [&str; 2] = ["--split", "0-6=cpu:0,7-13=cpu:1"];
 
 #[test]
-fn bench_holds_every_stage_and_edge_against_its_prediction() {
+fn bench_compares_every_stage_and_edge_with_its_prediction() {
     let arguments = ["bench", "-p", "24", "-n", "6", "-r", "1", "--parallel", "2", "--chunk", "16"];
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("report.html");
@@ -61,26 +61,27 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
             assert_eq!(off, part["finding"].is_string(), "{part}");
         }
     }
-    // What the stages and the edge saw: a run of pp24 and one of tg6 with two sequences each. Those before do not count.
+    // Counts of the measured runs only: one of pp24 and one of tg6 with two sequences each. Warm-up runs are
+    // excluded.
     let steps = |place, index| number(part(&json, place, index, "decode"), "micro_batches");
     let rows = |index| steps("stage", index) * number(part(&json, "stage", index, "decode"), "rows");
-    // A step that goes with a chunk of the other prompt counts as prefill.
+    // A step that shares a micro-batch with a chunk of the other prompt counts as prefill.
     let counted = &json["stages"][0]["report"]["decode"]["micro_batches"];
     assert!(steps("stage", 0) <= counted.as_f64().unwrap() * 0.75, "{counted} in all");
     assert!(rows(0) <= 2.0 * 2.0 * 5.0 && rows(0) >= 1.0, "{}", rows(0));
-    // A stage does not count the first of a size that it did not see before.
+    // A stage skips the first micro-batch of each new size.
     assert!(steps("edge", 0) <= steps("stage", 0) + 2.0);
     let rates = json["comparison"]["rates"].as_array().unwrap();
     let names: Vec<_> = rates.iter().map(|rate| rate["what"].as_str().unwrap()).collect();
     assert_eq!(names, ["pp24", "tg6"]);
     assert!(rates.iter().all(|rate| number(rate, "predicted_tokens_per_s") > 0.0));
     assert!(json["replanned"].is_null());
-    // The page tells the same of the same micro-batches.
+    // The page reports the same comparison.
     let html = std::fs::read_to_string(&page).unwrap().replace("&gt;", ">");
     for rate in rates {
         let off = deviation(Quantity::Rate, number(rate, "deviation")).replace('-', "−");
-        let told = format!("tokens/s measured, {off} against");
-        assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&told), "{told}");
+        let line = format!("tokens/s measured, {off} against");
+        assert!(html.contains(rate["what"].as_str().unwrap()) && html.contains(&line), "{line}");
     }
     let parts = json["comparison"]["parts"].as_array().unwrap();
     for part in parts {
@@ -95,7 +96,7 @@ fn bench_holds_every_stage_and_edge_against_its_prediction() {
 }
 
 #[test]
-fn run_compares_when_it_is_asked_to() {
+fn run_compares_on_request() {
     let arguments = [&["run", "-n", "4", "--temp", "0"][..], &SPLIT].concat();
     let plain = run(&arguments);
     assert!(!plain.err.contains("deviation"), "{}", plain.err);
@@ -110,21 +111,21 @@ fn run_compares_when_it_is_asked_to() {
     );
     let html = std::fs::read_to_string(&page).unwrap();
     assert!(html.starts_with("<!DOCTYPE html>") && html.contains("cpu:0"));
-    assert!(html.to_lowercase().contains("measured"), "measured beside predicted");
+    assert!(html.to_lowercase().contains("measured"), "measured next to predicted");
     let nowhere = folder.path().join("missing/report.html");
     assert_eq!(run(&[&arguments[..], &["--html", text(&nowhere)]].concat()).code, 7);
 }
 
 #[test]
-fn a_slowed_link_takes_its_time_and_changes_no_token() {
+fn a_throttled_link_is_slower_and_changes_no_token() {
     let arguments = [&["run", "-n", "4", "--temp", "0", "--json"][..], &SPLIT].concat();
     let plain = json(&arguments);
-    let slowed = json(&[&arguments[..], &["--handicap", "link:cpu:0->cpu:1=100kB/s"]].concat());
+    let slowed = json(&[&arguments[..], &["--throttle", "link:cpu:0->cpu:1=100kB/s"]].concat());
     assert_eq!(slowed["tokens"], plain["tokens"]);
     for phase in ["decode", "prefill"] {
         let edge = part(&slowed, "edge", 0, phase);
         let at_least_us = number(edge, "bytes") / 100e3 * 1e6;
-        // A busy processor notices the begin of a crossing late.
+        // A busy CPU notices the start of a transfer late.
         assert!(number(edge, "measured_us") >= at_least_us * 0.5, "{edge}");
         assert!(edge["finding"].as_str().unwrap().contains("its "), "{edge}");
     }
@@ -132,7 +133,7 @@ fn a_slowed_link_takes_its_time_and_changes_no_token() {
 
 #[test]
 fn handicaps_show_everywhere_and_strict_refuses_them() {
-    let slow = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:0=threads:2"];
+    let slow = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:0=threads:2"];
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("receipt.json");
     let arguments = ["run", "-n", "2", "--receipt", text(&path)];
@@ -152,13 +153,13 @@ fn handicaps_show_everywhere_and_strict_refuses_them() {
     let refused = run(&[&["run", "-n", "1", "--strict"][..], &slow].concat());
     assert_eq!(refused.code, 8);
     assert!(refused.err.contains("cpu:1=duty:50% is throttled (--handicap)"), "{}", refused.err);
-    // Not for newcomers.
-    assert!(!run(&["run", "-h"]).out.contains("--handicap"));
-    assert!(run(&["run", "--help"]).out.contains("--handicap"));
+    // Only the long help mentions throttles.
+    assert!(!run(&["run", "-h"]).out.contains("--throttle"));
+    assert!(run(&["run", "--help"]).out.contains("--throttle"));
 }
 
 #[test]
-fn bad_handicaps_are_named() {
+fn reports_invalid_throttles() {
     for (handicap, words) in [
         ("cpu:1=duty:0%", "1% to 100%"),
         ("cpu:1", "there is no ="),
@@ -168,20 +169,20 @@ fn bad_handicaps_are_named() {
         ("cpu:0=sms:8", "only CUDA devices"),
         ("link:cpu:0->cuda:0=1GB/s", "cuda:0 is not among the selected devices"),
     ] {
-        let refused = run(&["run", "-n", "1", "--device", "cpu", "--handicap", handicap]);
+        let refused = run(&["run", "-n", "1", "--device", "cpu", "--throttle", handicap]);
         assert_eq!(refused.code, 2, "{handicap}: {}", refused.err);
         assert!(refused.err.contains(words), "{handicap}: {}", refused.err);
     }
-    let twice = ["--handicap", "cpu:1=duty:50%", "--handicap", "cpu:1=duty:40%"];
+    let twice = ["--throttle", "cpu:1=duty:50%", "--throttle", "cpu:1=duty:40%"];
     let refused = run(&[&["run", "-n", "1", "--device", "cpu"][..], &twice].concat());
     assert!(refused.code == 2 && refused.err.contains("another one says the same"), "{}", refused.err);
 }
 
-/// A device that works for an eighth of the time takes more than it says it does, and gets less to do. The share is small,
-/// so that what else runs on this machine cannot hide it.
+/// A device throttled to an eighth of the time is slower than planned and gets fewer segments. The share is small, so
+/// that other load on this machine cannot mask it.
 #[test]
 fn replanning_moves_segments_away_from_a_slow_device() {
-    let slow = ["--handicap", "cpu:1=duty:12%", "--replan"];
+    let slow = ["--throttle", "cpu:1=duty:12%", "--replan"];
     let arguments = ["bench", "-p", "32", "-n", "8", "-r", "1", "--parallel", "4"];
     // A run whose measurements vary too much keeps its plan.
     let mut runs = (0..5).map(|_| json(&[&arguments[..], &SPLIT, &slow, &["--json"]].concat()));
@@ -205,5 +206,5 @@ fn replanning_moves_segments_away_from_a_slow_device() {
             segments[1] - segments[0] + 1
         })
         .sum();
-    assert_eq!(ran, on_slow(to), "what was planned last is what ran");
+    assert_eq!(ran, on_slow(to), "the last plan ran");
 }

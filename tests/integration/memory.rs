@@ -1,5 +1,5 @@
-//! Devices that turn out to hold less than they said: caches go first, then a smaller plan is tried, then the error says
-//! what was wanted and what there is. The process lives on, and tokens are the same as ever.
+//! Devices with less memory than they reported: Ragtag first frees caches, then tries a smaller plan, and
+//! finally reports the wanted and the available sizes. The process continues, and tokens do not change.
 
 use crate::support::{
     Setup, block_on, devices, golden, greedy, last_vulkan, listen, model_path, run_with_vulkan, text, within,
@@ -23,8 +23,8 @@ fn setup<'a>() -> Setup<'a> {
     Setup { cpu_devices: 2, split: Some("0-6=cpu:0,7-13=cpu:1"), ..Setup::default() }
 }
 
-/// A planner that was asked for nothing but the split and the types. Without prompts it has no reason to choose another chunk
-/// than the usual one.
+/// A planner with only the split and the types fixed. Without prompts it has no reason to choose another
+/// prefill chunk than the default.
 fn planner(model: &Model, found: &Devices) -> Planner {
     Planner::new(model)
         .devices(found)
@@ -34,12 +34,12 @@ fn planner(model: &Model, found: &Devices) -> Planner {
         .split(setup().split.unwrap().parse().unwrap())
 }
 
-/// The devices, each with so much memory and no more, whatever they said.
+/// The devices, each limited to `bytes` of memory regardless of what it reports.
 fn holding(bytes: u64) -> Devices {
     devices(&setup()).limited_to(Limits { memory_bytes: Some(bytes), ..Limits::default() })
 }
 
-/// The plan that an engine runs in the end, how many were tried before, and the first error.
+/// The plan that finally runs, the number of plans tried before it, and the first error.
 fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, String) {
     let plan = planner.plan().unwrap();
     let (mut tried, mut first) = (0, String::new());
@@ -53,17 +53,21 @@ fn fitted(model: &Model, found: &Devices, planner: &Planner) -> (Plan, usize, St
     let engine = engine.unwrap();
     let case = &golden(MODEL).cases[0];
     let stream = engine.session().generate(Prompt::Tokens(&case.prompt_ids), &greedy(20)).unwrap();
-    assert_eq!(block_on(listen(stream)).unwrap().ids, case.greedy_ids[..20], "whatever the plan");
+    assert_eq!(
+        block_on(listen(stream)).unwrap().ids,
+        case.greedy_ids[..20],
+        "the same tokens with every plan"
+    );
     (engine.plan().clone(), tried, first)
 }
 
-/// What the larger of the two stages takes of its device.
+/// Device memory of the larger of the two stages.
 fn largest(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.total - stage.memory_bytes.staging).max().unwrap()
 }
 
 #[test]
-fn a_smaller_chunk_makes_up_for_a_little_memory_and_a_shorter_context_for_more() {
+fn a_little_missing_memory_shrinks_the_chunk_and_more_shrinks_the_context() {
     within(300, || {
         let model = model();
         let whole = planner(&model, &devices(&setup())).plan().unwrap();
@@ -71,12 +75,12 @@ fn a_smaller_chunk_makes_up_for_a_little_memory_and_a_shorter_context_for_more()
 
         let found = holding(needed);
         let (plan, tried, _) = fitted(&model, &found, &planner(&model, &found));
-        assert_eq!((plan.chunk, plan.context, tried), (whole.chunk, whole.context, 0), "it fits as it is");
+        assert_eq!((plan.chunk, plan.context, tried), (whole.chunk, whole.context, 0), "the first plan fits");
 
         let found = holding(needed - (64 << 10));
         let (plan, tried, first) = fitted(&model, &found, &planner(&model, &found));
         assert!(tried > 0 && plan.chunk < whole.chunk, "{plan:?}");
-        assert_eq!((plan.context, plan.slots), (whole.context, whole.slots), "no more than is needed");
+        assert_eq!((plan.context, plan.slots), (whole.context, whole.slots), "only the chunk shrinks");
         for words in ["stage ", " bytes wanted, ", " free; the stage held ", " bytes that it needs"] {
             assert!(first.contains(words), "{words} in {first}");
         }
@@ -88,19 +92,19 @@ fn a_smaller_chunk_makes_up_for_a_little_memory_and_a_shorter_context_for_more()
     });
 }
 
-/// What could be saved by other means than a shorter context: scratch and slots.
+/// Memory that can be saved without a shorter context: scratch and slots.
 fn largest_but_kv(plan: &Plan) -> u64 {
     plan.stages.iter().map(|stage| stage.memory_bytes.scratch + stage.memory_bytes.slots).max().unwrap()
 }
 
 #[test]
-fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
+fn keeps_requested_values_and_otherwise_fails_with_sizes() {
     within(300, || {
         let model = model();
         let ample = devices(&setup());
         let asked = |found: &Devices| planner(&model, found).context(512).chunk(128);
         let needed = largest(&asked(&ample).plan().unwrap());
-        // Fewer slots are nobody's wish.
+        // The number of slots was not requested, so it may shrink.
         let found = holding(needed - 4096);
         let (plan, tried, _) = fitted(&model, &found, &asked(&found));
         assert_eq!((plan.context, plan.chunk), (512, 128));
@@ -123,15 +127,16 @@ fn what_was_asked_for_stays_and_then_the_error_tells_sizes() {
             "{error}"
         );
         assert_eq!(error.exit_code(), 6);
-        // The process lives, and what fits is served.
+        // The process continues, and smaller requests run.
         let (plan, ..) = fitted(&model, &found, &planner(&model, &found));
         assert!(plan.context < 512);
     });
 }
 
-/// A device that refuses without a word on what it has gets what it gave; what was asked for is done by the other.
+/// A device that refuses memory without reporting its free memory keeps a stage of the size that it granted;
+/// the other device takes the rest.
 #[test]
-fn a_device_that_refuses_gets_fewer_segments_and_the_others_more() {
+fn a_refusing_device_gets_fewer_segments_and_the_others_more() {
     within(300, || {
         let model = model();
         let setup = Setup { cpu_devices: 2, ..Setup::default() };
@@ -145,7 +150,7 @@ fn a_device_that_refuses_gets_fewer_segments_and_the_others_more() {
         };
         let whole = asked(&devices(&setup)).plan().unwrap();
         let (segments, bytes) = of(&whole, "cpu:1").expect("both have a stage");
-        // Most of it is there, a small part, nothing.
+        // The device has most of the memory, a small part, or none.
         let most_of_it = bytes / 4 * 3;
         for most in [most_of_it, bytes / 16, 0] {
             let faults = Faults { most_bytes: Some(most), ..Faults::default() };
@@ -165,9 +170,9 @@ fn a_device_that_refuses_gets_fewer_segments_and_the_others_more() {
     });
 }
 
-/// One device has nothing to give, and there is no other: the error is that of the first refusal, with sizes.
+/// The only device has no memory: the error is the first refusal, with sizes.
 #[test]
-fn a_single_device_that_refuses_everything_is_an_error_with_sizes() {
+fn a_single_device_without_memory_is_an_error_with_sizes() {
     within(120, || {
         let model = model();
         let found = devices(&Setup::default()).checked_by(|_, device| {
@@ -183,17 +188,17 @@ fn a_single_device_that_refuses_everything_is_an_error_with_sizes() {
     });
 }
 
-/// A driver that says it has plenty, and refuses: what it does not give the processor computes.
+/// A driver that reports plenty of memory and refuses it: the CPU computes the rest.
 #[test]
-fn a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others() {
-    let test = "memory::a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others";
+fn a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest() {
+    let test = "memory::a_refusing_vulkan_device_gets_fewer_segments_and_the_cpu_the_rest";
     within(600, move || {
         with_vulkan_faults(test, &[], |faults| {
             let Some(label) = last_vulkan() else { return };
             let model = model();
             let setup = Setup { devices: &format!("{label},cpu:0"), ..Setup::default() };
             let found = devices(&setup);
-            // As if it were a card, so that it would get all of the model.
+            // Pretend that it is a discrete card, so that it would get the whole model.
             let card = |facts: DeviceFacts| {
                 let (memory, source) = (facts.memory_bytes, FigureSource::Assumed);
                 let card = DeviceFacts::assumed(&label, AdapterKind::Discrete, 100, memory, source);
@@ -205,7 +210,7 @@ fn a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others
             };
             let facts = found.facts().into_iter().map(card).collect();
             let planner = Planner::new(&model).device_facts(facts).activations(Activations::F32);
-            // Most of it is keys and values.
+            // Keys and values take most of the memory.
             let planner = planner.kv(KvType::F32).context(512).chunk(32);
             let whole = planner.plan().unwrap();
             let on_card = |plan: &Plan| plan.stages.iter().find(|stage| stage.device == label).cloned();
@@ -229,10 +234,10 @@ fn a_vulkan_device_that_refuses_gets_fewer_segments_and_the_processor_the_others
     });
 }
 
-/// The command, on the one device that is there and has nothing to give.
+/// The command on a single device without memory.
 #[test]
-fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
-    let test = "memory::the_command_names_sizes_and_changes_no_plan_from_a_file";
+fn the_command_reports_sizes_and_never_changes_a_plan_from_a_file() {
+    let test = "memory::the_command_reports_sizes_and_never_changes_a_plan_from_a_file";
     let drivers = std::env::var_os("VK_DRIVER_FILES");
     within(600, move || {
         with_vulkan_faults(test, &[("RAGTAG_VULKAN_FAULTS_LIMIT_BYTES", "65536")], |_| {
@@ -264,7 +269,7 @@ fn the_command_names_sizes_and_changes_no_plan_from_a_file() {
     });
 }
 
-/// An engine on devices of which the second has faults.
+/// An engine whose second device has faults.
 fn faulty(model: &Model, faults: Faults) -> ragtag::Result<Engine> {
     let setup = Setup { chunk: 32, sequences: 4, context: 128, all_logits: false, ..setup() };
     let found = devices(&setup).checked_by(move |adapter, device| {
@@ -285,7 +290,7 @@ fn tales(engine: &Engine) -> ragtag::Result<Vec<Vec<u32>>> {
 }
 
 #[test]
-fn an_allocation_that_fails_once_is_made_once_more() {
+fn retries_an_allocation_that_failed_once() {
     within(120, || {
         let model = model();
         let expected: Vec<_> =
@@ -297,14 +302,14 @@ fn an_allocation_that_fails_once_is_made_once_more() {
     });
 }
 
-/// What weights pass through is made smaller as far as that goes; after that there is too little memory for the stage.
+/// Staging for weights shrinks if it is refused. Below its minimum, the stage is out of memory.
 #[test]
-fn staging_that_is_refused_is_made_smaller_and_changes_no_token() {
+fn refused_staging_shrinks_and_changes_no_token() {
     within(120, || {
         let model = model();
         let expected: Vec<_> =
             golden(MODEL).cases.iter().map(|case| case.greedy_ids[..24].to_vec()).collect();
-        // The ring has room in so much.
+        // The ring fits into this region size.
         let most = |bytes| Faults { largest_region_bytes: Some(bytes), ..Faults::default() };
         let error = faulty(&model, most(1 << 20)).unwrap_err();
         let Error::Run(error) = &error else { panic!("{error:?}") };
@@ -314,9 +319,9 @@ fn staging_that_is_refused_is_made_smaller_and_changes_no_token() {
     });
 }
 
-/// Programs are recorded as they are first wanted; where there is no memory for one more, idle ones make room.
+/// Programs are recorded on first use. Without memory for another one, idle programs are evicted.
 #[test]
-fn programs_give_way_to_others_in_mid_run_and_change_no_token() {
+fn evicting_programs_during_a_run_changes_no_token() {
     within(120, || {
         let model = model();
         let expected: Vec<_> =
@@ -327,7 +332,7 @@ fn programs_give_way_to_others_in_mid_run_and_change_no_token() {
             assert_eq!(tales(&engine).unwrap(), expected, "round {round}");
         }
 
-        // Without room for a single one the run ends, and says why; the process goes on.
+        // Without memory for a single program the run ends with an error, and the process continues.
         let engine = faulty(&model, Faults { most_programs: Some(0), ..Faults::default() }).unwrap();
         let error = tales(&engine).unwrap_err();
         let Error::Run(RunError::Stage { stage: 1, device, cause }) = &error else { panic!("{error:?}") };

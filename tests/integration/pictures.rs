@@ -1,5 +1,5 @@
-//! Pictures of plans: that other programs read them (XML, Graphviz, a browser), that names in them stay names, and that they
-//! show what the plan says. The pages lie in the target folder's `tmp` afterwards, for people to look at.
+//! Pictures of plans: other programs can read them (XML, Graphviz, a browser), hostile names are escaped, and
+//! the content matches the plan. The test writes the pages to the target folder's `tmp` for inspection.
 
 use super::support::{ragtag, within};
 use ragtag::compare::{ComparedPart, ComparedRate, Comparison, Phase, TimeParts};
@@ -9,18 +9,18 @@ use ragtag::{
 };
 use ragtag_planner::split::Span;
 use ragtag_planner::{
-    Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
+    Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, PLAN_VERSION, Place, PlanEdge,
     PlanModel, PlanStage, PredictedRun, PredictedTimes, StageMemory,
 };
 use ragtag_transfer::Route;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
-/// A name that would be trouble in each of the languages.
+/// A name that is hostile in each of the formats.
 const HOSTILE: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{0}\u{1b}[2J\u{202e}{}<!--";
-/// How it is shown.
+/// The hostile name as it is displayed.
 const SHOWN: &str = "</title><script>alert(1)</script>\"'&]]>\\n\u{fffd}\u{fffd}[2J\u{fffd}{}<!--";
-/// The sections of a page.
+/// Sections of a page.
 const SECTIONS: [&str; 6] = ["stages", "links", "memory", "timeline", "alternatives", "reasons"];
 
 const GIB: u64 = 1 << 30;
@@ -31,8 +31,8 @@ fn times(decode_us: f64, prefill_us: f64) -> PredictedTimes {
     PredictedTimes { decode_us, prefill_us }
 }
 
-/// A plan of so many equal stages over 82 segments, with every part of an explanation.
-fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
+/// A plan of `stages` equal stages over 82 segments, with every part of an explanation.
+fn synthetic(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     let cut = |at: u32| at * 82 / stages;
     let stage = |at: u32| PlanStage {
         device: label(at),
@@ -85,7 +85,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
             other("0-40=vulkan:0,41-81=cuda:0", "even layers", 1_930_000.0),
             other("0-81=cuda:0", "best single device", 3_000_000.0),
         ],
-        bindings: vec![Binding { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
+        bindings: vec![BindingLimit { of: "vulkan:1".into(), more: "8 GiB more memory".into(), gain: 0.14 }],
         figures: vec![
             FigureCount { source: FigureSource::Measured, figures: 40 },
             FigureCount { source: FigureSource::Datasheet, figures: 3 },
@@ -132,7 +132,7 @@ fn made_up(stages: u32, name: &str, label: impl Fn(u32) -> String) -> Plan {
     }
 }
 
-/// The bundled model on so many made-up devices, as the planner has it.
+/// The planner's plan for the bundled model on `devices` assumed devices.
 fn planned(devices: u32) -> Plan {
     let facts = |at: u32| {
         let kind = if at.is_multiple_of(2) { AdapterKind::Cpu } else { AdapterKind::Integrated };
@@ -142,7 +142,7 @@ fn planned(devices: u32) -> Plan {
     Planner::new(&model).device_facts((0..devices).map(facts).collect()).sequences(2).plan().unwrap()
 }
 
-/// What a run of other micro-batches than those of the plan's request took.
+/// Measurements of a run with other micro-batches than those of the plan's request.
 fn measured(stages: usize) -> Comparison {
     let part = |place, index: usize, phase, predicted_us: f64, measured_us: f64| ComparedPart {
         place,
@@ -185,10 +185,10 @@ fn measured(stages: usize) -> Comparison {
     Comparison { parts, rates: vec![rate], ..Comparison::default() }
 }
 
-/// A name of the page, and what it shows.
+/// Test pages: a name, and the report to show.
 fn reports() -> Vec<(&'static str, Report)> {
     let long = |at: u32| format!("level-zero:{at}-Intel-Arc-A770-Graphics-16GB-(DG2)-at-0000:{at:02x}:00.0");
-    let mut run = Report::new(made_up(3, "Llama-3.3-70B-Instruct-Q4_K_M", |at| format!("cuda:{at}")));
+    let mut run = Report::new(synthetic(3, "Llama-3.3-70B-Instruct-Q4_K_M", |at| format!("cuda:{at}")));
     run.measured = Some(measured(3));
     run.baselines = vec![Baseline {
         name: "even layers".into(),
@@ -199,15 +199,15 @@ fn reports() -> Vec<(&'static str, Report)> {
     vec![
         ("bundled-1", Report::new(planned(1))),
         ("bundled-2", Report::new(planned(2))),
-        ("big-1", Report::new(made_up(1, "Llama-3.3-70B-Instruct-Q4_K_M", |_| "cuda:0".into()))),
-        ("big-5", Report::new(made_up(5, "Llama-3.3-70B-Instruct-Q4_K_M", |at| format!("vulkan:{at}")))),
-        ("long-8", Report::new(made_up(8, &"a-model-with-a-very-long-name-".repeat(6), long))),
-        ("hostile", Report::new(made_up(2, HOSTILE, |at| format!("{at}{HOSTILE}")))),
+        ("big-1", Report::new(synthetic(1, "Llama-3.3-70B-Instruct-Q4_K_M", |_| "cuda:0".into()))),
+        ("big-5", Report::new(synthetic(5, "Llama-3.3-70B-Instruct-Q4_K_M", |at| format!("vulkan:{at}")))),
+        ("long-8", Report::new(synthetic(8, &"a-model-with-a-very-long-name-".repeat(6), long))),
+        ("hostile", Report::new(synthetic(2, HOSTILE, |at| format!("{at}{HOSTILE}")))),
         ("run-3", run),
     ]
 }
 
-// ---- what is drawn ------------------------------------------------------------------------------------------------
+// ---- drawings-- ------------------------------------------------------------------------------------------------
 
 /// The body of a page, as XML.
 fn body(page: &str) -> &str {
@@ -220,7 +220,7 @@ fn texts(document: &roxmltree::Document<'_>) -> String {
 }
 
 #[test]
-fn pages_have_their_sections_and_load_nothing() {
+fn pages_have_all_sections_and_load_nothing() {
     for (name, report) in reports() {
         let page = pictures::html(&report);
         std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.html")), &page).unwrap();
@@ -249,8 +249,8 @@ fn pages_have_their_sections_and_load_nothing() {
 }
 
 #[test]
-fn pages_show_what_the_plan_says() {
-    let report = Report::new(made_up(3, "big", |at| format!("cuda:{at}")));
+fn pages_show_the_figures_of_the_plan() {
+    let report = Report::new(synthetic(3, "big", |at| format!("cuda:{at}")));
     let page = pictures::html(&report);
     let document = roxmltree::Document::parse(body(&page)).unwrap();
     let text = texts(&document);
@@ -282,14 +282,14 @@ fn pages_show_what_the_plan_says() {
     for expected in expected {
         assert!(joined.contains(expected), "{expected} is not in\n{text}");
     }
-    // The second stage has 27 of the 82 segments, after 27.
+    // The second stage has 27 of the 82 segments, starting at segment 27.
     let bar = document.descendants().find(|n| n.attribute("class") == Some("bar c1")).unwrap();
     assert_eq!((bar.attribute("x"), bar.attribute("width")), (Some("32.927%"), Some("32.927%")));
 }
 
-/// A gap is to the best plan that is known, or else to the best possible one.
+/// The gap is relative to the best known plan, or else to the bound.
 #[test]
-fn the_gap_of_a_users_split_is_to_the_planners_own() {
+fn the_gap_of_a_users_split_is_relative_to_the_planners_split() {
     let tile = |plan: &Plan| {
         let page = pictures::html(&Report::new(plan.clone()));
         let document = roxmltree::Document::parse(body(&page)).unwrap();
@@ -297,7 +297,7 @@ fn the_gap_of_a_users_split_is_to_the_planners_own() {
         let texts = name.parent().unwrap().descendants().filter(|n| n.is_text()).filter_map(|n| n.text());
         Some(texts.collect::<Vec<_>>().join(" "))
     };
-    let mut plan = made_up(2, "big", |at| format!("cuda:{at}"));
+    let mut plan = synthetic(2, "big", |at| format!("cuda:{at}"));
     assert_eq!(tile(&plan).unwrap(), "Gap 2.5 % at most, to the best possible plan, as predicted");
     let own =
         Alternative { why: Alternative::PLANNERS_OWN.into(), ..plan.explanation.alternatives[0].clone() };
@@ -308,7 +308,7 @@ fn the_gap_of_a_users_split_is_to_the_planners_own() {
 }
 
 #[test]
-fn a_bottleneck_without_a_bar_is_said() {
+fn reports_a_bottleneck_without_a_bar() {
     let mut plan = planned(2);
     for (place, said) in [
         (Place::Stage, "The longest bar is the bottleneck."),
@@ -320,7 +320,7 @@ fn a_bottleneck_without_a_bar_is_said() {
 }
 
 #[test]
-fn predicted_and_measured_stand_side_by_side() {
+fn shows_predicted_and_measured_side_by_side() {
     let (_, report) = reports().pop().unwrap();
     let page = pictures::html(&report);
     let document = roxmltree::Document::parse(body(&page)).unwrap();
@@ -351,12 +351,12 @@ fn predicted_and_measured_stand_side_by_side() {
 }
 
 #[test]
-fn names_stay_names() {
-    let report = Report::new(made_up(2, HOSTILE, |at| format!("{at}{HOSTILE}")));
+fn escapes_hostile_names() {
+    let report = Report::new(synthetic(2, HOSTILE, |at| format!("{at}{HOSTILE}")));
     let page = pictures::html(&report);
     assert!(
         !page.contains("<script") && !page.contains(|c: char| c.is_control() && c != '\n'),
-        "control characters and elements are gone"
+        "no control characters and no elements"
     );
     let document = roxmltree::Document::parse(body(&page)).unwrap();
     let heading = document.descendants().find(|n| n.has_tag_name("h1")).unwrap();
@@ -373,7 +373,7 @@ fn names_stay_names() {
 }
 
 #[test]
-fn drawings_are_xml_and_keep_to_their_sheet() {
+fn drawings_are_xml_and_stay_within_their_sheet() {
     for (name, report) in reports() {
         let drawing = pictures::svg(&report);
         std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.svg")), &drawing).unwrap();
@@ -400,8 +400,8 @@ fn drawings_are_xml_and_keep_to_their_sheet() {
 // ---- timelines ----------------------------------------------------------------------------------------------------
 
 #[test]
-fn estimated_timelines_are_what_a_pipeline_does() {
-    let mut plan = made_up(2, "small", |at| format!("cpu:{at}"));
+fn estimated_timelines_match_a_pipeline() {
+    let mut plan = synthetic(2, "small", |at| format!("cpu:{at}"));
     plan.stages[0].predicted = times(10.0, 100.0);
     plan.stages[1].predicted = times(20.0, 200.0);
     plan.edges[0].predicted = times(5.0, 50.0);
@@ -411,12 +411,12 @@ fn estimated_timelines_are_what_a_pipeline_does() {
         let spans = gantt.spans.iter().filter(|s| s.row == row);
         spans.map(|s| (s.micro_batch.unwrap(), s.start_us, s.end_us)).collect()
     };
-    // The second stage is the slower: each chunk waits for the one before, after 150 µs to fill the pipeline.
+    // The second stage is slower: each chunk waits for the previous one, after 150 µs to fill the pipeline.
     assert_eq!(of(&prefill, 0)[..2], [(0, 0.0, 100.0), (1, 100.0, 200.0)]);
     assert_eq!(of(&prefill, 1)[..2], [(0, 100.0, 150.0), (1, 200.0, 250.0)]);
     assert_eq!(of(&prefill, 2)[..2], [(0, 150.0, 350.0), (1, 350.0, 550.0)]);
     assert_eq!(prefill.end_us(), 150.0 + 6.0 * 200.0);
-    // Two groups. The first group's tokens are back at 38 µs, and its second step starts then.
+    // Two groups. The first group's tokens return at 38 µs, and its second step starts then.
     assert_eq!(of(&decode, 0)[..3], [(0, 0.0, 10.0), (1, 10.0, 20.0), (0, 38.0, 48.0)]);
     assert_eq!(of(&decode, 2)[..3], [(0, 15.0, 35.0), (1, 35.0, 55.0), (0, 55.0, 75.0)]);
     assert_eq!(of(&decode, 3)[..2], [(0, 35.0, 38.0), (1, 55.0, 58.0)]);
@@ -425,8 +425,8 @@ fn estimated_timelines_are_what_a_pipeline_does() {
 }
 
 #[test]
-fn long_timelines_and_figures_that_make_no_sense_still_give_a_page() {
-    let mut report = Report::new(made_up(2, "big", |at| format!("cuda:{at}")));
+fn long_timelines_and_invalid_figures_still_give_a_page() {
+    let mut report = Report::new(synthetic(2, "big", |at| format!("cuda:{at}")));
     let span = |at: u64| GanttSpan {
         row: (at % 3) as usize,
         kind: GanttKind::Decode,
@@ -452,8 +452,8 @@ fn long_timelines_and_figures_that_make_no_sense_still_give_a_page() {
 // ---- the terminal -------------------------------------------------------------------------------------------------
 
 #[test]
-fn bars_fit_the_terminal_and_its_characters() {
-    let report = Report::new(made_up(2, "big", |at| format!("cuda:{at}")));
+fn bars_fit_the_width_and_character_set_of_the_terminal() {
+    let report = Report::new(synthetic(2, "big", |at| format!("cuda:{at}")));
     let ascii = "
                     decode, busy       prefill, busy      memory, full
 0 cuda:0            ##########  100 %  ##########   98 %  ###.......   33 %
@@ -500,7 +500,7 @@ fn the_command_writes_pictures() {
     );
     assert!(std::fs::read_to_string(&html).unwrap().starts_with("<!DOCTYPE html>"));
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg "));
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file is left");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no temporary file remains");
 
     let output = ragtag().args(["--dot", "-"]).output().unwrap();
     let dot = String::from_utf8(output.stdout).unwrap();
@@ -513,7 +513,7 @@ fn the_command_writes_pictures() {
 
 // ---- other programs -----------------------------------------------------------------------------------------------
 
-/// A program that is there, or a visible skip.
+/// Path of an installed program. Records a skip if there is none.
 fn program(what: &str, variable: &str, names: &[&str]) -> Option<PathBuf> {
     let named = std::env::var_os(variable).map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -523,7 +523,7 @@ fn program(what: &str, variable: &str, names: &[&str]) -> Option<PathBuf> {
     };
     let program = named.or_else(found);
     if program.is_none() {
-        test_support::skip!(what, "none of {} is in PATH, and {variable} names none", names.join(", "));
+        test_support::skip!(what, "none of {} is in PATH, and {variable} is not set", names.join(", "));
     }
     program
 }
@@ -545,15 +545,15 @@ fn graphviz_draws_the_graph() {
             |class: &str| document.descendants().filter(|n| n.attribute("class") == Some(class)).count();
         let stages = report.plan.stages.len();
         assert_eq!(class("cluster"), stages, "{name}");
-        assert_eq!(class("edge"), stages, "{name}: edges and the tokens' way back");
+        assert_eq!(class("edge"), stages, "{name}: edges and the token return");
         if name == "hostile" {
             assert!(texts(&document).contains(SHOWN), "{}", texts(&document));
         }
     }
 }
 
-/// What each page is asked, in a frame as wide as a phone or a laptop. A text in a bar may not be wider than the bar, and
-/// nothing may stick out.
+/// Script that checks each page, in a frame as wide as a phone or a laptop: no text in a bar is wider than
+/// the bar, and nothing overflows.
 const QUESTIONS: &str = r#"
 addEventListener('load', () => {
   const found = [];
@@ -583,7 +583,7 @@ addEventListener('load', () => {
 });
 "#;
 
-/// What a browser objects to, for each of these pages; also what it writes to its console.
+/// Problems that a browser finds on these pages, including messages on its console.
 fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
     let escape = |text: &str| text.replace('&', "&amp;").replace('"', "&quot;");
     let frames = pages.iter().map(|(name, width, page)| {
@@ -616,7 +616,7 @@ fn ask(browser: &Path, pages: &[(String, u32, String)]) -> Vec<String> {
 }
 
 #[test]
-fn a_browser_shows_all_of_it_on_a_phone_and_on_a_laptop() {
+fn pages_fit_a_phone_and_a_laptop_in_a_browser() {
     let names = ["chromium", "chromium-browser", "google-chrome", "chrome"];
     let Some(browser) = program("browser", "RAGTAG_TEST_BROWSER", &names) else { return };
     let mut pages = Vec::new();
@@ -627,7 +627,7 @@ fn a_browser_shows_all_of_it_on_a_phone_and_on_a_laptop() {
     let objections = ask(&browser, &pages);
     assert!(objections.is_empty(), "{}", objections.join("\n"));
 
-    // The questions find what is wrong.
+    // The script finds deliberate problems.
     let (name, width, page) = pages.remove(0);
     let wide = page.replace("<footer>", "<script>throw 1</script><p style=\"width:2000px\">wide</p><footer>");
     let without = wide.replace("id=\"memory\"", "id=\"memories\"");

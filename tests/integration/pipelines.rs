@@ -1,4 +1,4 @@
-//! Whatever the shape of the pipeline, the model says the same; and what a sequence held is free when it ends, however it
+//! Pipelines of every shape give the same results, and a sequence frees its resources in whatever way it
 //! ends.
 
 use crate::support::{
@@ -19,16 +19,16 @@ use tokio_stream::StreamExt;
 
 const BITNET: &str = "tales-bitnet-tq2_0";
 const LLAMA: &str = "tales-q8_0";
-/// Embedding, twelve blocks, head.
+/// Number of segments: embedding, twelve blocks, head.
 const SEGMENTS: u32 = 14;
-/// Embedding, twelve attention and feed-forward halves, head.
+/// Number of half-block segments: embedding, twelve attention and feed-forward halves, head.
 const HALVES: u32 = 26;
 
 fn open(name: &str) -> Model {
     Model::open(model_path(name)).unwrap()
 }
 
-/// The first golden prompt with this many of its golden tokens.
+/// The first golden prompt with `more` of its golden tokens.
 fn ids(name: &str, more: usize) -> Vec<u32> {
     let case = &golden(name).cases[0];
     [&case.prompt_ids[..], &case.greedy_ids[..more]].concat()
@@ -51,7 +51,7 @@ fn say(session: &Session, prompt: &[u32], generation: &Generation) -> ragtag::Re
     block_on(listen(session.generate(Prompt::Tokens(prompt), generation)?))
 }
 
-/// Engines that generate: logits of the last row only.
+/// Setup for engines that generate: logits of the last row only.
 fn generating<'a>() -> Setup<'a> {
     Setup { all_logits: false, ..Setup::default() }
 }
@@ -79,7 +79,7 @@ fn check_every_cut(name: &'static str, activations: Activations) {
     });
 }
 
-/// Each of the twelve cuts between the halves of a block.
+/// Checks the twelve cuts between the halves of a block.
 fn check_cuts_within_blocks(name: &'static str, activations: Activations) {
     within(120, move || {
         let (model, ids) = (open(name), ids(name, 8));
@@ -157,12 +157,12 @@ fn three_four_and_fourteen_devices_give_the_bits_of_one() {
     });
 }
 
-/// A token whose row of the embedding has an outlier, as the residual stream of some models has.
+/// A model in which the embedding of a token has an outlier, as in the residual stream of some models.
 fn with_an_outlier(token: usize, value: f32) -> Model {
     let mut bytes = support::model_bytes(LLAMA);
     let table = support::tensor_data(&bytes, "token_embd.weight");
     let width = open(LLAMA).hyperparameters().width as usize;
-    // A block of Q8_0: a scale as f16, and 32 quanta.
+    // A block of Q8_0: a scale as f16, and 32 quants.
     let at = table.start + token * width / 32 * 34;
     let mut block = [0; 34];
     block[..2].copy_from_slice(&half::f16::from_f32(value / 100.0).to_le_bytes());
@@ -171,10 +171,10 @@ fn with_an_outlier(token: usize, value: f32) -> Model {
     Model::from_bytes("outlier", bytes).unwrap()
 }
 
-/// What is beyond the largest f16 becomes that, and what is below it is rounded: neither is an infinity, and no row spoils
-/// another.
+/// Values beyond the largest f16 saturate and small ones are rounded: neither becomes infinite, and no row
+/// affects another.
 #[test]
-fn outliers_that_cross_as_f16_stay_finite() {
+fn outliers_stay_finite_with_the_f16_wire_type() {
     let ids = ids(LLAMA, 8);
     let (token, before) = (ids[5] as usize, ids[..5].iter().all(|id| *id != ids[5]));
     assert!(before);
@@ -189,13 +189,13 @@ fn outliers_that_cross_as_f16_stay_finite() {
         let (vocabulary, wide) = with(value, Boundary::F32);
         let (_, narrow) = with(value, Boundary::F16);
         assert!(narrow.iter().chain(&wide).all(|logit| logit.is_finite()), "{value}");
-        // Rows before the outlier know nothing of it.
+        // The outlier does not affect earlier rows.
         let error = relative_error(&narrow[..5 * vocabulary], &wide[..5 * vocabulary]);
         assert!(error <= NumericsClass::Fast.tolerance(), "{value}: {error}");
         let row = 5 * vocabulary..6 * vocabulary;
         let error = relative_error(&narrow[row.clone()], &wide[row]);
         println!("an outlier of {value}: relative error {error:.2e} in its row");
-        // A norm follows: alone in its row it says the same whatever its size.
+        // A norm follows: the only large value of a row dominates it regardless of its size.
         assert!(error <= NumericsClass::Fast.tolerance(), "{value}: {error}");
     }
 }
@@ -238,9 +238,9 @@ fn every_chunk_length_agrees_within_the_fast_class() {
     check_chunks(Activations::Int8, NumericsClass::Fast);
 }
 
-/// Sequences of any length, arriving together, mixed into micro-batches of any size.
+/// Sequences of random lengths that arrive together and share micro-batches of random sizes.
 #[test]
-fn sequences_in_flight_together_have_the_logits_of_sequences_alone() {
+fn concurrent_sequences_have_the_logits_of_single_ones() {
     within(120, || {
         let (model, ids) = (open(LLAMA), ids(LLAMA, 60));
         let vocabulary = model.hyperparameters().vocabulary as usize;
@@ -281,7 +281,7 @@ fn eight_prompts(model: &Model) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn eight_sequences_at_once_say_what_each_says_alone() {
+fn eight_concurrent_sequences_give_the_text_of_single_ones() {
     within(120, || {
         let model = open(BITNET);
         let prompts = eight_prompts(&model);
@@ -323,13 +323,14 @@ fn dropped_streams_give_back_their_cache_and_credits() {
                 assert_eq!(said.ids[..64], case.greedy_ids);
             }
         };
-        // Rows that the first stage has computed.
+        // Rows computed by the first stage.
         let rows = || engine.stage_reports()[0].counts.rows;
-        // Two such sequences need all of the cache.
+        // Two such sequences fill the cache.
         pair();
         let one_pair = rows();
         for _ in 0..ROUNDS {
-            // Six sequences, two of which have room; each is dropped somewhere between its submission and its end.
+            // Six sequences, of whom two fit. Each is dropped at a random point between its submission and
+            // its end.
             let mut streams: Vec<_> = (0..6).map(start).collect();
             let events = random.random_range(0..6);
             for _ in 0..events {
@@ -340,14 +341,14 @@ fn dropped_streams_give_back_their_cache_and_credits() {
             }
         }
         pair();
-        // Had the dropped ones gone on to their ends, they would have been ninety pairs.
+        // If the dropped ones had run to their ends, they would have been ninety pairs.
         let computed = rows() - one_pair;
         assert!(computed < one_pair * u64::from(ROUNDS), "{computed} rows, {one_pair} of a pair");
     });
 }
 
 #[test]
-fn a_cancelled_stream_still_says_how_it_ended() {
+fn a_cancelled_stream_still_ends_with_a_summary() {
     within(60, || {
         let model = open(BITNET);
         let engine = support::engine(&model, &Setup { context: 512, cpu_devices: 2, ..generating() });
@@ -370,11 +371,11 @@ fn a_cancelled_stream_still_says_how_it_ended() {
 }
 
 #[test]
-fn dropping_an_engine_with_running_sequences_ends_at_once() {
+fn dropping_an_engine_ends_its_running_sequences_at_once() {
     within(120, || {
         let model = open(BITNET);
         let setup = Setup { context: 512, cpu_devices: 2, sequences: 8, ..generating() };
-        // Submissions that the first device has computed, and what is left of the devices.
+        // Submissions completed by the first device, and the devices' leaks.
         let computed = Arc::new(AtomicU64::new(0));
         let leaks = Arc::new(Mutex::new(Vec::new()));
         let (count, watch) = (Arc::clone(&computed), Arc::clone(&leaks));
@@ -402,10 +403,10 @@ fn dropping_an_engine_with_running_sequences_ends_at_once() {
         }
         let before = computed.load(Ordering::Relaxed);
         drop((engine, session, streams));
-        // Nothing computes any more: the devices have gone.
+        // Nothing is computed any more: the devices are dropped.
         let left: Vec<_> = leaks.lock().unwrap().iter().map(LeakWatch::leaks).collect();
         assert_eq!(left, vec![Some(Leaks::default()); 2]);
-        // All tokens would have taken a submission each, of one sequence at least.
+        // The remaining tokens would have taken a submission each, for one sequence at least.
         let after = computed.load(Ordering::Relaxed) - before;
         assert!(after < (450 - 30) / 4, "{after} submissions after the engine was dropped");
     });
@@ -426,7 +427,7 @@ fn a_stream_outlives_its_engine() {
 // ---- Endings ------------------------------------------------------------------------------------------------------
 
 #[test]
-fn generations_end_where_they_should() {
+fn generation_ends_at_its_limits() {
     within(60, || {
         let model = open(BITNET);
         let engine = support::engine(&model, &Setup { cpu_devices: 2, context: 48, ..generating() });
@@ -441,7 +442,7 @@ fn generations_end_where_they_should() {
             assert_eq!(said.summary.prompt_tokens, 13);
             assert!(new_text.starts_with(&said.text), "{:?}", said.text);
         }
-        // 13 positions are taken, and the last token needs none.
+        // The prompt takes 13 positions, and the last token takes none.
         let said = say(&session, &case.prompt_ids, &greedy(200)).unwrap();
         assert_eq!(said.summary.reason, Reason::ContextFull);
         assert_eq!(said.ids, case.greedy_ids[..48 - 13 + 1]);
@@ -453,7 +454,7 @@ fn generations_end_where_they_should() {
 }
 
 #[test]
-fn stop_strings_end_the_text_before_them() {
+fn text_ends_before_a_stop_string() {
     within(60, || {
         let model = open(BITNET);
         let engine = support::engine(&model, &Setup { cpu_devices: 2, ..generating() });
@@ -475,7 +476,7 @@ fn stop_strings_end_the_text_before_them() {
 }
 
 #[test]
-fn requests_that_cannot_be_are_refused_and_the_pipeline_goes_on() {
+fn refuses_invalid_requests_and_continues() {
     within(60, || {
         let model = open(BITNET);
         let engine = support::engine(&model, &Setup { cpu_devices: 2, context: 32, ..generating() });
@@ -505,14 +506,14 @@ fn requests_that_cannot_be_are_refused_and_the_pipeline_goes_on() {
 
         let said = say(&session, &case.prompt_ids, &greedy(8)).unwrap();
         assert_eq!(said.ids, case.greedy_ids[..8]);
-        // A prompt that fills the context leaves room for the one token that needs none.
+        // A prompt that fills the context leaves room for one token, which needs no position.
         let full: Vec<u32> = case.prompt_ids.iter().chain(&case.greedy_ids).copied().take(32).collect();
         assert_eq!(say(&session, &full, &greedy(8)).unwrap().ids, case.greedy_ids[19..20]);
     });
 }
 
 #[test]
-fn a_token_stream_is_a_stream() {
+fn a_token_stream_implements_stream() {
     within(60, || {
         let model = open(BITNET);
         let engine = support::engine(&model, &Setup { cpu_devices: 2, ..generating() });
@@ -523,7 +524,7 @@ fn a_token_stream_is_a_stream() {
             while let Some(event) = stream.next().await {
                 events.push(event.unwrap());
             }
-            assert!(stream.next().await.is_none(), "a stream that has ended stays ended");
+            assert!(stream.next().await.is_none(), "the stream stays ended");
             events
         });
         let (last, tokens) = events.split_last().unwrap();
@@ -547,7 +548,7 @@ fn a_token_stream_is_a_stream() {
 // ---- Traces -------------------------------------------------------------------------------------------------------
 
 #[test]
-fn the_trace_shows_both_stages_busy_at_once() {
+fn the_trace_shows_both_stages_busy_simultaneously() {
     within(120, || {
         let model = open(BITNET);
         let split = Some("0-6=cpu:0,7-13=cpu:1");
@@ -577,7 +578,7 @@ fn the_trace_shows_both_stages_busy_at_once() {
         assert!(overlap.busy_ns.len() == 2 && least > 0, "{overlap:?}");
         assert!(overlap.together_ns > least / 20, "{overlap:?}");
 
-        // Every micro-batch passes both stages, in their order, and brings all prompt rows with it.
+        // Every micro-batch passes both stages in order, and all prompt rows are computed.
         let computed = |stage: u32| -> std::collections::BTreeMap<_, _> {
             let spans = trace.spans().iter().filter(|s| s.kind == SpanKind::Compute && s.stage == stage);
             spans.map(|s| (s.micro_batch.expect("compute belongs to a micro-batch"), s.clone())).collect()
@@ -590,7 +591,7 @@ fn the_trace_shows_both_stages_busy_at_once() {
             assert!(span.start_ns <= span.end_ns && span.end_ns <= second[id].start_ns, "{span:?}");
         }
         let rows: u32 = first.values().map(|s| s.rows).sum();
-        assert_eq!(rows, 8 * (200 + 15), "eight prompts, and fifteen tokens that are fed back");
+        assert_eq!(rows, 8 * (200 + 15), "eight prompts, and fifteen tokens fed back per sequence");
 
         let json: serde_json::Value = serde_json::from_str(&trace.to_chrome_json()).unwrap();
         let events = json["traceEvents"].as_array().unwrap();
@@ -612,7 +613,7 @@ struct Copy {
     plan: ragtag::Plan,
 }
 
-/// A plan for a copy of a model that may be cut.
+/// A plan for a copy of a model that a test may truncate.
 fn copy() -> Copy {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("copy.gguf");
@@ -650,18 +651,18 @@ fn a_file_that_shrank_before_loading_is_a_clear_error() {
 fn a_file_that_shrinks_while_loading_is_a_clear_error() {
     within(60, || {
         let copy = copy();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let (seen, file) = (Arc::clone(&told), copy.file);
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        let (seen, file) = (Arc::clone(&calls), copy.file);
         let progress = Box::new(move |done: u64, total: u64| {
             seen.lock().unwrap().push((done, total));
-            // Called by the one thread that reads: nothing is being read meanwhile.
+            // Called by the only reading thread, so no read is in progress.
             file.set_len(4096).unwrap();
         });
         let mut options = EngineOptions::default();
         options.progress = Some(progress);
         let error = Engine::start_exact(&copy.model, &copy.devices, &copy.plan, options).unwrap_err();
         assert!(error.to_string().contains("shrank while in use"), "{error}");
-        let told = told.lock().unwrap();
-        assert!(told.iter().all(|(done, total)| done < total), "it was cut before the end: {told:?}");
+        let calls = calls.lock().unwrap();
+        assert!(calls.iter().all(|(done, total)| done < total), "it was truncated before the end: {calls:?}");
     });
 }

@@ -1,4 +1,4 @@
-//! Simulations of plans against runs of them, and `ragtag simulate`.
+//! Compares simulations of plans with runs of them, and tests `ragtag simulate`.
 
 use crate::support::{self, Setup, block_on, greedy, listen, ragtag, text, within};
 use ragtag::simulation::{
@@ -25,13 +25,13 @@ fn setup(sequences: u32) -> Setup<'static> {
     }
 }
 
-/// So many requests, all at once and all the same.
+/// `requests` equal requests that arrive together.
 fn load(requests: u32, prompt: u32, new: u32) -> Load {
     let (prompt_tokens, new_tokens) = (Lengths::Fixed(prompt), Lengths::Fixed(new));
     DrawnLoad { requests, arrivals: Arrivals::Together, prompt_tokens, new_tokens, seed: 1 }.draw().unwrap()
 }
 
-/// Runs a load as it is simulated.
+/// Runs the load that is simulated.
 fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     let engine = support::engine(model, &setup(requests));
     let session = engine.session();
@@ -45,7 +45,7 @@ fn run(model: &Model, requests: u32, prompt: u32, new: u32) -> (Plan, Trace) {
     (engine.plan().clone(), engine.shutdown())
 }
 
-/// Simulates the plan of a run, with the run's own times.
+/// Simulates the plan of a run with the measured times of the run.
 fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace {
     let facts = support::devices(&setup(1)).facts();
     let mut spec = ragtag::simulation_spec(model, plan, &facts, &ragtag::Links::default(), load).unwrap();
@@ -54,7 +54,7 @@ fn simulated(model: &Model, plan: &Plan, load: &Load, measured: &Trace) -> Trace
     Trace::simulated(plan, &SimSummary::new(&spec, report))
 }
 
-/// Gives each stage the medians of what its queues took.
+/// Sets each stage's times to the medians of its measured spans.
 fn take_times(spec: &mut SimSpec, measured: &Trace) {
     for (stage, simulated) in (0..).zip(&mut spec.stages) {
         let median = |kind: SpanKind, rows: Option<u32>| {
@@ -74,31 +74,31 @@ fn take_times(spec: &mut SimSpec, measured: &Trace) {
     }
 }
 
-/// What happened to a micro-batch: where, what, which, and how many rows were computed.
-type Happening = (u32, SpanKind, u64, Option<u32>);
+/// An event of a micro-batch: stage, kind, micro-batch, and rows if it is computed.
+type BatchEvent = (u32, SpanKind, u64, Option<u32>);
 
-fn happening(span: &Span) -> Happening {
+fn batch_event(span: &Span) -> BatchEvent {
     let rows = (span.kind == SpanKind::Compute).then_some(span.rows);
-    (span.stage, span.kind, span.micro_batch.expect("weights apart").0, rows)
+    (span.stage, span.kind, span.micro_batch.expect("not a weight transfer").0, rows)
 }
 
-/// The spans in the order in which they began, those of loading apart.
+/// The spans in the order of their starts, without the loading of weights.
 fn by_start(trace: &Trace) -> Vec<&Span> {
     let mut spans: Vec<_> = trace.spans().iter().filter(|s| s.kind != SpanKind::Weights).collect();
     spans.sort_by_key(|s| (s.start_ns, s.end_ns));
     spans
 }
 
-/// What one queue of a stage did, in order.
-fn lane(trace: &Trace, stage: u32, kind: SpanKind) -> Vec<Happening> {
+/// Events of one queue of a stage, in order.
+fn queue(trace: &Trace, stage: u32, kind: SpanKind) -> Vec<BatchEvent> {
     let here = by_start(trace).into_iter().filter(|s| s.stage == stage && s.kind == kind);
-    here.map(happening).collect()
+    here.map(batch_event).collect()
 }
 
 const KINDS: [SpanKind; 4] = [SpanKind::Upload, SpanKind::Compute, SpanKind::Download, SpanKind::Logits];
 
-/// On its way a micro-batch is computed, leaves, enters and is computed, each after the other has ended; and every queue
-/// takes micro-batches in the order in which they entered the pipeline.
+/// Checks causality: a micro-batch is computed, downloaded, uploaded and computed again without overlap, and
+/// every queue processes micro-batches in the order in which they entered the pipeline.
 fn assert_causal(trace: &Trace, what: &str) {
     let spans = by_start(trace);
     let find = |stage: u32, kind: SpanKind, id: u64| {
@@ -107,35 +107,35 @@ fn assert_causal(trace: &Trace, what: &str) {
             .find(|s| s.stage == stage && s.kind == kind && s.micro_batch.is_some_and(|other| other.0 == id));
         *found.unwrap_or_else(|| panic!("{what}: no {kind:?} of micro-batch {id} on stage {stage}"))
     };
-    let count = lane(trace, 0, SpanKind::Compute).len() as u64;
+    let count = queue(trace, 0, SpanKind::Compute).len() as u64;
     for id in 0..count {
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         for stage in 0..STAGES {
             if stage > 0 {
-                way.push(find(stage, SpanKind::Upload, id));
+                path.push(find(stage, SpanKind::Upload, id));
             }
-            way.push(find(stage, SpanKind::Compute, id));
+            path.push(find(stage, SpanKind::Compute, id));
             let leaves = if stage + 1 < STAGES { SpanKind::Download } else { SpanKind::Logits };
-            way.push(find(stage, leaves, id));
+            path.push(find(stage, leaves, id));
         }
-        for pair in way.windows(2) {
+        for pair in path.windows(2) {
             assert!(pair[0].end_ns <= pair[1].start_ns, "{what}: {:?} and then {:?}", pair[0], pair[1]);
         }
     }
     for stage in 0..STAGES {
         for kind in KINDS {
-            let ids: Vec<_> = lane(trace, stage, kind).into_iter().map(|h| h.2).collect();
+            let ids: Vec<_> = queue(trace, stage, kind).into_iter().map(|h| h.2).collect();
             assert!(ids.is_sorted(), "{what}: stage {stage}, {kind:?}: {ids:?}");
         }
     }
 }
 
-/// One sequence leaves nothing to chance, so a run and its simulation must agree: on each queue of each stage the same
-/// micro-batches of the same rows in the same order; while it decodes, the same order of all starts, over all queues and
-/// stages. How the stages' starts interleave while several chunks of the prompt are under way depends on the moment, and
-/// is compared only as far as one thing waits for another.
+/// With one sequence, a run and its simulation must agree: on each queue of each stage the same micro-batches
+/// with the same rows in the same order; and in decode, the same order of all starts over all queues and
+/// stages. In prefill, the interleaving of the stages' starts depends on timing. There only causality is
+/// checked.
 #[test]
-fn a_run_and_its_simulation_agree_on_the_order_of_events() {
+fn a_simulation_has_the_event_order_of_its_run() {
     within(120, || {
         let model = Model::bundled().unwrap();
         let (prompt, new) = (5 * CHUNK - 3, 24);
@@ -143,25 +143,25 @@ fn a_run_and_its_simulation_agree_on_the_order_of_events() {
         let simulated = simulated(&model, &plan, &load(1, prompt, new), &real);
         assert_causal(&real, "the run");
         assert_causal(&simulated, "the simulation");
-        let batches = lane(&real, 0, SpanKind::Compute);
+        let batches = queue(&real, 0, SpanKind::Compute);
         assert_eq!(batches.len() as u32, 5 + new - 1);
         for stage in 0..STAGES {
             for kind in KINDS {
-                assert_eq!(lane(&simulated, stage, kind), lane(&real, stage, kind), "{stage} {kind:?}");
+                assert_eq!(queue(&simulated, stage, kind), queue(&real, stage, kind), "{stage} {kind:?}");
             }
         }
         let decoding = |trace: &Trace| -> Vec<_> {
-            by_start(trace).into_iter().map(happening).filter(|h| h.2 >= 5).collect()
+            by_start(trace).into_iter().map(batch_event).filter(|h| h.2 >= 5).collect()
         };
         assert_eq!(decoding(&simulated), decoding(&real));
         assert_eq!(decoding(&real).len() as u32, (new - 1) * (2 * STAGES + STAGES - 1));
     });
 }
 
-/// With several sequences it depends on the moment which of them share a micro-batch. What must agree is what does not:
-/// what waits for what, the order on each queue, the same micro-batches on all stages, and the rows in all.
+/// With several sequences, timing decides which of them share a micro-batch. The rest must agree: causality,
+/// the order on each queue, the same micro-batches on all stages, and the total of rows.
 #[test]
-fn of_several_sequences_a_run_and_its_simulation_have_the_same_rows_in_order() {
+fn a_simulation_of_several_sequences_has_the_rows_of_its_run() {
     within(120, || {
         let model = Model::bundled().unwrap();
         let (requests, prompt, new) = (4, 2 * CHUNK, 16);
@@ -170,7 +170,7 @@ fn of_several_sequences_a_run_and_its_simulation_have_the_same_rows_in_order() {
         for (what, trace) in [("the run", &real), ("the simulation", &simulated)] {
             assert_causal(trace, what);
             let computed = |stage| -> Vec<_> {
-                lane(trace, stage, SpanKind::Compute).into_iter().map(|h| (h.2, h.3)).collect()
+                queue(trace, stage, SpanKind::Compute).into_iter().map(|h| (h.2, h.3)).collect()
             };
             for stage in 1..STAGES {
                 assert_eq!(computed(stage), computed(0), "{what}");
@@ -218,16 +218,16 @@ fn simulate_prints_tables_or_json_and_writes_a_timeline() {
     let summary = &result["summary"];
     assert_eq!((&summary["finished"], &summary["refused"]), (&12.into(), &0.into()));
     assert_eq!(summary["first_token_us"]["count"], 12);
-    assert_eq!(json(&drawn)["summary"], *summary, "the same seed is the same simulation");
+    assert_eq!(json(&drawn)["summary"], *summary, "the same seed gives the same simulation");
     assert_ne!(json(&[&drawn[..], &["--seed", "2"]].concat())["summary"], *summary);
-    // Nobody waits when requests come slowly.
+    // Slow requests never wait.
     let slow = &json(&["--requests", "5", "--rate", "0.01"])["summary"];
     assert_eq!(slow["waiting_requests"]["max"], 0);
     assert!(slow["duration_us"].as_f64().unwrap() > 1e8);
 }
 
 #[test]
-fn requests_that_are_all_refused_have_no_times() {
+fn no_times_if_all_requests_are_refused() {
     let (code, out, err) = command(&["--ctx", "8", "--requests", "3"]);
     assert_eq!(code, 0, "{err}");
     assert!(
@@ -238,7 +238,7 @@ fn requests_that_are_all_refused_have_no_times() {
 }
 
 #[test]
-fn simulate_reads_requests_from_files_and_names_their_mistakes() {
+fn simulate_reads_requests_from_files_and_reports_errors_in_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("requests.csv");
     let write = |content: &str| std::fs::write(&path, content).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests share: models, golden data, engines, errors, and the command itself.
+//! Shared test support: models, golden data, engines, errors, and the command itself.
 
 use ragtag::{
     Boundary, DeviceOptions, Devices, Engine, EngineOptions, Event, GemmChoice, Generation, Granularity,
@@ -13,7 +13,8 @@ pub use test_support::model as model_path;
 /// The four golden models.
 pub const MODELS: [&str; 4] = ["tales-bitnet-tq2_0", "tales-q8_0", "tales-q4_0", "tales-q4_k_m"];
 
-/// Two of the four models. The next turn and the next `RAGTAG_TEST_SEED` have the other two. `RAGTAG_TEST_ALL` asks for all.
+/// Two of the four models. The next turn and the next `RAGTAG_TEST_SEED` select the other two.
+/// `RAGTAG_TEST_ALL` selects all.
 pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     if std::env::var_os("RAGTAG_TEST_ALL").is_some() {
         return MODELS.to_vec();
@@ -22,16 +23,15 @@ pub fn half_of_models(turn: u32) -> Vec<&'static str> {
     MODELS.into_iter().skip(first as usize).step_by(2).collect()
 }
 
-/// The repository.
+/// Root of the repository.
 pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What an independent implementation says of a model.
+/// Outputs of an independent implementation for a model.
 pub struct Golden {
     /// Logits of all positions of the first prompt.
     pub logits: Vec<f32>,
-    /// The cases.
     pub cases: Vec<GoldenCase>,
 }
 
@@ -62,7 +62,7 @@ pub fn golden(name: &str) -> Golden {
     }
 }
 
-/// ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which passes no bound.
+/// ‖out − reference‖ / ‖reference‖ in float64. NaN anywhere gives NaN, which exceeds every bound.
 pub fn relative_error(out: &[f32], reference: &[f32]) -> f64 {
     assert_eq!(out.len(), reference.len());
     let square = |x: f64| x * x;
@@ -76,10 +76,10 @@ pub fn argmax(row: &[f32]) -> u32 {
     best.unwrap().0 as u32
 }
 
-/// How a test wants its engine.
+/// Options of an engine in tests.
 #[derive(Clone)]
 pub struct Setup<'a> {
-    /// As `--device` has it.
+    /// Selection, as for `--device`.
     pub devices: &'a str,
     pub cpu_devices: u32,
     pub threads: u32,
@@ -160,7 +160,7 @@ pub fn engine_on(model: &Model, setup: &Setup<'_>, devices: &Devices) -> ragtag:
     Engine::start_exact(model, devices, &plan, options)
 }
 
-/// Everything that one stream said.
+/// All events of a stream.
 #[derive(Debug)]
 pub struct Said {
     pub ids: Vec<u32>,
@@ -181,7 +181,7 @@ pub async fn listen(mut stream: TokenStream) -> ragtag::Result<Said> {
     }
 }
 
-/// The likeliest tokens, so many of them whatever they are.
+/// Greedy generation of exactly `max_tokens` tokens, ignoring the end token.
 pub fn greedy(max_tokens: u32) -> Generation {
     Generation { max_tokens, ignore_end: true, ..Generation::greedy() }
 }
@@ -191,33 +191,33 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// The command, in an empty environment of its own.
+/// The command, in a clean environment.
 pub fn ragtag() -> assert_cmd::Command {
     sheltered(assert_cmd::Command::cargo_bin("ragtag").unwrap())
 }
 
-/// A script for the shell, in which `"$0" "$@"` is the command with these arguments.
+/// A shell script in which `"$0" "$@"` is the command with these arguments.
 pub fn shell(script: &str, arguments: &[&str]) -> assert_cmd::Command {
     let mut command = sheltered(assert_cmd::Command::new("sh"));
     command.args(["-c", script, env!("CARGO_BIN_EXE_ragtag")]).args(arguments);
     command
 }
 
-/// The same for another program, which may start the command.
+/// Gives a program a clean environment, which a command that it starts inherits.
 pub fn sheltered(mut command: assert_cmd::Command) -> assert_cmd::Command {
     command.env_remove("RAGTAG_DEVICES").env_remove("RAGTAG_STRICT").env_remove("RUST_LOG");
-    // A folder that names no OpenCL driver, and no GPU of any API: these tests know the devices that there are.
+    // A folder that names no OpenCL driver, and no GPU of any API: these tests assume a fixed set of devices.
     command.env("OCL_ICD_VENDORS", test_support::golden("tiny-hf"));
     command.env("VK_DRIVER_FILES", root().join("no-driver.json"));
     command.env("CUDA_VISIBLE_DEVICES", "-1").env("HIP_VISIBLE_DEVICES", "-1");
-    // Devices are timed where a test is about that.
+    // Only tests of calibration time devices.
     command.env("RAGTAG_NO_CALIBRATION", "1");
     command.timeout(std::time::Duration::from_secs(300));
     command
 }
 
-/// The same with these drivers of Vulkan's, or with the system's. The second and third are what it prints and what it says
-/// besides.
+/// Runs the command with these Vulkan drivers, or with the system's. Returns its exit code, standard output
+/// and standard error.
 pub fn run_with_vulkan(
     drivers: Option<&OsStr>,
     prepare: impl FnOnce(&mut assert_cmd::Command),
@@ -234,10 +234,10 @@ pub fn read_json(path: &Path) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Runs a test body on a thread of its own and fails the test if it does not end: nothing here may hang.
+/// Runs a test body on a separate thread and fails the test if it does not end in time: nothing may hang.
 pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
-    // Skips are counted by the test's thread's name.
+    // Skips are recorded under the thread's name, which is the test's.
     let name = std::thread::current().name().unwrap_or_default().to_owned();
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         let _ = sender.send(body());
@@ -248,32 +248,32 @@ pub fn within<T: Send + 'static>(seconds: u64, body: impl FnOnce() -> T + Send +
         Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("not done after {seconds} s"),
         Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => unreachable!("a body that returned has sent its value"),
+            Ok(()) => unreachable!("the body sends its value before it returns"),
         },
     }
 }
 
-/// A path as an argument.
+/// A path as a command-line argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().expect("test paths are UTF-8")
 }
 
-/// A model file in bytes, to be spoilt.
+/// The bytes of a model file, for tests that corrupt it.
 pub fn model_bytes(name: &str) -> Vec<u8> {
     std::fs::read(model_path(name)).unwrap()
 }
 
-/// Where a metadata value stands in a model file: just after its type.
+/// Position of a metadata value in a model file: after its type.
 pub fn metadata_value(bytes: &[u8], key: &str) -> usize {
     after_string(bytes, key) + 4
 }
 
-/// Where the info of a tensor goes on after its name: dimensions, extents, type, offset.
+/// Position in a tensor's info after its name: dimensions, extents, type, offset.
 pub fn tensor_info(bytes: &[u8], tensor: &str) -> usize {
     after_string(bytes, tensor)
 }
 
-/// Where a string of the format, with its length before it, ends.
+/// End of a length-prefixed string.
 fn after_string(bytes: &[u8], text: &str) -> usize {
     let pattern = [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
     let at = bytes.windows(pattern.len()).position(|window| window == pattern);
@@ -285,25 +285,25 @@ pub fn patch(bytes: &mut [u8], at: usize, with: &[u8]) {
     bytes[at..at + with.len()].copy_from_slice(with);
 }
 
-/// Where the data of a tensor stands in its file.
+/// Byte range of a tensor's data in its file.
 pub fn tensor_data(bytes: &[u8], tensor: &str) -> std::ops::Range<usize> {
     let model = Model::from_bytes("copy", bytes.to_vec()).unwrap();
     let found = model.graph().weights().tensor(tensor).unwrap();
     found.offset as usize..(found.offset + found.bytes) as usize
 }
 
-/// A model as a directory: configuration, two shards of safetensors, and the tokenizer in both forms.
+/// A model directory: configuration, two safetensors shards, and the tokenizer in both formats.
 pub fn checkpoint() -> PathBuf {
     test_support::golden("tiny-hf")
 }
 
-/// The ids whose logits lie in the directory.
+/// The ids of the golden logits in the directory.
 pub fn checkpoint_ids() -> Vec<u32> {
     let json = read_json(&checkpoint().join("ids.json"));
     json["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// Writes a model as `count` files, metadata and all, and returns their names.
+/// Writes a model as `count` GGUF parts, with metadata, and returns their names.
 pub fn split(model: &Model, folder: &Path, count: usize) -> Vec<String> {
     let tensors = model.graph().weights().tensors();
     let parts = tensors.chunks(tensors.len().div_ceil(count));

@@ -1,4 +1,4 @@
-//! A model in every type of quanta against the same weights as F32.
+//! Compares a model in every quantised tensor type with the same weights in F32.
 
 use crate::support::{self, Setup, relative_error};
 use half::f16;
@@ -9,11 +9,11 @@ use ragtag_kernels::{Activations, NumericsClass, TensorType};
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Random quanta, with scales that give weights about the size of a model's and mean zero.
+/// Random quants, with scales that give weights of a realistic size and mean zero.
 fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) -> Vec<u8> {
     let mut bytes = vec![0; tensor_type.bytes(values).unwrap() as usize];
     random.fill_bytes(&mut bytes);
-    // Where a block has its f16 values, and about how large they are.
+    // Offset and approximate size of the f16 values of a block.
     let halves: &[(usize, f32)] = match tensor_type {
         TensorType::F32 | TensorType::F16 | TensorType::BF16 => unreachable!("{tensor_type} has no quanta"),
         TensorType::Q8_0 => &[(0, 7e-4)],
@@ -37,17 +37,17 @@ fn blocks(random: &mut StdRng, tensor_type: TensorType, values: u64, gain: f32) 
     bytes
 }
 
-/// Two models of the shape of `like` with the same weights: matrices of this type, and F32.
+/// Two models with the shape of `like` and equal weights: one with matrices of this type, one in F32.
 fn pair(like: &Model, tensor_type: TensorType) -> [Model; 2] {
     let mut random = StdRng::seed_from_u64(tensor_type.gguf_id().into());
     let mut files = [TensorType::F32; 2].map(|_| (Writer::new(), Vec::new()));
     files.iter_mut().for_each(|(header, _)| support::put_metadata(header, like));
     for tensor in like.graph().weights().tensors() {
         let values: u64 = tensor.shape.iter().product();
-        let mut plain = vec![1_f32; values as usize]; // norms stay this
+        let mut plain = vec![1_f32; values as usize]; // kept for norms
         let mut contents = [TensorType::F32; 2].map(|t| (t, Vec::new()));
         if tensor.shape.len() > 1 {
-            // Layers of random weights make small differences larger, so each adds little to the embedding.
+            // Layers of random weights amplify small differences, so each layer adds little to the embedding.
             let gain = if tensor.name.starts_with("token_embd") { 128.0 } else { 1.0 };
             let blocks = blocks(&mut random, tensor_type, values, gain);
             dequantise(tensor_type, &blocks, &mut plain).unwrap();
@@ -70,7 +70,7 @@ fn logits(model: &Model, activations: Activations) -> Vec<f32> {
 }
 
 #[test]
-fn quanta_give_the_logits_of_their_values() {
+fn quantised_models_give_the_logits_of_their_dequantised_weights() {
     let path = support::model_path("tales-bitnet-tq2_0");
     let like = Model::open(path).unwrap();
     for tensor_type in TensorType::ALL.into_iter().filter(|t| t.block_values() > 1) {

@@ -74,7 +74,8 @@ pub struct Receiver {
 impl Receiver {
     /// Creates a receiver for `route` that signals `points` of the destination's upload queue.
     ///
-    /// # Errors If the route is not available or its ring is empty.
+    /// # Errors
+    /// If the route is not available or its ring is empty.
     pub fn new(route: Route, points: Points) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
@@ -94,7 +95,8 @@ impl Receiver {
 
     /// Handles an event and appends the resulting actions.
     ///
-    /// # Errors Returns [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks
+    /// # Errors
+    /// Returns [`Error::Protocol`] for a chunk that is not the next of its transfer, for more chunks
     /// than the ring holds, and for a buffer without an announced transfer. Returns [`Error::Empty`] for a
     /// transfer of zero bytes.
     pub fn step(&mut self, event: ReceiverEvent, actions: &mut Vec<ReceiverAction>) -> Result<(), Error> {

@@ -78,7 +78,8 @@ struct Ring {
 impl Sender {
     /// Creates a sender for `route` that signals `points` of the source's download queue.
     ///
-    /// # Errors If the route is not available or its ring is empty.
+    /// # Errors
+    /// If the route is not available or its ring is empty.
     pub fn new(route: Route, points: Points) -> Result<Self, Error> {
         let ring = match route {
             Route::SameDevice => None,
@@ -111,7 +112,8 @@ impl Sender {
 
     /// Handles an event and appends the resulting actions.
     ///
-    /// # Errors Returns [`Error::Protocol`] for a slot returned twice and for ids that do not ascend, and
+    /// # Errors
+    /// Returns [`Error::Protocol`] for a slot returned twice and for ids that do not ascend, and
     /// [`Error::Empty`] for zero bytes.
     pub fn step(&mut self, event: SenderEvent, actions: &mut Vec<SenderAction>) -> Result<(), Error> {
         match event {

@@ -21,24 +21,24 @@ const BACKENDS: [&str; 7] = ["cuda", "hip", "level-zero", "vulkan", "opencl", "w
 const HEAD: &str = "\
 # Support
 
-What Ragtag was executed on. `cargo xtask support-table` writes this page from the summaries in [reports/](reports);
-`cargo xtask test` checks that it is up to date. `ragtag selftest --report FILE` wrote the reports on the machines in question, and
-`cargo xtask support-table --add FILE` made the summaries.
+The devices that passed or failed the conformance suite. `cargo xtask support-table` writes this page from the summaries in
+[reports/](reports), and `cargo xtask test` checks that it is up to date. `ragtag selftest --report FILE` writes a report on a machine,
+and `cargo xtask support-table --add FILE` adds its summary.
 
-- **executed**: the conformance suite ran on this device, with these numbers of tests. Skipped is what a device or a driver
-  cannot do, with the reason in the report.
-  A report named after a stand-in (`hip-on-cuda`) ran through it, on the device that it stands on: README says what that proves.
-- **failed**: it ran there, and no test passed.
-- **compiled**: the backend is built and linted with everything else, and no report shows a device that ran it.
-- **never**: there is no such backend yet.
+- **executed**: the suite ran on this device, with these numbers of tests. A test is skipped if the device or the driver lacks a
+  feature; the report gives the reason. A report named after a stand-in (`hip-on-cuda`) ran through it on the device shown.
+  [hip.md](hip.md) describes what this proves.
+- **failed**: the suite ran, and no test passed.
+- **compiled**: the backend is built and linted, and no device has a report.
+- **never**: the backend does not exist yet.
 
 | backend | state | device | driver | system | passed | failed | skipped | exact | fast | report |
 | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |
 ";
 
 const FOOT: &str = "
-Exact, fast: the largest relative error ‖out − reference‖ / ‖reference‖ among the kernels of that numerics class; the bounds
-are 1e-4 and 2e-2.
+Exact, fast: the largest relative error ‖out − reference‖ / ‖reference‖ of any kernel in that numerics class. The bounds are
+1e-4 and 2e-2.
 ";
 
 /// A report, as far as the table shows it; the whole form is in `docs/formats.md`.

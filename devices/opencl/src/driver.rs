@@ -52,7 +52,7 @@ pub(crate) fn open(
     let queues = [Arc::clone(&compute), new()?, new()?].map(|queue| Queue::new(queue, &clock));
     let pinning = new()?;
     let driver = OpenCl { found, mode, compute, touching: Mutex::default(), pinning, context };
-    DriverDevice::open(Common::new(id, &adapter.label(), limits), adapter, driver, queues, limits)
+    DriverDevice::open(Common::new(id), adapter, driver, queues, limits)
 }
 
 /// A launch of a kernel: the kernel has all its arguments.

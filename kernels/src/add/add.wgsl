@@ -1,4 +1,4 @@
-// x += y: groups take parts of a row.
+// x += y. Groups take parts of a row.
 
 struct Constants {
     first_group: vec3<u32>,

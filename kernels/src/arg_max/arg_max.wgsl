@@ -1,4 +1,4 @@
-// The place of the largest value of each row: one group a row.
+// Position of the largest value of each row: one group per row.
 
 struct Constants {
     first_group: vec3<u32>,

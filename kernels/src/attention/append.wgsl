@@ -1,15 +1,15 @@
-// The only row is yet to be turned and appended: queries, the key and the value lie in local memory as they will be attended to.
-// Rows have whole fours of dimensions.
+// The only row is not yet rotated and appended. Local memory holds the rotated queries and the key and value
+// as the cache stores them. Dimensions per row are a multiple of four.
 
 @group(0) @binding(5) var<storage, read> frequencies: array<f32>;
 
 const MAX_DIMS = 256u;
 
 var<workgroup> queries: array<f32, HEADS * MAX_DIMS>;
-// The key's dimensions as they are stored, and fours of the value's.
+// Dimensions of the key as stored, and fours of the value's.
 var<workgroup> new_key: array<u32, MAX_DIMS>;
 var<workgroup> new_value: array<Four, MAX_DIMS / 4u>;
-// Their position.
+// Position of the new key and value.
 var<private> newest: u32;
 
 fn q_of(at: u32) -> f32 { return queries[at]; }
@@ -25,23 +25,24 @@ fn values_of(at: u32, dim: u32, position: u32) -> Four {
     return values[at / 4u];
 }
 
-// Takes a dimension of query `head`, or of the key behind `heads` queries.
+// Stores a dimension of query `head`, or of the key, which follows `heads` queries.
 fn take(head: u32, heads: u32, d: u32, value: f32) {
     if head < heads { queries[head * constants.head_dim + d] = value; } else { new_key[d] = stored(vec4(value)); }
 }
 
-// Turns some queries, the first of which begins at `first_query`, and the key. All items come here together.
+// Rotates the key and the queries that start at `first_query`. All items must call this
+// together.
 fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     newest = position;
     let head_dim = constants.head_dim;
     let key = (constants.heads + run.kv_head) * head_dim;
-    // The value is on its way while queries and key are turned. There are fewer fours of it than items.
+    // Loads the value while queries and key are rotated. It has fewer fours than there are items.
     let of_value = key + constants.kv_heads * head_dim + 4u * item;
     let brings = 4u * item < head_dim;
     var four = vec4(0.0);
     if brings { four = vec4(q[of_value], q[of_value + 1u], q[of_value + 2u], q[of_value + 3u]); }
-    // Items beside each other take pairs beside each other; where there are more items than pairs, further heads, each
-    // item two at a time.
+    // Adjacent items take adjacent pairs. If there are more items than pairs, further heads follow, and each
+    // item takes two at a time.
     let pairs = constants.rope_dims / 2u;
     let columns = max(1u, min(pairs, ITEMS));
     let lines = ITEMS / columns;
@@ -75,7 +76,7 @@ fn prepare(item: u32, run: Run, position: u32, first_query: u32, heads: u32) {
     workgroupBarrier();
 }
 
-// Puts key and value into the cache, if they are of the run. Its positions share vectors with no other run's.
+// Writes key and value to the cache if they belong to this split. Splits do not share vectors of positions.
 fn append(item: u32, run: Run, position: u32) {
     if run.end != position + 1u { return; }
     let first = start_of(params[run.table + position / 16u], run.kv_head) / 4u;

@@ -1,14 +1,14 @@
-// What both forms of attention share.
+// Shared by both forms of attention.
 
-// Less than any score that is a number: what positions have that are not seen.
+// Below every valid score. Score of masked positions.
 const LOWEST = -3.4e38;
 
 var<workgroup> reached: array<atomic<u32>, 4>;
 
-// How many blocks of the table that begins at word `table` exist one after the other, among the first `wanted`; all items
-// come here together.
+// Returns how many of the first `wanted` blocks of the table at word `table` exist without a gap. All items
+// must call this together.
 fn reach(item: u32, table: u32, wanted: u32) -> u32 {
-    workgroupBarrier(); // whoever read it before has done so
+    workgroupBarrier(); // Earlier reads are done.
     if item == 0u { atomicStore(&reached[0], wanted); }
     workgroupBarrier();
     for (var i = item; i < wanted; i += ITEMS) {
@@ -21,5 +21,5 @@ fn reach(item: u32, table: u32, wanted: u32) -> u32 {
     return atomicLoad(&reached[0]);
 }
 
-// The first value that a block of the cache has of a kv head.
+// First value of a kv head in a block of the cache.
 fn start_of(block: u32, kv_head: u32) -> u32 { return (block * constants.kv_heads + kv_head) * constants.head_dim * 16u; }

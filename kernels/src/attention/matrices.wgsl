@@ -1,17 +1,18 @@
-// Attention of a run's queries on matrix units, 64 of them over 32 positions at a time. A sub-group has a slice of 16 queries;
-// keys and values are f16 as they are, queries and weights are the sum of two f16 values each, which keeps 21 bits of them.
-// For heads of up to MOST_DIMS dimensions that are a multiple of 16, the missing ones being zeros of the queries; the others go
-// without matrices.
+// Attention of a run's queries on matrix units: 64 queries over 32 positions at a time. A sub-group has a
+// slice of 16 queries. Keys and values are f16 as stored. Queries and weights are sums of two f16 values
+// each, which keeps 21 bits. Supports heads of up to MOST_DIMS dimensions that are a multiple of 16; missing
+// dimensions of queries are zeros. Other heads use no matrices.
 //
-// The second of two parts is small, and a device may take f16 values below 2^-14 as zero. So queries and weights are scaled by
-// powers of two, as far as f16 has room above them: a query so that the largest of its dimensions is 2^10 or more, weights by
-// 2^HEADROOM.
+// The second of two parts is small, and a device may flush f16 values below 2^-14 to zero. So queries and
+// weights are scaled by powers of two within the range of f16: a query so that its largest dimension
+// is 2^10 or more, weights by 2^HEADROOM.
 //
-// What a sum of values is scaled by is not the largest score so far, but one that it was once: weights may be 2^SLACK times as
-// large, and sums are scaled anew only where that is not enough.
+// Sums of values are scaled by a largest score that may be out of date. Weights may exceed 1 by a factor of
+// 2^SLACK; only beyond that are the sums rescaled.
 //
-// Keys and values of a step come through local memory: those of the next are on their way while this one is worked on. Keys are
-// needed before the scores are known, values after: each is replaced when all have passed the barrier behind its last use.
+// Keys and values of a step pass through local memory, and those of the next step are loaded during the
+// current one. Keys are needed before the scores are known, values afterwards. Each buffer is refilled after
+// the barrier that follows its last use.
 //
 // Lines with a mark are repeated for each 16 dimensions ($d), or each 16 bytes that an item copies ($v).
 
@@ -28,36 +29,38 @@ fn item_of(place: Place) -> u32 { return place.sub_group * place.size + place.la
 const SLICES = 4u;
 const GROUP_QUERIES = 16u * SLICES;
 const STEP = 32u;
-// Together at most 15: f16 values end below 2^16.
+// Together at most 15, because f16 values end below 2^16.
 const SLACK = 8.0;
 const HEADROOM = 7.0;
 // 1 / ln 2
 const LOG2_E = 1.4426950408889634;
-// Fours from one query to the next, of scores and of weights, from one dimension of keys to the next, and from one position of
-// values to the next: rows beside each other share no bank.
+// Strides in fours: between queries for scores and weights, between dimensions of keys, and between positions
+// of values. They avoid bank conflicts between adjacent rows.
 const SCORE_PITCH = STEP / 4u + 1u;
 const PART_PITCH = STEP / 4u + 2u;
 const KEY_PITCH = STEP / 4u + 2u;
 const VALUE_PITCH = MOST_DIMS / 4u + 2u;
-// Vectors of 16 bytes that a dimension's keys of a step are, and a position's values.
+// 16-byte vectors per dimension of a step's keys, and per position's values.
 const KEY_VECTORS = STEP / 8u;
 const VALUE_VECTORS = MOST_DIMS / 8u;
 
-// Scores, or sums of 16 dimensions; and what is to be a matrix: two parts of queries or weights, keys and values.
+// Scores, or sums of 16 dimensions, followed by matrix inputs: two parts of queries or weights, keys and
+// values.
 var<workgroup> fours: array<vec4<f32>, GROUP_QUERIES * SCORE_PITCH>;
 var<workgroup> high: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> low: array<vec4<f16>, GROUP_QUERIES * PART_PITCH>;
 var<workgroup> tile_keys: array<vec4<f16>, MOST_DIMS * KEY_PITCH>;
 var<workgroup> tile_values: array<vec4<f16>, STEP * VALUE_PITCH>;
-// What each query's sums are scaled by, and each item's share of a query's largest dimension or of its sum of weights.
+// Scale of each query's sums, and each item's share of a query's largest dimension or of its sum of weights.
 var<workgroup> factors: array<f32, GROUP_QUERIES>;
 var<workgroup> shares: array<f32, ITEMS>;
-// Whether any sums are, and nothing: matrices are loaded from places that are multiples of 16 bytes, and nobody says in which
-// order a driver lays these out. So each has a multiple of 16.
+// Whether any sums need rescaling. The other components are unused: matrices are loaded from multiples of 16
+// bytes, and the order in which a driver lays out variables is unknown, so each variable has a multiple of 16
+// bytes.
 var<workgroup> is_scaled: vec4<u32>;
 
-// Eight values in two parts. The first is cut off by its bits: compilers may take a conversion to f16 and back for nothing, and
-// then nothing would be left for the second.
+// Stores eight values in two parts. The first part is truncated by bits: a compiler may drop a conversion to
+// f16 and back, which would leave nothing for the second part.
 fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
     let first_a = bitcast<vec4<f32>>(bitcast<vec4<u32>>(a) & vec4<u32>(0xffffe000u));
     let first_b = bitcast<vec4<f32>>(bitcast<vec4<u32>>(b) & vec4<u32>(0xffffe000u));
@@ -69,7 +72,8 @@ fn put_parts(at: u32, a: vec4<f32>, b: vec4<f32>) {
 
 fn halves(four: Four) -> vec4<f16> { return vec4<f16>(widened(four)); }
 
-// A vector of the values of a position of a run; zeros beyond its last. Of dimensions that a head has not, any will do.
+// A vector of the values of a position of a run; zeros beyond its last. Dimensions that a head lacks may have
+// any value.
 fn value_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
     let position = first + i / VALUE_VECTORS;
     if position > run.last { return vec4<u32>(); }
@@ -84,7 +88,8 @@ fn put_values(i: u32, vector: vec4<u32>) {
     tile_values[at + 1u] = halves(vector.zw);
 }
 
-// A vector of the keys of a dimension. Where a run has no such block, those of its last are as good: no query sees them.
+// A vector of the keys of a dimension. For missing blocks it returns those of the last block, which no query
+// attends to.
 fn key_vector(run: Run, first: u32, i: u32) -> vec4<u32> {
     let dim = min(i / KEY_VECTORS, constants.head_dim - 1u);
     let part = i % KEY_VECTORS;
@@ -98,8 +103,8 @@ fn put_keys(i: u32, vector: vec4<u32>) {
     tile_keys[at + 1u] = halves(vector.zw);
 }
 
-// The exponent of a query's largest dimension times the scale, as f32 has it, but never so small that a power of two that makes
-// up for it is none. All items come here together.
+// Exponent, as in f32, of a query's largest dimension times the scale. It is large enough that the
+// compensating power of two is finite. All items must call this together.
 fn exponent_of(item: u32, begin: u32) -> u32 {
     var largest = 0.0;
     for (var d = item % 2u; d < constants.head_dim; d += 2u) { largest = max(largest, abs(q[begin + d])); }
@@ -109,9 +114,10 @@ fn exponent_of(item: u32, begin: u32) -> u32 {
     return max(bitcast<u32>(largest) >> 23u, 11u);
 }
 
-// 16 dimensions of a query, times `factor`, into local memory; zeros beyond its last. All items come here together.
+// Loads 16 dimensions of a query, times `factor`, into local memory; zeros beyond its last. All items must
+// call this together.
 fn load_dims(row: u32, side: u32, begin: u32, dim: u32, factor: f32) {
-    workgroupBarrier(); // what was there has been read
+    workgroupBarrier(); // Earlier reads are done.
     var a = vec4(0.0);
     var b = vec4(0.0);
     for (var j = 0u; j < 4u; j++) {
@@ -125,19 +131,19 @@ fn load_dims(row: u32, side: u32, begin: u32, dim: u32, factor: f32) {
     workgroupBarrier();
 }
 
-// Scales what a query has of 16 dimensions in local memory.
+// Scales 16 dimensions of a query in local memory.
 fn scale(row: u32, side: u32) {
     for (var i = side; i < 4u; i += 2u) { fours[row * SCORE_PITCH + i] *= factors[row]; }
 }
 
-// A query's results of 16 dimensions, from local memory.
+// Writes 16 dimensions of a query's result from local memory.
 fn put_slice(query: Query, row: u32, side: u32, dim: u32, total: f32) {
     for (var i = side; i < 4u; i += 2u) {
         put_result(query, dim + 4u * i, fours[row * SCORE_PITCH + i] / total);
     }
 }
 
-// Four scores as powers of two are taken of them, and LOWEST where a query does not see the position.
+// Four scores in base 2, with LOWEST for masked positions.
 fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
     let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(seen);
     return select(vec4(LOWEST), fours[at] * down, is_seen);
@@ -145,14 +151,14 @@ fn seen_scores(at: u32, down: f32, position: u32, seen: u32) -> vec4<f32> {
 
 fn sum_of(four: vec4<f32>) -> f32 { return (four.x + four.y) + (four.z + four.w); }
 
-// Attends with the queries of SLICES slices from `first_query`, of which the sub-groups take those from `turn` on.
+// Computes the queries of SLICES slices from `first_query`. The sub-groups take the slices from `turn` on.
 fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     let item = item_of(place);
-    // Where there are more sub-groups than slices, some do the same.
+    // If there are more sub-groups than slices, several compute the same.
     let slice = min(turn + place.sub_group, SLICES - 1u);
     let of_fours = slice * 16u * SCORE_PITCH;
     let of_parts = slice * 16u * PART_PITCH;
-    // As softmax's items: half the positions of a query.
+    // As items of the softmax: half the positions of a query.
     let row = item / 2u;
     let side = item % 2u;
     let of_scores = row * SCORE_PITCH + side * 4u;
@@ -160,7 +166,7 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
     let mine = query_of(run, first_query + row);
     let seen = select(0u, mine.seen, first_query + row < run.queries);
     let query_at = mine.row * constants.stride + mine.head * constants.head_dim;
-    // Up to 2^10 and more, and back.
+    // Scales up to 2^10 or more, and back.
     let exponent = exponent_of(item, query_at);
     let up = bitcast<f32>((264u - exponent) << 23u);
     let down = bitcast<f32>((exponent - 10u) << 23u);
@@ -183,7 +189,7 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
         workgroupBarrier();
         put_values(item + $vu * ITEMS, values_$v);
         put_keys(item + $vu * ITEMS, keys_$v);
-        // Softmax so far.
+        // Running softmax.
         let position = first + 16u * side;
         let a = seen_scores(of_scores, down, position, seen);
         let b = seen_scores(of_scores + 1u, down, position + 4u, seen);
@@ -199,7 +205,7 @@ fn attend_slices(place: Place, run: Run, first_query: u32, turn: u32) {
             if first > 0u { is_scaled.x = 1u; }
         }
         if side == 0u { factors[row] = factor; }
-        // A query sees the first position, or it is none that counts: of what is not seen nothing is left.
+        // A query that counts attends to the first position, so masked positions contribute nothing.
         let base = largest - HEADROOM;
         let weights_a = exp2(a - base);
         let weights_b = exp2(b - base);

@@ -1,5 +1,5 @@
-// Attention for few rows over a long cache, the second of two launches: the runs' means, weighted by what each run has of
-// the softmax. A group takes as many columns of a row as it has items.
+// Second launch of split attention: the splits' means, weighted by each split's share of the softmax. A group
+// takes as many columns of a row as it has items.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -14,15 +14,15 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> partials: array<f32>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 
-// More below zero than any score that is a number.
+// Below every valid score.
 const LOWEST = -3.4e38;
 
-// Runs at once.
+// Splits at once.
 const BATCH = 16u;
 
 var<workgroup> merged: array<f32, ITEMS>;
 
-// A column of a row.
+// Computes a column of a row.
 fn merge(row: u32, column: u32) -> f32 {
     let runs = (row * constants.heads + column / constants.head_dim) * constants.splits;
     let means = runs * constants.head_dim + column % constants.head_dim;
@@ -31,7 +31,7 @@ fn merge(row: u32, column: u32) -> f32 {
     var total = 0.0;
     var value = 0.0;
     for (var first = 0u; first < constants.splits; first += BATCH) {
-        // The loads of some runs are under way together. What an empty run has beside its sum is not used.
+        // Issues the loads of several splits together. Only the sum of an empty split is used.
         let run$s = min(first + $su, constants.splits - 1u);
         let sum$s = select(0.0, partials[sums + run$s * 2u + 1u], first + $su < constants.splits);
         let top$s = select(LOWEST, partials[sums + run$s * 2u], sum$s != 0.0);

@@ -1,9 +1,9 @@
-// Attention for few rows over a long cache, the first of two launches: a group takes a run of a row's positions and one kv
-// head, with the query heads that share it, four at a time. Of each it leaves the mean of the run's values, weighted by their
-// softmax, and what the runs are brought together by.
+// First launch of split attention, for few rows over a long cache. A group takes a split of a row's positions
+// and one kv head, with the query heads that share it, four at a time. For each head it writes the mean of
+// the split's values, weighted by their softmax, and the numbers that the merge needs.
 //
-// Another text says where queries, keys and values are read from, and what is done before and after: as they stand, or of a row
-// that is yet to be turned and appended.
+// Another text provides access to queries, keys and values, and the steps before and after: either for
+// rotated and appended rows, or for a row that is not yet rotated and appended.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -24,24 +24,23 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> q: array<f32>;
 @group(0) @binding(4) var<storage, read_write> partials: array<f32>;
 
-// Positions at once, sets of four of them, most query heads at once.
+// Positions at once, sets of four of them, and maximum query heads at once.
 const STEP = 64u;
 const QUADS = STEP / 4u;
 const HEADS = 4u;
-// Most dimensions of the means that are summed at once. Longer heads take more than one turn.
+// Maximum dimensions of the means per pass. Longer heads take several passes.
 const DIMS = 128u;
 const HALF = ITEMS / 2u;
 
-// Of each share of the dimensions and each head the scores of a step; and, of each head, what half of the items have of the
-// means.
+// Scores of a step, per share of the dimensions and head; also the means of half of the items, per head.
 var<workgroup> space: array<vec4<f32>, HEADS * HALF>;
-// Of each head and four positions: weights, and the largest score or the sum of weights, which are read by fours.
+// Per head and four positions: weights, and the largest score or the sum of weights, read in fours.
 var<workgroup> weights: array<vec4<f32>, HEADS * QUADS>;
 var<workgroup> quad_of: array<vec4<f32>, HEADS * QUADS / 4u>;
-// Of each head what sums so far are corrected by; at the end, the sum of its weights.
+// Per head: the correction of earlier sums, and at the end the sum of its weights.
 var<workgroup> corrections: array<f32, HEADS>;
 
-// A run: its table, its first position and the one after its last, and the group's kv head.
+// A split: its table, its first position and the one after its last, and the group's kv head.
 struct Run {
     table: u32,
     start: u32,
@@ -49,14 +48,14 @@ struct Run {
     kv_head: u32,
 }
 
-// What dimensions `share`, `share` + `shares` … of a query, which begins at `query`, make of four positions.
+// Scores of four positions over dimensions `share`, `share` + `shares` … of the query that starts at `query`.
 fn scores(run: Run, position: u32, query: u32, share: u32, shares: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     if position >= run.end { return sum; }
     let key = (start_of(params[run.table + position / 16u], run.kv_head) + position % 16u) / 4u;
     var d = share;
     for (; d + 3u * shares < constants.head_dim; d += 4u * shares) {
-        // All loads at once are what hides the memory's latency.
+        // Issues all loads together to hide memory latency.
         let a = keys_of(key, d, position);
         let b = keys_of(key, d + shares, position);
         let c = keys_of(key, d + 2u * shares, position);
@@ -75,7 +74,7 @@ fn value_of(run: Run, end: u32, position: u32, dim: u32) -> Four {
     return values_of(at, dim, position);
 }
 
-// What an item has of the means of four heads.
+// An item's part of the means of four heads.
 struct Means {
     a: vec4<f32>,
     b: vec4<f32>,
@@ -108,8 +107,8 @@ fn with_values(means: Means, heads: u32, p: u32, four: Four) -> Means {
     return out;
 }
 
-// Adds what the items of the other slots have of the means, half of the slots to the other half: all items come here together,
-// and those of slot 0 have the sums.
+// Adds the means of items in the upper half of the slots to the lower half, repeatedly, until slot 0 has the
+// sums. All items must call this together.
 fn gathered(means: Means, heads: u32, slots: u32, slot: u32, quad: u32, quads: u32) -> Means {
     var out = means;
     var left = slots;
@@ -181,8 +180,9 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
         let first_query = row * constants.stride + (kv_head * sharing + first_head) * head_dim;
         prepare(item, run, position, first_query, left);
         let shares = ITEMS / QUADS / heads;
-        // As scores' items: a part of the dimensions of one head, four positions of one block; items beside each other have
-        // keys beside each other. As softmax's items, of which there are fewer: a head, four positions.
+        // As items of the scores: a part of the dimensions of one head, and four positions of one block;
+        // adjacent items have adjacent keys. As items of the softmax, which are fewer: a head and four
+        // positions.
         let part = item / 4u % 16u;
         let score_head = part / shares;
         let score_quad = item / 64u * 4u + item % 4u;
@@ -191,7 +191,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
         let quad = item % QUADS;
         let softens = head < heads;
         for (var turn = 0u; turn < head_dim; turn += DIMS) {
-            // As values' items: four dimensions, some of the positions.
+            // As items of the values: four dimensions, some of the positions.
             let dim_quads = (min(DIMS, head_dim - turn) + 3u) / 4u;
             let slots = ITEMS / dim_quads;
             let slot = item / dim_quads;
@@ -200,7 +200,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
             var sum = 0.0;
             var largest = LOWEST;
             for (var first = run.start; first < run.end; first += STEP) {
-                // Values are on their way while scores are made.
+                // Loads values while scores are computed.
                 let end = min(run.end, first + STEP);
                 let at = first + slot;
                 let v0 = value_of(run, end, at, dim);
@@ -214,7 +214,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
                 let score = scores(run, first + score_quad * 4u, query, part % shares, shares);
                 space[(part % shares * heads + score_head) * QUADS + score_quad] = score;
                 workgroupBarrier();
-                // Softmax so far.
+                // Running softmax.
                 var four = vec4(0.0);
                 if softens {
                     for (var i = 0u; i < shares; i++) { four += space[(i * heads + head) * QUADS + quad]; }
@@ -247,7 +247,7 @@ fn attention_partial(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local
                 means = with_values(means, heads, slot + 6u * slots, v6);
                 means = with_values(means, heads, slot + 7u * slots, v7);
             }
-            // The sums of weights, then the means.
+            // Sums of weights, then means.
             let to = (first_of_row + first_head) * constants.splits + split;
             if softens { quad_of[item / 4u][item % 4u] = sum; }
             workgroupBarrier();

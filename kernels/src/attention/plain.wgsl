@@ -1,4 +1,4 @@
-// Runs for any device.
+// Runs of rows, for any device.
 
 struct Place {
     @builtin(local_invocation_index) item: u32,

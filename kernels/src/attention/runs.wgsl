@@ -1,5 +1,5 @@
-// Attention for many rows: a group takes one kv head of some rows, which are one run after the other. What is computed for a
-// query is the same whatever queries are beside it.
+// Attention for many rows. A group takes one kv head of some rows, run by run. A query's result does not
+// depend on its neighbours.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -19,15 +19,15 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> q: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;
 
-// Where a query stands in the launch: its row and head; `seen` is how many positions it sees.
+// Row and head of a query; `seen` is the number of positions that it attends to.
 struct Query {
     row: u32,
     head: u32,
     seen: u32,
 }
 
-// Rows of one sequence, all of whose positions exist: the first row, how many queries they have, the last position that any
-// sees, the table, and the group's kv head.
+// Rows of one sequence whose positions all exist: the first row, the number of their queries, the last
+// position that any of them attends to, the table, and the group's kv head.
 struct Run {
     row: u32,
     queries: u32,
@@ -36,7 +36,7 @@ struct Run {
     kv_head: u32,
 }
 
-// Query `i` of a run: row after row, each with its heads.
+// Query `i` of a run: row by row, each with its heads.
 fn query_of(run: Run, i: u32) -> Query {
     let sharing = constants.heads / constants.kv_heads;
     let at = min(i, run.queries - 1u);
@@ -59,7 +59,7 @@ fn attention_tiled(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let tile = max(1u, GROUP_QUERIES / sharing);
     let end = min(count(0u, constants.rows), (group.x + 1u) * tile);
     for (var row = group.x * tile; row < end;) {
-        // A run of rows of one sequence; all that its rows see exists.
+        // A run of rows of one sequence whose attended positions all exist.
         let sequence = sequence_of(row);
         let exists = sequence < constants.sequences;
         let table = table_of(select(0u, sequence, exists));

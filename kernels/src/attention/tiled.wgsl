@@ -1,28 +1,29 @@
-// Attention of a run's queries, 16 of them over 64 positions at a time where a group has 256 items, so that neighbouring rows
-// and the heads of a kv head read keys and values together.
+// Attention of a run's queries: 16 of them over 64 positions at a time if a group has 256 items, so that
+// neighbouring rows and the heads of a kv head share reads of keys and values.
 
 // Queries at once, positions at once.
 const QUERIES = ITEMS / 16u;
 const POSITIONS = 64u;
-// Dimensions of a query that are in local memory at once, and of a result that are summed at once. Longer heads take
-// more than one turn.
+// Dimensions of a query in local memory at once, and of a result that are summed at once. Longer heads take
+// several passes.
 const DIMS = 128u;
-// Fours of dimensions from one query to the next, values from what all queries have of a position to what they have of the next,
-// and from what a query has of all fours of positions to the next query's: one more than there are, so that items beside each
-// other read different banks.
+// Strides: fours of dimensions between queries, values between positions of all queries, and between the
+// quads of positions of queries. Each is one larger than necessary, so that adjacent items read different
+// banks.
 const QUERY = DIMS / 4u + 1u;
 const PITCH = QUERIES + 1u;
 const QUAD_PITCH = POSITIONS / 4u + 1u;
 
-// Queries are in `fours`, of at least QUERIES * QUERY. Of each position and query:
+// Queries are in `fours`, which has at least QUERIES * QUERY. Per position and query:
 var<workgroup> weights: array<f32, POSITIONS * PITCH>;
-// Of each query and four positions.
+// Per query and four positions.
 var<workgroup> shared_by: array<f32, QUERIES * QUAD_PITCH>;
 var<workgroup> corrections: array<f32, QUERIES>;
 
-// Dimensions `d0` … of an item's query into local memory, zeros beyond its last; all items come here together.
+// Loads dimensions `d0` … of an item's query into local memory, zeros beyond its last. All items must call
+// this together.
 fn load_query(item: u32, mine: Query, d0: u32) {
-    workgroupBarrier(); // all have done with what was there
+    workgroupBarrier(); // Earlier reads are done.
     let begin = mine.row * constants.stride + mine.head * constants.head_dim;
     for (var i = item % 16u; i < DIMS / 4u; i += 16u) {
         var four = vec4(0.0);
@@ -35,7 +36,8 @@ fn load_query(item: u32, mine: Query, d0: u32) {
     workgroupBarrier();
 }
 
-// What the dimensions in local memory of a query make of four positions, whose keys of these dimensions begin at `key`.
+// Partial scores of four positions over the query's dimensions in local memory. Their keys of these
+// dimensions start at `key`.
 fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < dims / 4u; i++) {
@@ -48,11 +50,11 @@ fn scores(at: u32, key: u32, dims: u32) -> vec4<f32> {
     return sum;
 }
 
-// Attends with QUERIES queries, and to `DIMS` dimensions of the values.
+// Computes QUERIES queries and `DIMS` dimensions of the values.
 fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
     let head_dim = constants.head_dim;
-    // As positions' and softmax's items: four positions of a step for one query. As values' items: four dimensions of two
-    // queries.
+    // As items of positions and of the softmax: four positions of a step for one query. As items of values:
+    // four dimensions of two queries.
     let quad = item % 16u;
     let at = item / 16u;
     let mine = query_of(run, first_query + at);
@@ -74,11 +76,11 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
         }
         var four = vec4(0.0);
         for (var d0 = 0u; d0 < head_dim; d0 += DIMS) {
-            // Short heads stay where they are from step to step.
+            // Short heads stay in local memory from step to step.
             if first == 0u || head_dim > DIMS { load_query(item, mine, d0); }
             if position <= run.last { four += scores(at * QUERY, key + d0 * 4u, min(DIMS, head_dim - d0)); }
         }
-        // Softmax so far.
+        // Running softmax.
         let is_seen = vec4(position) + vec4(0u, 1u, 2u, 3u) < vec4(mine.seen);
         four = select(vec4(LOWEST), four * constants.scale, is_seen);
         shared_by[at * QUAD_PITCH + quad] = max(max(four.x, four.y), max(four.z, four.w));
@@ -91,7 +93,7 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
         for (var i = 0u; i < 4u; i++) { weights[(quad * 4u + i) * PITCH + at] = four[i]; }
         if quad == 0u { corrections[at] = correction; }
         workgroupBarrier();
-        // Sums of values, of each query over what it sees.
+        // Sums of values, for each query over its positions.
         if sums_values {
             acc_a *= corrections[pair];
             acc_b *= corrections[pair + 1u];
@@ -105,7 +107,7 @@ fn attend(item: u32, run: Run, first_query: u32, turn: u32) {
             }
         }
     }
-    // The sums of weights, then the result.
+    // Sums of weights, then the result.
     workgroupBarrier();
     shared_by[at * QUAD_PITCH + quad] = sum;
     workgroupBarrier();

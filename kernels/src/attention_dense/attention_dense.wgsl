@@ -1,4 +1,4 @@
-// Attention over dense keys and values: a group takes 16 queries of one kv head, 64 positions at a time.
+// Dense attention. A group takes 16 queries of one kv head, 64 positions at a time.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -33,16 +33,17 @@ var<immediate> constants: Constants;
 @group(0) @binding(2) var<storage, read> v: array<Word>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
-// Queries at once, positions at once, dimensions of values at once (two an item), dimensions of keys at once.
+// Queries at once, positions at once, dimensions of values at once (two per item), dimensions of keys at
+// once.
 const QUERIES: u32 = 16u;
 const POSITIONS: u32 = 64u;
 const DIMS: u32 = 128u;
 const CHUNK: u32 = 16u;
-// From the weights of one position to those of the next, and from one dimension of keys to the next.
+// Strides between the weights of positions, and between dimensions of keys.
 const WEIGHTS: u32 = QUERIES + 4u;
 const KEYS: u32 = POSITIONS + 1u;
 const SUMS: u32 = 17u;
-// Below all scores. What a row does not see is UNSEEN.
+// Below all scores. Masked positions have UNSEEN.
 const LEAST: f32 = -3.0e38;
 const UNSEEN: f32 = -3.3e38;
 
@@ -52,7 +53,7 @@ var<workgroup> weights: array<f32, POSITIONS * WEIGHTS>;
 var<workgroup> partial_sums: array<f32, QUERIES * SUMS>;
 var<workgroup> corrections: array<f32, QUERIES>;
 
-// What a row sees beside the prefix: from the first to before the second.
+// Positions that a row attends to besides the prefix: from the first to before the second.
 fn span_of(row: u32) -> vec2<i32> {
     let at = i32(row) + i32(constants.n) - i32(constants.m);
     let wide = i32(min(constants.window, 1u << 30u));
@@ -74,12 +75,12 @@ fn capped(score: f32) -> f32 {
     return cap * tanh_of(score / cap);
 }
 
-// Adds a value with its weights to sums. What has no weight may hold anything.
+// Adds a weighted value to sums. Values without weight may be anything.
 fn added(sums: vec4<f32>, w: vec4<f32>, x: f32) -> vec4<f32> {
     return select(sums, fma(w, vec4<f32>(x), sums), w != vec4<f32>(0.0));
 }
 
-// Four queries' weights, and four queries' values.
+// Weights of four queries, and values of four queries.
 fn weights_from(at: u32) -> vec4<f32> {
     return vec4<f32>(weights[at], weights[at + 1u], weights[at + 2u], weights[at + 3u]);
 }
@@ -101,12 +102,13 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
     let sequence = group / tiles / constants.kv_heads;
     let k_base = sequence * constants.k_batch + kv_head * constants.k_head;
     let v_base = sequence * constants.v_batch + kv_head * constants.v_head;
-    // What any row of the tile sees.
+    // Positions that any row of the tile attends to.
     let begin = span_of(first_query / sharing).x;
     let end = span_of(last_query / sharing).y;
     let stop = min(max(constants.prefix, u32(max(end, 0))), n);
-    // As positions' items: position `lane` of a step for queries `quad` and three more. As queries' and softmax's items: query
-    // `item / 16`. As values' items: dimensions `lane` and `lane` + 64 of the same four queries.
+    // As items of positions: position `lane` of a step for queries `quad` and three more. As items of queries
+    // and of the softmax: query `item / 16`. As items of values: dimensions `lane` and `lane` + 64 of the
+    // same four queries.
     let lane = item % 64u;
     let quad = item / 64u * 4u;
     let mine = min(first_query + item / 16u, last_query);
@@ -123,7 +125,7 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
             // Scores.
             var scores = vec4<f32>();
             for (var d0 = 0u; d0 < d; d0 += CHUNK) {
-                workgroupBarrier(); // all have done with what was there
+                workgroupBarrier(); // Earlier reads are done.
                 let dim = d0 + item % CHUNK;
                 var factor = 0.0;
                 if dim < d { factor = value(q[word(q_base + dim)], q_base + dim); }
@@ -150,12 +152,12 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
                 weights[lane * WEIGHTS + quad + i] = score;
             }
             workgroupBarrier();
-            // Softmax so far: 16 items a query, four positions each.
+            // Running softmax: 16 items per query, four positions each.
             let at = item % 16u * 4u * WEIGHTS + item / 16u;
             let before = largest;
             var best = LEAST;
             for (var i = 0u; i < 4u; i++) {
-                // A score of −∞ has no weight. With any other that is not finite the row becomes NaN.
+                // A score of −∞ has no weight. Any other non-finite score makes the row NaN.
                 let score = weights[at + i * WEIGHTS];
                 if size_bits(score) >= INFINITE {
                     fails = fails || bitcast<u32>(score) != (0x80000000u | INFINITE);
@@ -193,7 +195,7 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
                 if dim + 64u < d { high = added(high, w, value(v[word(from_value + 64u)], from_value + 64u)); }
             }
         }
-        // The sums of weights, then the result. No sum is negative but for what says that the row fails.
+        // Sums of weights, then the result. A negative sum marks a failed row.
         workgroupBarrier();
         partial_sums[item / 16u * SUMS + item % 16u] = select(sum, -1.0, fails);
         workgroupBarrier();
@@ -208,7 +210,7 @@ fn attention_dense(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_i
                 total += part;
             }
             var results = vec2<f32>();
-            // Not a constant: of such a one the translation makes an error.
+            // Not a constant, because translating a constant NaN is an error.
             if row_fails { results = vec2<f32>(bitcast<f32>(NOT_A_NUMBER | (place & 1u))); }
             else if total != 0.0 { results = vec2<f32>(low[i], high[i]) / total; }
             let to = sequence * constants.out_batch + (kv_head * sharing + place % sharing) * constants.out_head

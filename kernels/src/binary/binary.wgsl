@@ -1,4 +1,4 @@
-// An operation on pairs of values, each by strides of its own: an item writes a word, of one value or two.
+// An operation on pairs of values, each with its own strides. An item writes a word, of one value or two.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -13,7 +13,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(1) var<storage, read> b: array<u32>;
 @group(0) @binding(2) var<storage, read_write> out: array<u32>;
 
-// The values of a and b that the walk meets at `i`.
+// Positions in a and b at step `i`.
 fn places(i: u32) -> vec2<u32> {
     let c = constants;
     var at = i % c.size_5 * vec2(c.a_5, c.b_5);

@@ -1,6 +1,6 @@
-//! Kernels in CUDA C++ alone: what a step of few tokens is made of beside its products, for NVIDIA's devices. They are short of
-//! latency, not of throughput: all loads at once, sums over the lanes of a warp, and nothing waits for the launch before that
-//! no launch writes.
+//! Decode kernels in CUDA C++ only: the operations of a step with few tokens besides its products, for
+//! NVIDIA's devices. Latency limits them, not throughput. They issue all loads at once, sum over the lanes of
+//! a warp, and wait for the previous launch only before reading data that a launch writes.
 
 use super::streams::products;
 use super::{HALF_ROWS, Items, program};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 pub(super) type Compose = fn(KernelLanguage) -> Arc<str>;
 
-/// Most rows of a step that these are made for.
+/// Maximum rows of a step.
 pub(super) const MAX_ROWS: u32 = 8;
 
 const NORM_ITEMS: Items = Items(1024);
@@ -22,10 +22,10 @@ const COLUMN_ITEMS: Items = Items(128);
 const ROPE_ITEMS: Items = Items(64);
 const PARTIAL_ITEMS: Items = Items(256);
 
-/// Columns of an item of `silu_mul`.
+/// Columns per work item of `silu_mul`.
 const SILU_COLUMNS: u32 = 4;
 
-/// All variants, better ones first.
+/// Returns all variants, best first.
 pub(super) fn variants() -> Vec<Variant> {
     let mut out = products();
     out.extend([Activations::F32, Activations::Int8, Activations::F16].into_iter().flat_map(row_functions));
@@ -45,7 +45,7 @@ pub(super) struct Function {
     pub source: Compose,
     pub function: &'static str,
     pub items: Items,
-    /// Shared memory that the text declares, at most.
+    /// Upper bound of the shared memory that the text declares.
     pub local_bytes: u32,
     pub dynamic_local_bytes: u32,
 }
@@ -76,7 +76,7 @@ impl Function {
     }
 }
 
-/// The kernels that work row by row, with this form of output.
+/// Returns the row kernels with this form of output.
 fn row_functions(form: Activations) -> [Function; 3] {
     let (norm_abi, silu_abi, merge_abi) = match form {
         Activations::F32 => (&rms_norm::ABI_F32, &silu_mul::ABI_F32, &merge::ABI_F32),
@@ -123,7 +123,7 @@ fn row_functions(form: Activations) -> [Function; 3] {
     [norm, silu, merge]
 }
 
-/// The kernels that work on the cache.
+/// Returns the kernels that access the cache.
 fn cache_functions(kv_type: KvType) -> Vec<Function> {
     let (append_abi, partial_abi, append_source, lanes_source): (_, _, Compose, Compose) = match kv_type {
         KvType::F32 => (
@@ -199,18 +199,18 @@ fn cache_source(language: KernelLanguage, is_f16: &str, items: Items, parts: &[&
     program(language, items, &[&cache, parts].concat())
 }
 
-/// Rows × parts of a row.
+/// Returns rows × parts of a row.
 fn silu_grid(constants: &[u32]) -> [u32; 3] {
     [constants[0], constants[2].div_ceil(SILU_COLUMNS * COLUMN_ITEMS.0), 1]
 }
 
-/// Rows × parts of a row, padding as well.
+/// Returns rows × parts of a row, including padding.
 fn merge_grid(constants: &[u32]) -> [u32; 3] {
     let width = constants[2].saturating_mul(constants[3]);
     [constants[0], width.div_ceil(COLUMN_ITEMS.0), 1]
 }
 
-/// Heads, of queries, keys and values × rows.
+/// Returns heads (of queries, keys and values) × rows.
 fn append_grid(constants: &[u32]) -> [u32; 3] {
     [constants[4].saturating_add(constants[5].saturating_mul(2)), constants[0], 1]
 }

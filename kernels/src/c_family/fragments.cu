@@ -1,10 +1,11 @@
-// Matrix instructions of AMD's devices, and which values of the matrices a lane of a wave has: its fragments.
+// Matrix instructions of AMD's devices, and the matrix values held by each lane of a wave: its fragments.
 //
-// FRAGMENTS_OF_CDNA says whether they are those of CDNA (MFMA, waves of 64) or those of RDNA 3 and 4 (WMMA, waves of 32),
-// WEIGHTS_BF16 whether values are bf16 or f16. From the ISA documents of AMD's CDNA 1 to 3 and RDNA 3 to 4 and from LLVM's
-// built-in functions. Those of CDNA 2 take f16 and bf16 values below the normal range for zero.
+// FRAGMENTS_OF_CDNA selects CDNA (MFMA, waves of 64) or RDNA 3 and 4 (WMMA, waves of 32). WEIGHTS_BF16
+// selects bf16 or f16 values. Sources: the ISA documents of AMD's CDNA 1 to 3 and RDNA 3 to 4, and LLVM's
+// built-in functions. CDNA 2 flushes subnormal f16 and bf16 values to zero.
 //
-// The left matrix has SIDE rows of DEPTH values. So has the right one, whose rows are the columns of the result.
+// The left matrix has SIDE rows of DEPTH values. So has the right one, whose rows are the columns of the
+// result.
 
 #define DEPTH 16
 #if FRAGMENTS_OF_CDNA
@@ -14,10 +15,10 @@
 #define WAVE 32
 #define SIDE 16
 #endif
-// Floats of the result that a lane has.
+// Floats of the result per lane.
 #define SUMS (SIDE * SIDE / WAVE)
 
-// Consecutive values of one row that a lane has: all of it in RDNA 3, where the halves of a wave have the same.
+// Consecutive values of one row per lane: the whole row on RDNA 3, where both halves of a wave hold the same.
 #if !FRAGMENTS_OF_CDNA && defined(__GFX11__)
 #define LANE_VALUES 16
 #else
@@ -25,11 +26,11 @@
 #endif
 #define WORDS (LANE_VALUES / 2)
 
-// Which row of either matrix a lane has, the first of its values, and the column of its part of the result.
+// A lane's row of either matrix and its first value. The row is also the column of its part of the result.
 FN uint lane_row(uint lane) { return lane % SIDE; }
 FN uint lane_value(uint lane) { return lane / SIDE * LANE_VALUES % DEPTH; }
 
-// The row of a lane's float `i` of the result.
+// Row of a lane's float `i` of the result.
 FN uint sum_row(uint lane, uint i) {
 #if FRAGMENTS_OF_CDNA
     return i / 4 * 8 + lane / SIDE * 4 + i % 4;
@@ -43,7 +44,7 @@ FN uint sum_row(uint lane, uint i) {
 #if defined(__AMDGCN__)
 #define FRAGMENT_SPACE()
 
-// Words as the vector that a built-in function takes: for bf16 values compilers are not of one mind.
+// Words, converted to the vector type of a built-in function. Compilers disagree on that type for bf16.
 template <uint N> struct Words {
     uint words[N];
     template <typename Vector> __attribute__((device, always_inline)) operator Vector() const {
@@ -60,14 +61,14 @@ template <uint N, typename From> FN Words<N> words_of(const From *from) {
     __builtin_memcpy(d, &sums, sizeof(sums))
 
 #if FRAGMENTS_OF_CDNA
-// d += a · b for 8 values of each row, 4 of them in a lane.
+// d += a · b for 8 values of each row, 4 per lane.
 FN void mfma(float *d, const uint *a, const uint *b) {
 #if !WEIGHTS_BF16
     PRODUCT(__builtin_amdgcn_mfma_f32_32x32x8f16, 2, , 0, 0, 0);
 #elif !defined(__gfx908__)
     PRODUCT(__builtin_amdgcn_mfma_f32_32x32x8bf16_1k, 2, , 0, 0, 0);
 #else
-    // 4 values of each row, 2 in a lane: first those that lanes have first, then the others.
+    // 4 values of each row, 2 per lane: first the leading values of all lanes, then the others.
     for (uint i = 0; i < 2; i++, a++, b++) { PRODUCT(__builtin_amdgcn_mfma_f32_32x32x4bf16, 1, , 0, 0, 0); }
 #endif
 }
@@ -87,8 +88,9 @@ FN void wmma(float *d, const uint *a, const uint *b) {
 #endif
 #endif
 
-// d += a · b. A sum does not depend on the order of the values, as long as both matrices have the same: so a lane's eight
-// go to two instructions, though what the document has a lane hold for them is not eight that follow one another.
+// d += a · b. A sum does not depend on the order of the values if both matrices use the same. So a lane's
+// eight values go to two instructions, although the document assigns a lane values that are not eight
+// consecutive ones.
 #if FRAGMENTS_OF_CDNA
 #define MULTIPLY(d, a, b) \
     mfma(d, a, b); \

@@ -1,19 +1,21 @@
-// What the kernel sources rely on, in terms of OpenCL C 3.0. The other languages of the C family have files of this kind,
-// and nothing else.
+// Definitions that the kernel sources use, for OpenCL C 3.0. Each language of the C family has such a file
+// and no other code of its own.
 //
-// RT_FP16 is defined for devices with half-precision arithmetic. NVIDIA's compiler does not have it, but takes PTX.
+// RT_FP16 is defined for devices with half-precision arithmetic. NVIDIA's compiler does not define it, but
+// accepts PTX.
 
 #ifdef RT_FP16
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #endif
-// What is fused is written as fma, so that a row's bits do not depend on what the compiler makes of the code around it.
+// Fused operations are written as fma, so that a row's bits do not depend on how the compiler treats
+// surrounding code.
 #pragma OPENCL FP_CONTRACT OFF
 
 #define KERNEL(items) __kernel __attribute__((reqd_work_group_size(items, 1, 1))) void
 #define FN static inline
 #define GLOBAL __global
 #define LOCAL __local
-// Variables of a kernel in local memory; LOCAL is for what points there.
+// Variables of a kernel in local memory. LOCAL is for pointers to them.
 #define SHARED __local
 // Arrays in local memory that are read 16 bytes at a time.
 #define ALIGNED __attribute__((aligned(16)))
@@ -22,17 +24,17 @@
 #define HALF half
 #define INFINITE INFINITY
 
-// What a kernel does first: a launch that may begin before the last one has ended waits for it.
+// First statement of a kernel. A launch that may start before the previous one ends waits here.
 #define BEGIN()
 
-// The work item in its group, and the group.
+// Work item within its group, and index of the group.
 #define ITEM ((uint)get_local_id(0))
 #define GROUP(dimension) ((uint)get_group_id(dimension))
-// Local memory that was written before is read after.
+// Makes earlier writes to local memory visible to later reads.
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
 #define LOCAL_MIN(pointer, value) atomic_min(pointer, value)
 
-// 16 and 8 aligned bytes.
+// Aligned loads, of 16 and 8 bytes first.
 #define LOAD4(pointer) (*(const GLOBAL uint4 *)(pointer))
 #define LOAD2(pointer) (*(const GLOBAL uint2 *)(pointer))
 #define LOAD1(pointer) (*(const GLOBAL uint *)(pointer))
@@ -52,7 +54,7 @@
 #define LOAD_HALF(pointer, i) vload_half(i, pointer)
 #define STORE_HALF(pointer, i, value) vstore_half_rte(value, i, pointer)
 
-// The two halves of a word.
+// Unpacks the two halves of a word.
 FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #if defined(__NV_CL_C_VERSION)
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
@@ -67,7 +69,7 @@ FN void halves(uint word, PRIVATE float *low, PRIVATE float *high) {
 #endif
 }
 
-// Two values as halves in a word, rounded to nearest, ties to even.
+// Packs two values as halves into a word, rounded to nearest, ties to even.
 FN uint pack_halves(float low, float high) {
 #if defined(__NV_CL_C_VERSION)
     uint word;
@@ -82,8 +84,8 @@ FN uint pack_halves(float low, float high) {
 #endif
 }
 
-// The dot product of four signed bytes with four others, and `sum`. Compilers for devices that have an instruction for
-// it know this form; their built-in function of that name may be a long one.
+// Dot product of four signed bytes with four others, plus `sum`. Compilers for devices with such an
+// instruction recognize this form. Their built-in function of that name may be slow.
 FN int dot4(uint a, uint b, int sum) {
 #if defined(__NV_CL_C_VERSION)
     int result;

@@ -1,5 +1,5 @@
-// Convolution as a product, weights times columns of the image that are never stored: a group computes a tile of one group's
-// out channels and pixels.
+// Convolution as a product of weights and columns of the image that are never stored. A group computes a tile
+// of one group's out channels and pixels.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -33,7 +33,8 @@ fn weight_value(base: u32, line: u32, lines: u32, d: u32, depth: u32) -> f32 {
     return value(weights[word(i)], i);
 }
 
-// A value of a channel, as seen from a pixel; zero beyond the edges. What lies before an edge is a large number, too.
+// A value of a channel, relative to a pixel; zero beyond the edges. Coordinates before an edge wrap to large
+// numbers.
 fn pixel_value(channel: u32, pixel: u32, tap: vec2<u32>) -> f32 {
     let row = pixel / constants.out_width * constants.stride_y + tap.y;
     let column = pixel % constants.out_width * constants.stride_x + tap.x;
@@ -43,7 +44,7 @@ fn pixel_value(channel: u32, pixel: u32, tap: vec2<u32>) -> f32 {
     return value(x[word(i)], i);
 }
 
-// Four pixels of a line.
+// Writes four pixels of a line.
 fn put(at: u32, pixel: u32, four: vec4<f32>) {
     let pixels = constants.out_height * constants.out_width;
     for (var j = 0u; j < 4u && pixel + j < pixels; j++) { out[at + pixel + j] = four[j]; }

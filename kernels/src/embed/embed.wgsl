@@ -1,4 +1,4 @@
-// Rows of a table of weights: one group a row, each item takes quads of its columns.
+// Looks up rows of a weight table: one group per row; each item takes quads of its columns.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -1,4 +1,4 @@
-// Values of blocks. An item takes a value.
+// Decodes blocks to values, one value per item.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -11,10 +11,10 @@ var<immediate> constants: Constants;
 
 fn byte_at(at: u32) -> u32 { return (blocks[at / 4u] >> (at % 4u * 8u)) & 0xffu; }
 
-// The half at an even place.
+// The f16 value at an even byte.
 fn half_at(at: u32) -> f32 { return half_value((blocks[at / 4u] >> (at % 4u * 8u)) & 0xffffu); }
 
-// `bits` bits from bit `low` of a byte on.
+// `bits` bits of a byte, from bit `low` on.
 fn bits_at(at: u32, low: u32, bits: u32) -> u32 { return (byte_at(at) >> low) & ((1u << bits) - 1u); }
 
 // Value `i` of a Q4_K or Q5_K block.
@@ -58,7 +58,7 @@ fn value_of_tq1_0(start: u32, i: u32) -> f32 {
     return half_at(start + 52u) * (f32((number * 3u) >> 8u) - 1.0);
 }
 
-// Value `i` of the block that starts at a byte.
+// Value `i` of the block that starts at this byte.
 fn value_of(kind: u32, start: u32, i: u32) -> f32 {
     switch kind {
         case 12u: { return value_with_minimum(start, i, false); }

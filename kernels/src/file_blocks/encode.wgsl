@@ -1,5 +1,5 @@
-// Values as blocks. An item takes two blocks, which are whole words whatever their type, and goes through their bytes;
-// quanta are computed where they are needed, from the block's scales.
+// Encodes values as blocks. An item takes two blocks, which are whole words for every type, and computes them
+// byte by byte. Quants are computed on demand from the block's scales.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -10,8 +10,8 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<f32>;
 @group(0) @binding(1) var<storage, read_write> out: array<u32>;
 
-// The block with its scales: its first value, the bits of d and of m or dmin, and for each sub-block how values become
-// quanta, and its scale and minimum as they are stored.
+// The current block: its first value, the bits of d and of m or dmin, and for each sub-block the conversion
+// to quants, and scale and minimum as stored.
 var<private> start: u32;
 var<private> d: u32;
 var<private> m: u32;
@@ -27,10 +27,10 @@ fn inverse_of(value: f32) -> f32 {
     return 1.0 / value;
 }
 
-// To the nearest integer, ties away from zero.
+// Rounds to the nearest integer, ties away from zero.
 fn rounded(value: f32) -> f32 { return select(floor(value + 0.5), -floor(0.5 - value), value < 0.0); }
 
-// The value with the largest absolute value, the first of several.
+// The value with the largest magnitude, the first of several.
 fn largest_of(first: u32, count: u32) -> f32 {
     var largest = 0.0;
     for (var i = first; i < first + count; i++) {
@@ -39,8 +39,8 @@ fn largest_of(first: u32, count: u32) -> f32 {
     return largest;
 }
 
-// The best scale of those that inverses from `inverse` on lead to, for quanta within `range` of values that are `minimum`
-// at zero.
+// The best scale of those that inverses from `inverse` on lead to, for quants within `range`, where quant
+// zero is `minimum`.
 fn search(first: u32, count: u32, minimum: f32, range: vec2<f32>, inverse: f32, step: f32, steps: u32) -> f32 {
     var best = -1.0;
     var kept = 0.0;
@@ -79,7 +79,7 @@ fn most_of(kind: u32) -> f32 {
     }
 }
 
-// One scale, and one minimum, for the block.
+// Computes one scale and minimum for the whole block.
 fn scale_alone(kind: u32) {
     let largest = largest_of(start, values_of(kind));
     var minimum = x[start];
@@ -100,7 +100,7 @@ fn scale_alone(kind: u32) {
     lowest[0] = select(0.0, minimum, has_minimum);
 }
 
-// Eight sub-blocks with scales and minima of 6 bits each.
+// Computes eight sub-blocks with 6-bit scales and minima.
 fn scale_with_minima(kind: u32) {
     let most = most_of(kind);
     var scale = 0.0;
@@ -131,7 +131,7 @@ fn scale_with_minima(kind: u32) {
     }
 }
 
-// Sixteen sub-blocks with scales of 8 bits.
+// Computes sixteen sub-blocks with 8-bit scales.
 fn scale_with_scales() {
     var largest = 0.0;
     for (var j = 0u; j < 16u; j++) {
@@ -151,7 +151,7 @@ fn scale_with_scales() {
     }
 }
 
-// The quantum of value `i`, as it is stored.
+// The stored quant of value `i`.
 fn quantum_of(kind: u32, i: u32) -> u32 {
     var sub = 0u;
     if kind == 12u || kind == 13u { sub = i / 32u; }
@@ -169,7 +169,7 @@ fn quantum_of(kind: u32, i: u32) -> u32 {
     return u32(clamp(quantum, 0.0, most_of(kind)));
 }
 
-// Bits from `low` on of the quanta of `count` values that lie `stride` apart, `bits` of each in a byte.
+// Packs quants of `count` values, `stride` apart, into a byte: `bits` bits of each, starting at bit `low`.
 fn bits_of(kind: u32, first: u32, stride: u32, count: u32, low: u32, bits: u32) -> u32 {
     var byte = 0u;
     for (var n = 0u; n < count; n++) {
@@ -178,7 +178,7 @@ fn bits_of(kind: u32, first: u32, stride: u32, count: u32, low: u32, bits: u32) 
     return byte;
 }
 
-// Five quanta in base 3, times 256/243, rounded up.
+// Five quants in base 3, times 256/243, rounded up.
 fn digits_of(kind: u32, first: u32, stride: u32, count: u32) -> u32 {
     var number = 0u;
     for (var n = 0u; n < 5u; n++) {
@@ -188,7 +188,7 @@ fn digits_of(kind: u32, first: u32, stride: u32, count: u32) -> u32 {
     return (number * 256u + 242u) / 243u;
 }
 
-// Byte `i` of the twelve that hold eight scales and minima of 6 bits each.
+// Byte `i` of the twelve that hold eight 6-bit scales and minima.
 fn packed_scale(i: u32) -> u32 {
     if i < 4u { return scales[i] | (scales[i + 4u] >> 4u << 6u); }
     if i < 8u { return minima[i - 4u] | (minima[i] >> 4u << 6u); }
@@ -210,7 +210,7 @@ fn byte_of_super_block(kind: u32, at: u32) -> u32 {
     return (d >> (at % 2u * 8u)) & 0xffu;
 }
 
-// Byte `at` of the block: the formats are those of the table of tensor types.
+// Byte `at` of the block. The formats are those of the tensor types.
 fn byte_of(kind: u32, at: u32) -> u32 {
     if kind == 14u || kind == 34u || kind == 35u { return byte_of_super_block(kind, at); }
     if at < 2u { return (d >> (at * 8u)) & 0xffu; }

@@ -1,4 +1,4 @@
-// Blocks as files store them, by the number that files give their type.
+// File blocks, by the number of their type in files.
 
 fn values_of(kind: u32) -> u32 { return select(256u, 32u, kind < 10u); }
 

@@ -1,4 +1,4 @@
-// The rows of which logits are wanted: one group a row.
+// Copies the rows that need logits: one group per row.
 
 struct Constants {
     first_group: vec3<u32>,

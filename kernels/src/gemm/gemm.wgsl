@@ -1,5 +1,5 @@
-// C = alpha · op(A) · op(B) + beta · C: a group computes a tile of one C. Its lines are rows of op(A), its lanes columns of
-// op(B).
+// C = alpha · op(A) · op(B) + beta · C. A group computes a tile of one C. Its lines are rows of op(A), its
+// lanes columns of op(B).
 
 struct Constants {
     first_group: vec3<u32>,
@@ -40,7 +40,7 @@ fn b_value(matrix: u32, d: u32, column: u32) -> f32 {
     return value(b[word(i)], i);
 }
 
-// Four values of a row of C, of which those beyond the last column do not exist.
+// Writes four values of a row of C, except those beyond the last column.
 fn put(at: u32, column: u32, product: vec4<f32>) {
     let beta = bitcast<f32>(constants.beta);
     for (var j = 0u; j < 4u && column + j < constants.n; j++) {

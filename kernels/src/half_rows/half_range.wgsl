@@ -1,4 +1,4 @@
-// Beyond the range of f16 its largest value; NaN is preserved.
+// Saturates to the range of f16. NaN is preserved.
 fn in_half_range(values: vec4<f32>) -> vec4<f32> {
     let bits = bitcast<vec4<u32>>(values);
     let size = bits & vec4(0x7fffffffu);

@@ -1,9 +1,9 @@
 // f16 activations: rows of f16 values, padded with zeros to a multiple of 64.
 
-// Columns that are written of a row.
+// Columns of a row that are written.
 fn padded(width: u32) -> u32 { return (width + 63u) & ~63u; }
 
-// Writes four values of columns `column` … of a row; columns from `width` on are padding.
+// Writes four values of columns `column` … of a row. Columns from `width` on are padding.
 fn put(item: u32, values: vec4<f32>, row: u32, column: u32, width: u32) {
     if column >= padded(width) { return; }
     var words = vec2(0u);

@@ -1,4 +1,4 @@
-// Each row less its mean, over its standard deviation: one group a row.
+// Each row minus its mean, divided by its standard deviation: one group per row.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -1,4 +1,4 @@
-// BF16 weights, as f16: those beyond its range become infinite, which shows.
+// Converts BF16 weights to f16. Weights beyond its range become infinite, which is visible in results.
 
 fn weight_halves(words: vec2<u32>) -> vec4<f16> {
     let low = words << vec2<u32>(16u);

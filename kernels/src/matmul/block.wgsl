@@ -1,4 +1,4 @@
-// A block of 32 columns of four rows of quantised weights, as the products for few rows of x load it.
+// Loads a block of 32 columns of four rows of quantised weights, for products of few rows of x.
 
 struct Block {
     pairs: array<Pair, 4>,

@@ -1,11 +1,11 @@
-// Int8 activations, and what a block of 32 columns of them adds to sums over four rows of weights.
+// Int8 activations, and the contribution of a block of 32 columns to sums over four rows of weights.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<u32>>;
 
 fn x_word(at: u32) -> u32 { return x[at / 4u][at % 4u]; }
 
-// From a row's start to its scales, in words; from one row to the next, in vectors of 16 bytes. Rows are given by where they
-// begin, in vectors.
+// Offset of a row's scales in words, and stride of rows in 16-byte vectors. Rows are given by their first
+// vector.
 fn scales_offset(width: u32) -> u32 { return ((width + 63u) & ~63u) / 4u; }
 fn row_vectors(width: u32) -> u32 { return ((scales_offset(width) + width / 32u * 3u + 15u) & ~15u) / 4u; }
 
@@ -13,13 +13,13 @@ fn x_scale(row: u32, block: u32) -> f32 {
     return bitcast<f32>(x_word(row * 4u + scales_offset(constants.k) + block));
 }
 
-// The sums of the first and the last 16 quanta of a block.
+// Sums of the first and the last 16 quants of a block.
 fn x_sums(row: u32, block: u32) -> vec2<i32> {
     let at = row * 4u + scales_offset(constants.k) + constants.k / 32u + block * 2u;
     return bitcast<vec2<i32>>(vec2<u32>(x_word(at), x_word(at + 1u)));
 }
 
-// Products of quanta over the first and the last 16 columns.
+// Products of quants over the first and the last 16 columns.
 struct Dots {
     first: vec4<i32>,
     last: vec4<i32>,

@@ -1,7 +1,7 @@
-// Sums of a group's 16 rows of quantised weights times M rows of int8 activations: an item takes four rows of some blocks.
-// Where fewer rows of x are left, the last one stands for the others.
+// Sums of a group's 16 rows of quantised weights times M rows of int8 activations. An item takes four rows of
+// some blocks. If fewer than M rows of x remain, the last one is repeated.
 
-// Adds what a block brings, with x from `at` on; `is_there` says whether it is to count.
+// Adds a block's contribution, with x from `at` on, if `is_there` is set.
 fn add_product(block: Block, row: u32, at: u32, is_there: bool, sums: vec4<f32>) -> vec4<f32> {
     let low = x[row + at * 2u];
     let high = x[row + at * 2u + 1u];
@@ -17,7 +17,7 @@ fn row_sums(line_group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32
     let step = ITEMS / PARTS;
     var sums: array<vec4<f32>, M>;
     let row$m = (start + min($mu, left - 1u)) * row_vectors(constants.k);
-    // The loads of BATCH blocks are under way together: what hides the memory's latency.
+    // Issues the loads of BATCH blocks together to hide memory latency.
     for (var first = item / PARTS; first < blocks; first += BATCH * step) {
         let at$b = min(first + $bu * step, blocks - 1u);
         let block$b = load_block(group, blocks, at$b, item % PARTS);

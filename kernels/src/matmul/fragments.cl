@@ -1,25 +1,26 @@
-// The product for many rows on the matrix units of AMD's devices: a group takes TILE rows of x and as many rows of weights, 32
-// columns at a time through local memory. Its waves divide the tile's result, with half of the rows each.
+// Product for many rows on the matrix units of AMD's devices. A group takes TILE rows of x and as many rows
+// of weights, 32 columns at a time through local memory. Its waves divide the tile's result, with half of the
+// rows each.
 //
-// The next columns are on their way from memory while the present ones are multiplied.
+// The next columns are loaded while the current ones are multiplied.
 
 #define TILE_K 32
-// Values from one row of a tile to the next: eight rows' 16 bytes of one column share no bank.
+// Stride of tile rows in values: eight rows' 16 bytes of one column have no bank conflict.
 #define TILE_PITCH (TILE_K + 8)
 #define WAVE_ROWS (TILE / 2)
 #define WAVE_COLUMNS (TILE * 2 * WAVE / ITEMS)
 #define WAVES_ABREAST (TILE / WAVE_COLUMNS)
-// Pieces of 16 bytes of a tile that an item copies: 64 rows apart.
+// Pieces of 16 bytes of a tile that an item copies, 64 rows apart.
 #define PIECES (TILE / 64)
 
 #if WEIGHTS_BF16
-// A float as bf16, rounded to nearest, ties to even; what is not a number stays none.
+// Converts a float to bf16, rounded to nearest, ties to even. NaN is preserved.
 FN uint bf16_bits(float value) {
     uint bits = AS_UINT(value);
     return (isnan(value) ? bits : bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
 }
 
-// Two f16 values of a word as bf16.
+// Converts the two f16 values of a word to bf16.
 FN uint x_word(uint word) {
     float low, high;
     halves(word, &low, &high);
@@ -29,7 +30,7 @@ FN uint x_word(uint word) {
 FN uint x_word(uint word) { return word; }
 #endif
 
-// Loads an item's pieces of a tile; rows beyond `last` are that one.
+// Loads an item's pieces of a tile. Rows beyond `last` repeat it.
 FN void load_pieces(PRIVATE uint4 *pieces, const GLOBAL ushort *from, uint last, uint pitch) {
     #pragma unroll
     for (uint i = 0; i < PIECES; i++) {
@@ -42,7 +43,7 @@ FN void put_piece(LOCAL ushort *tile, uint i, uint4 piece) {
     *(LOCAL uint4 *)(tile + (ITEM / 4 + i * 64) * TILE_PITCH + ITEM % 4 * 8) = piece;
 }
 
-// What a lane has of SIDE rows of a tile.
+// Loads a lane's part of SIDE rows of a tile.
 FN void load_fragment(PRIVATE uint *out, const LOCAL ushort *rows, uint lane) {
     #pragma unroll
     for (uint i = 0; i < WORDS; i += 4) {
@@ -116,7 +117,7 @@ KERNEL(ITEMS) matmul_fragments(
         for (uint j = 0; j < WAVE_COLUMNS / SIDE; j++) {
             uint row = m0 + wave_row + i * SIDE, column = n0 + wave_column + j * SIDE + lane_row(lane);
             if (accumulate) {
-                // What is beyond the edge is read from the edge and not written: no load waits for another.
+                // Values beyond the edge repeat the edge and are not written, so no load waits for another.
                 #pragma unroll
                 for (uint e = 0; e < SUMS; e++) {
                     uint from = min(row + sum_row(lane, e), used - 1);

@@ -1,11 +1,11 @@
-// A column of y for each row of the gate's weights, which are the first half, and the row of up's that belongs to it:
-// SiLU(gate) · up. The first half of a group's parts are the gate's.
+// One column of y, SiLU(gate) · up, per row of the gate's weights and the matching row of up's. The gate's
+// weights come first. The first half of a group's parts are the gate's.
 
 const COLUMNS: u32 = LINES / 2u;
 
 fn columns() -> u32 { return constants.n / 2u; }
 
-// The first of four rows of weights.
+// First of four rows of weights.
 fn first_line(group: u32, part: u32) -> u32 {
     let half = PARTS / 2u;
     return part / half * (constants.n / 2u) + (group * half + part % half) * 4u;

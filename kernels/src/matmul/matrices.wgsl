@@ -1,18 +1,19 @@
-// The product for many rows on matrix units: a group takes TILE_X rows of x and TILE_W rows of weights, K_STEP columns at a
-// time through local memory. Its sub-groups divide the tile's result: slices of LINES_X by LINES_W squares of 16 × 16.
+// Product for many rows on matrix units. A group takes TILE_X rows of x and TILE_W rows of weights, K_STEP
+// columns at a time through local memory. Its sub-groups divide the tile's result into slices of LINES_X by
+// LINES_W squares of 16 × 16.
 //
-// The next columns are on their way from memory while the present ones are multiplied.
+// The next columns are loaded while the current ones are multiplied.
 //
-// Items whose control flow depends on what they read from buffers do not count as being together: what decides it is shared
-// through `facts` first.
+// Control flow that depends on reads from buffers does not count as uniform. So the values that decide it are
+// shared through `facts` first.
 
-// Fours of values of a row of a tile, and from one row to the next: eight rows' 16 bytes of one column share no bank.
+// Fours of values per tile row, and stride of rows: eight rows' 16 bytes of one column have no bank conflict.
 const FOURS: u32 = K_STEP / 4u;
 const PITCH: u32 = FOURS + 2u;
 const TILE_X: u32 = SLICES_X * LINES_X * 16u;
 const TILE_W: u32 = SLICES_W * LINES_W * 16u;
 const SLICES: u32 = SLICES_X * SLICES_W;
-// Vectors of 16 bytes of a row's columns, and rows that the group's items load together, a vector each.
+// 16-byte vectors of a row's columns, and rows that the group's items load together, one vector each.
 const VECTORS: u32 = FOURS / 2u;
 const ROWS: u32 = ITEMS / VECTORS;
 
@@ -22,11 +23,11 @@ const ROWS: u32 = ITEMS / VECTORS;
 var<workgroup> tile_x: array<vec4<f16>, TILE_X * PITCH>;
 var<workgroup> tile_w: array<vec4<f16>, TILE_W * PITCH>;
 var<workgroup> squares: array<f32, SLICES * 256u>;
-// 16 bytes, as the others have multiples of 16: matrices are loaded from places that are multiples of it, and nobody says in
-// which order a driver lays these out.
+// 16 bytes, so that all variables have a multiple of 16: matrices are loaded from multiples of 16 bytes, and
+// the order in which a driver lays out variables is unknown.
 var<workgroup> facts: vec4<u32>;
 
-// Nothing is converted where the translator sees that these are halves as they are.
+// Unpacks f16 bits. A translator that recognizes the pattern converts nothing.
 fn halves(words: vec2<u32>) -> vec4<f16> {
     return vec4<f16>(vec4<f32>(unpack2x16float(words.x), unpack2x16float(words.y)));
 }
@@ -39,7 +40,7 @@ struct Place {
     @builtin(subgroup_invocation_id) lane: u32,
 }
 
-// Writes what y has of a square, from local memory.
+// Writes the part of a square that lies in y, from local memory.
 fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
     for (var i = place.lane; i < 256u; i += place.size) {
         let to_row = row + i / 16u;
@@ -48,13 +49,13 @@ fn put_square(place: Place, slice: u32, used: u32, row: u32, column: u32) {
     }
 }
 
-// The products of a slice, which all items of the group bring tiles for. All come here together.
+// Computes a slice. All items of the group load its tiles and must call this together.
 fn multiply_slice(place: Place, slice: u32, writes: bool, first_row: u32, first_line: u32) {
     let known = workgroupUniformLoad(&facts);
     let used = known.x;
     let stride = constants.stride;
     let pitch = ((constants.k + 63u) & ~63u) / 8u;
-    // What the item brings. Rows beyond the last are that one, and are not written.
+    // Data that the item loads. Rows beyond the last repeat it and are not written.
     let row = place.item / VECTORS;
     let column = place.item % VECTORS;
     let from_x$x = min(first_row + row + $xu * ROWS, used - 1u) * pitch + column;
@@ -69,7 +70,7 @@ fn multiply_slice(place: Place, slice: u32, writes: bool, first_row: u32, first_
     let zeros = coopLoadT<coop_mat16x16<f32, C>>(&squares[0], 16u);
     var sum_$i_$j = zeros;
     for (var at = VECTORS; at <= pitch; at += VECTORS) {
-        workgroupBarrier(); // the step before has been read
+        workgroupBarrier(); // The previous step has been read.
         { let at = to + $xu * ROWS * PITCH; tile_x[at] = halves(next_x$x.xy); tile_x[at + 1u] = halves(next_x$x.zw); }
         { let at = to + $wu * ROWS * PITCH; tile_w[at] = weight_halves(next_w$w.xy); tile_w[at + 1u] = weight_halves(next_w$w.zw); }
         workgroupBarrier();
@@ -102,14 +103,15 @@ fn matmul_matrices(@builtin(workgroup_id) workgroup: vec3<u32>, place: Place) {
     let first_line = (workgroup.y + constants.first_group.y) * TILE_W;
     if place.item == 0u {
         let used = count(constants.word, constants.rows);
-        // Tiles that y has all of, in places that matrices can be written to, each by one sub-group.
+        // Tiles entirely within y, at offsets that matrices can be stored to. Each is written by one
+        // sub-group.
         let is_whole = first_row + TILE_X <= used && first_line + TILE_W <= constants.n && constants.stride % 4u == 0u;
         facts = vec4<u32>(used, place.sub_groups, u32(is_whole && place.sub_groups <= SLICES), 0u);
     }
     let known = workgroupUniformLoad(&facts);
     if first_row >= known.x { return; }
-    // Where sub-groups are so large that there are fewer than slices, they take one after the other; where there are more,
-    // some do the same, and only one of them writes.
+    // If there are fewer sub-groups than slices, each takes several slices in turn. If there are more, some
+    // compute the same, and only one of them writes.
     for (var turn = 0u; turn < SLICES; turn += known.y) {
         let slice = turn + place.sub_group;
         multiply_slice(place, min(slice, SLICES - 1u), slice < SLICES, first_row, first_line);

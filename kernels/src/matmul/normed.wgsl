@@ -1,12 +1,13 @@
-// x is normed on its way: values are multiplied by the norm's weight, sums by 1 / √(mean x² + ε), which is known when the sums
-// are. A group reads all of x, and so each of its items has what it needs for the mean.
+// Normalizes x on the fly: values are multiplied by the norm's weight, and sums by 1 / √(mean x² + ε), which
+// is known at the same time as the sums. A group reads all of x, so its items together have the squares for
+// the mean.
 
 @group(0) @binding(4) var<storage, read> norm: array<vec4<f32>>;
 
-// Sums of squares of what the item has read of each row.
+// Sums of squares of the item's part of each row.
 var<private> squares: array<f32, M>;
 
-// Four values of row `m`, which begins at `row`.
+// Four values of row `m`, which starts at `row`.
 fn four_of(m: u32, row: u32, column: u32) -> vec4<f32> {
     let values = x[row + column];
     squares[m] += dot(values, values);

@@ -1,6 +1,6 @@
-// Sums as they are.
+// Leaves sums unchanged.
 
 fn share(row: u32, sums: vec4<f32>, place: Place) { gather(row, sums, place); }
 
-// What a row's sums are to be multiplied by.
+// Factor of a row's sums.
 fn factor_of(row: u32, place: Place) -> f32 { return 1.0; }

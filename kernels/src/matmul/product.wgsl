@@ -1,4 +1,4 @@
-// What the products share: what they are launched with, and what they write.
+// Shared by the products: constants and output.
 struct Constants {
     first_group: vec3<u32>,
     rows: u32,

@@ -1,16 +1,16 @@
-// Sums of a group's rows of weights that lie row by row times M rows of f32: an item takes 16 bytes of each of four rows at a
-// time. Where fewer rows of x are left, the last one stands for the others.
+// Sums of a group's rows of row-major weights times M rows of f32. An item takes 16 bytes of each of four
+// rows at a time. If fewer than M rows of x remain, the last one is repeated.
 
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 
-// As many values of row `m` of x, which begins at `row`, as a vector of weights has.
+// Values of row `m` of x, which starts at `row`, for one vector of weights.
 fn factors_at(m: u32, row: u32, column: u32) -> Factors {
     let low = four_of(m, row, column);
     if LANES == 4u { return Factors(low, vec4<f32>()); }
     return Factors(low, four_of(m, row, column + 1u));
 }
 
-// A vector of each of four rows.
+// One vector of each of four rows.
 fn four_rows(at: u32, pitch: u32) -> array<vec4<u32>, 4> {
     return array<vec4<u32>, 4>(weights[at], weights[at + pitch], weights[at + 2u * pitch], weights[at + 3u * pitch]);
 }
@@ -33,7 +33,7 @@ fn row_sums(group: u32, item: u32, start: u32, left: u32) -> array<vec4<f32>, M>
     var sums: array<vec4<f32>, M>;
     let row$m = (start + min($mu, left - 1u)) * (constants.k / 4u);
     var at = item / PARTS;
-    // The loads of BATCH vectors of each row are under way together: what hides the memory's latency.
+    // Issues the loads of BATCH vectors of each row together to hide memory latency.
     for (; at + (BATCH - 1u) * step < vectors; at += BATCH * step) {
         let batch$b = four_rows(first + at + $bu * step, pitch);
         sums[$m] = add_vectors(batch$b, factors_at($mu, row$m, (at + $bu * step) * (LANES / 4u)), sums[$m]);

@@ -1,24 +1,24 @@
-// Int8 activations: eight items share a block of 32 columns, and an item owns whole words.
+// Int8 activations. Eight items share a block of 32 columns, and an item owns whole words.
 
-// Bytes from the start of a row to its scales, to its sums, and to the next row.
+// Offsets of a row's scales and sums, and the stride of rows, in bytes.
 fn scales_offset(width: u32) -> u32 { return (width + 63u) & ~63u; }
 fn sums_offset(width: u32) -> u32 { return scales_offset(width) + width / 32u * 4u; }
 fn row_bytes(width: u32) -> u32 { return (sums_offset(width) + width / 32u * 8u + 63u) & ~63u; }
 
-// Columns that are written of a row.
+// Columns of a row that are written.
 fn padded(width: u32) -> u32 { return width; }
 
-// For each item its largest value, and its sum.
+// Per item: its largest value, and its sum.
 var<workgroup> largest_of: array<u32, ITEMS>;
 var<workgroup> sum_of: array<i32, ITEMS>;
 
-// Quantises four values of columns `column` …, which are the item's, into a row. All items of the group come here together;
-// those with no columns left bring `column >= width`.
+// Quantizes the item's four values, of columns `column` …, into a row. All items of the group must call this
+// together; items without columns pass `column >= width`.
 fn put(item: u32, values: vec4<f32>, row: u32, column: u32, width: u32) {
-    // Bits of absolute values are ordered as the values are, and what is not a number is beyond all.
+    // Absolute values order like their bits, and NaN is above all numbers.
     let sizes = bitcast<vec4<u32>>(values) & vec4(0x7fffffffu);
     var largest = max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
-    workgroupBarrier(); // the sums of the call before have been read
+    workgroupBarrier(); // The sums of the previous call have been read.
     largest_of[item] = largest;
     workgroupBarrier();
     let block = item & ~7u;

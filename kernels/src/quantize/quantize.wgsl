@@ -1,4 +1,4 @@
-// f32 into int8 or f16 activations: groups take parts of a row, an item four columns.
+// Converts f32 to int8 or f16 activations. Groups take parts of a row, an item four columns.
 
 struct Constants {
     first_group: vec3<u32>,

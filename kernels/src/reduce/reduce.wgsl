@@ -1,4 +1,4 @@
-// One value for each part of a line along an axis.
+// Reduces each part of a line along an axis to one value.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -9,7 +9,8 @@ var<immediate> constants: Constants;
 @group(0) @binding(0) var<storage, read> x: array<u32>;
 @group(0) @binding(1) var<storage, read_write> out: array<f32>;
 
-// Additions of a part of a sum: rounding grows with the parts and with their number, not with the axis.
+// Additions per partial sum: rounding errors grow with this and with the number of partial sums, not with the
+// axis.
 const RUN: u32 = 64u;
 
 fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }

@@ -1,4 +1,4 @@
-// RMS norm into f32: one group a row, of any width.
+// RMS norm to f32: one group per row, of any width.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -13,7 +13,7 @@ var<immediate> constants: Constants;
 @group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
 
-// Columns that a group takes at once: several loads together are what hides the memory's latency.
+// Columns that a group takes at once. Several loads together hide memory latency.
 const TURN = 4u * ITEMS;
 
 fn x_at(begin: u32, column: u32) -> f32 {
@@ -26,7 +26,7 @@ fn weight_at(column: u32) -> f32 {
     return 0.0;
 }
 
-// Columns `column`, `column` + ITEMS, … of the row that begins at `begin`.
+// Columns `column`, `column` + ITEMS, … of the row that starts at `begin`.
 fn values_at(begin: u32, column: u32) -> vec4<f32> {
     return vec4(
         x_at(begin, column), x_at(begin, column + ITEMS), x_at(begin, column + 2u * ITEMS), x_at(begin, column + 3u * ITEMS),
@@ -52,7 +52,7 @@ fn rms_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     if row >= count(constants.word, constants.rows) { return; }
     let width = constants.width;
     let begin = row * width;
-    // An item keeps the first of its columns.
+    // An item keeps its first columns in registers.
     let values = values_at(begin, item.index);
     let weights = weights_at(item.index);
     var sum = dot(values, values);

@@ -1,4 +1,4 @@
-// RMS norm into int8 or f16 activations: one group a row, an item four columns beside each other at a time.
+// RMS norm to int8 or f16 activations: one group per row; an item takes four adjacent columns at a time.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -29,7 +29,7 @@ fn rms_norm(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     if row >= count(constants.word, constants.rows) { return; }
     let width = constants.width;
     let begin = row * width;
-    // An item keeps the first of its columns.
+    // An item keeps its first columns in registers.
     let values = values_at(begin, 4u * item.index);
     let weights = weights_at(4u * item.index);
     var sum = dot(values, values);

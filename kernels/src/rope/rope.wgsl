@@ -1,5 +1,5 @@
-// Rotary position embedding. Angles are integers, in 2^32ths of a turn. An item writes a word, of one value or
-// two.
+// Rotary position embedding. Angles are integers, in units of 2^-32 turns. An item writes a word, of one
+// value or two.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -17,7 +17,7 @@ fn angle_of(position: u32, low: u32, high: u32) -> u32 {
     let b = position >> 16u;
     let c = low & 0xffffu;
     let d = low >> 16u;
-    let middle = a * d + ((a * c) >> 16u); // neither can overflow
+    let middle = a * d + ((a * c) >> 16u); // Neither can overflow.
     let other = b * c + (middle & 0xffffu);
     return position * high + b * d + (middle >> 16u) + (other >> 16u);
 }
@@ -39,7 +39,7 @@ fn sin_cos_of(angle: u32) -> vec2<f32> {
 
 fn value_at(i: u32) -> f32 { return value_in(x[word_of(constants.kind, i)], constants.kind, i); }
 
-// What becomes of value `i`, as the bits of an element.
+// Rotated value `i`, as the bits of an element.
 fn turned(i: u32) -> u32 {
     let c = constants;
     let head = i / c.head_dim;

@@ -1,4 +1,4 @@
-// A cache of f16 that is written to.
+// A writable f16 cache.
 
 @group(0) @binding(3) var<storage, read_write> keys: array<f16>;
 @group(0) @binding(4) var<storage, read_write> values: array<f16>;

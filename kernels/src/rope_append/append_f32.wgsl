@@ -1,4 +1,4 @@
-// A cache of f32 that is written to.
+// A writable f32 cache.
 
 @group(0) @binding(3) var<storage, read_write> keys: array<f32>;
 @group(0) @binding(4) var<storage, read_write> values: array<f32>;

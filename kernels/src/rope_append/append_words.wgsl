@@ -1,11 +1,11 @@
-// A cache of f16 that is written to by devices that write no less than a word. Two values share one, and two groups may have
-// one each: each changes its own bits, in one step.
+// A writable f16 cache for devices that cannot write less than a word. Two values share a word and may belong
+// to two groups. Each changes its own bits atomically.
 
 @group(0) @binding(3) var<storage, read_write> keys: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> values: array<atomic<u32>>;
 
-// The bits of `word` that must change for value `at` of an array to be this one. SwiftShader packs NaN into more than its
-// half of a word: nothing else may change.
+// Bits of `word` that must change to store value `at` of an array. SwiftShader packs NaN into more than its
+// half of a word; the other half must not change.
 fn change(word: u32, at: u32, value: f32) -> u32 {
     let shift = 16u * (at % 2u);
     let stored = pack2x16float(in_half_range(vec4(value, vec3(0.0))).xy);

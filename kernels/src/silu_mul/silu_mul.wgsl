@@ -1,4 +1,4 @@
-// SiLU(gate) · up into f32: groups take parts of a row, of any width.
+// SiLU(gate) · up to f32. Groups take parts of a row, of any width.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -1,4 +1,4 @@
-// SiLU(gate) · up into int8 or f16 activations: groups take parts of a row, an item four columns.
+// SiLU(gate) · up to int8 or f16 activations. Groups take parts of a row, an item four columns.
 
 struct Constants {
     first_group: vec3<u32>,

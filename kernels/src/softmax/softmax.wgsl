@@ -1,4 +1,4 @@
-// Softmax of each row: one group a row.
+// Softmax of each row: one group per row.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -22,10 +22,10 @@ fn softmax(@builtin(workgroup_id) workgroup: vec3<u32>, item: Item) {
     var highest = 0u;
     for (var c = item.index; c < width; c += ITEMS) {
         let key = key_of(x[begin + c]);
-        highest = max(highest, select(key, NOWHERE, key == 0u)); // what is not a number above all
+        highest = max(highest, select(key, NOWHERE, key == 0u)); // NaN is above all numbers.
     }
     highest = group_max(item, highest);
-    // Where nothing is allowed all become zero, and with what has no place on the line nothing is a number.
+    // A row of only −∞ becomes zeros. A row with NaN or +∞ becomes NaN.
     let is_too_high = highest >= key_of(INFINITE);
     if is_too_high || highest <= key_of(INFINITE | SIGN) {
         for (var c = item.index; c < width; c += ITEMS) { out[begin + c] = select(0u, NOT_A_NUMBER, is_too_high); }

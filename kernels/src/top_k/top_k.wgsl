@@ -1,7 +1,8 @@
-// The k largest values of each row and their places: one group a row.
+// The k largest values of each row and their positions: one group per row.
 //
-// Every item knows the best that is left of the columns item, item + ITEMS, …. The best of these is taken k times; each
-// time the group looks together for the next one in the columns that it was taken from.
+// Every item knows the best remaining value of columns item, item + ITEMS, …. The group takes the best of
+// these k times. Each time it searches together for the next best in the columns of the item that it was
+// taken from.
 
 struct Constants {
     first_group: vec3<u32>,

@@ -1,4 +1,5 @@
-// A function of each value: an item writes a word, of one value or two. Infinities, NaN and large arguments have their limits.
+// A function of each value. An item writes a word, of one value or two. Infinities, NaN and large arguments
+// yield the function's limits.
 
 struct Constants {
     first_group: vec3<u32>,
@@ -11,7 +12,7 @@ var<immediate> constants: Constants;
 
 fn sigmoid_of(x: f32) -> f32 { return select(1.0 / (1.0 + exp(-clamp(x, -88.0, 88.0))), 0.0, x < -88.0); }
 
-// The natural logarithm. Devices' own is only as good as an absolute error allows, which is too little near 1.
+// Natural logarithm. Built-in logarithms only bound the absolute error, which is too imprecise near 1.
 fn log_of(x: f32) -> f32 {
     let apart = x - 1.0;
     if abs(apart) > 0.25 { return log(x); }
@@ -20,7 +21,8 @@ fn log_of(x: f32) -> f32 {
     return 2.0 * s * fma(square, fma(square, fma(square, 0.14285714, 0.2), 0.33333333), 1.0);
 }
 
-// The normal distribution's: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), to 2 · 10⁻⁶ of it in all of its tail.
+// Normal distribution function: e^(z²) · erfc(z) is t times a polynomial in t = 1 / (1 + 0.45 z), with a
+// relative error of 2 · 10⁻⁶ over its whole tail.
 fn normal_of(x: f32) -> f32 {
     let t = 1.0 / fma(abs(x), 0.45 * 0.70710678, 1.0);
     let first = fma(t, fma(t, fma(t, 0.068094056, -0.24572294), 0.21883775), 0.030539254);
@@ -29,7 +31,7 @@ fn normal_of(x: f32) -> f32 {
     return select(1.0 - tail, tail, x < 0.0);
 }
 
-// The bits of a function's limit.
+// Bits of a function's limit.
 fn limit(function: u32, negative: bool) -> u32 {
     switch function {
         case 2u, 3u: {
@@ -74,7 +76,7 @@ fn function_of(function: u32, bits: u32) -> u32 {
         }
         default: {}
     }
-    // What follows tends to zero, and to the argument.
+    // Towards −∞ the result tends to zero, towards +∞ to the argument.
     if x < -88.0 { return 0u; }
     if x > 88.0 { return bits; }
     switch function {

@@ -1,4 +1,5 @@
-// Groups that take some columns of `[axis, inner]`, a power of two; as many items as there are share each column.
+// Groups that take some columns of `[axis, inner]`, a power of two. The items are divided evenly among the
+// columns.
 
 var<workgroup> scratch: array<f32, ITEMS>;
 
@@ -8,19 +9,19 @@ fn columns_of(inner: u32) -> u32 {
     return columns;
 }
 
-// 0 and 3 add; 1 takes the larger, 2 the smaller, which are NaN where either is.
+// 0 and 3 add. 1 takes the maximum and 2 the minimum; both are NaN if either argument is.
 fn combined(reduction: u32, a: f32, b: f32) -> f32 {
     if reduction == 1u { return select(b, a, is_nan(a) || (a > b && !is_nan(b))); }
     if reduction == 2u { return select(b, a, is_nan(a) || (a < b && !is_nan(b))); }
     return a + b;
 }
 
-// One value for the items of each column, from theirs.
+// Combines the values of each column's items into one.
 fn across(item: u32, reduction: u32, columns: u32, value: f32) -> f32 {
     workgroupBarrier();
     scratch[item] = value;
     workgroupBarrier();
-    // With Mesa 26 results are wrong if `apart` itself is halved until it is less than what only a launch knows.
+    // Mesa 26 computes wrong results if `apart` itself is halved down to a limit known only at launch.
     for (var halvings = 1u; columns << halvings <= ITEMS; halvings += 1u) {
         let apart = ITEMS >> halvings;
         if item < apart { scratch[item] = combined(reduction, scratch[item], scratch[item + apart]); }

@@ -1,4 +1,4 @@
-// What kernels share. A kernel's text has ITEMS, the work items of a group, before this.
+// Shared code. Before it, a kernel's text defines ITEMS, the work items per group.
 
 // A count of the parameters' header, at most `capacity`.
 fn count(word: u32, capacity: u32) -> u32 {

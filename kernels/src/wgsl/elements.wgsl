@@ -1,9 +1,9 @@
-// Elements of 32 or 16 bits by the number of their type: 0 is f32, 1 f16, 2 bf16. Conversions are arithmetic on
+// Elements of 32 or 16 bits, by the number of their type: 0 is f32, 1 f16, 2 bf16. Conversions operate on
 // bits, so that every device rounds the same way: to nearest, ties to even.
 
 fn in_a_word(kind: u32) -> u32 { return select(2u, 1u, kind == 0u); }
 
-// The word that element `i` lies in, and the element in it, as its bits.
+// Word of element `i`, and the bits of the element in it.
 fn word_of(kind: u32, i: u32) -> u32 { return select(i / 2u, i, kind == 0u); }
 fn element_in(word: u32, kind: u32, i: u32) -> u32 { return select((word >> (i % 2u * 16u)) & 0xffffu, word, kind == 0u); }
 
@@ -21,12 +21,12 @@ fn half_of_f32(bits: u32) -> u32 {
     let sign = (bits >> 16u) & 0x8000u;
     let size = bits & 0x7fffffffu;
     if size > 0x7f800000u { return sign | 0x7e00u | ((size >> 13u) & 0x3ffu); }
-    if size >= 0x477ff000u { return sign | 0x7c00u; } // 65520 and more
+    if size >= 0x477ff000u { return sign | 0x7c00u; } // 65520 and more.
     if size >= 0x38800000u {
         let rest = size - 0x38000000u;
         return sign | ((rest + 0xfffu + ((rest >> 13u) & 1u)) >> 13u);
     }
-    if size < 0x33000000u { return sign; } // less than half of the smallest
+    if size < 0x33000000u { return sign; } // Less than half of the smallest.
     let mantissa = (size & 0x7fffffu) | 0x800000u;
     let shift = 126u - (size >> 23u);
     let quanta = mantissa >> shift;
@@ -54,7 +54,7 @@ fn convert_element(kind: u32, to: u32, bits: u32) -> u32 {
     return brain_of_f32(value);
 }
 
-// Element `i`, which lies in this word, as a number, and the bits of the element that a number becomes.
+// Element `i`, which is in this word, as a number, and the bits of the element for a number.
 fn value_in(word: u32, kind: u32, i: u32) -> f32 {
     return bitcast<f32>(convert_element(kind, 0u, element_in(word, kind, i)));
 }

@@ -1,6 +1,6 @@
 // f32 activations.
 
-// Columns that are written of a row.
+// Columns of a row that are written.
 fn padded(width: u32) -> u32 { return width; }
 
 // Writes four values of columns `column` … of a row.

@@ -1,4 +1,4 @@
-// Reductions over a group, on any device. All items come to them together.
+// Reductions over a group, on any device. All items must call them together.
 
 struct Item {
     @builtin(local_invocation_index) index: u32,
@@ -6,7 +6,7 @@ struct Item {
 
 var<workgroup> scratch: array<u32, ITEMS + 16u>;
 
-// The largest of the group's values.
+// Largest of the group's values.
 fn group_max(item: Item, value: u32) -> u32 {
     scratch[item.index] = value;
     workgroupBarrier();
@@ -21,7 +21,7 @@ fn group_max(item: Item, value: u32) -> u32 {
     return largest;
 }
 
-// The sum of the group's values.
+// Sum of the group's values.
 fn group_sum(item: Item, value: f32) -> f32 {
     scratch[item.index] = bitcast<u32>(value);
     workgroupBarrier();

@@ -1,17 +1,17 @@
-// A cache of f32 that is read: keys of four positions, or values of four dimensions, at once.
+// Read access to an f32 cache: keys of four positions, or values of four dimensions, at once.
 
 @group(0) @binding(2) var<storage, read> keys: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> values: array<vec4<f32>>;
 
-// Four values as they are stored.
+// Four values as stored.
 alias Four = vec4<f32>;
 
 fn widened(four: Four) -> vec4<f32> { return four; }
 
-// Keys of four positions, by their number.
+// Keys of four positions, by index.
 fn keys_at(i: u32) -> Four { return keys[i]; }
 
-// Four values from value `i` on, of which `left` are wanted.
+// Four values from value `i` on, at most `left` of them needed.
 fn values_at(i: u32, left: u32) -> Four {
     if constants.head_dim % 4u == 0u { return values[i / 4u]; }
     let at = vec4(i) + min(vec4(0u, 1u, 2u, 3u), vec4(left - 1u));

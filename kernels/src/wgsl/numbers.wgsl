@@ -1,4 +1,5 @@
-// What is not finite, told by bits: implementations may take it that there is none, and so may what they optimise.
+// Detects non-finite values by bits, because implementations and their optimizers may assume that there are
+// none.
 
 const INFINITE: u32 = 0x7f800000u;
 const NOT_A_NUMBER: u32 = 0x7fc00000u;

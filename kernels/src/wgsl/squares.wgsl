@@ -1,5 +1,5 @@
-// How items bring their sums of squares together, of M rows of x: through local memory. Those of one part have read all columns
-// between them.
+// Sums the items' squares of M rows of x through local memory. The items of one part together have read all
+// columns.
 
 const SHARES: u32 = ITEMS / PARTS;
 
@@ -9,7 +9,7 @@ fn gather_squares(row: u32, squares: f32, place: Place) {
     if place.item % PARTS == 0u { partial_squares[row * SHARES + place.item / PARTS] = squares; }
 }
 
-// The sum of what was gathered for a row of x, after a barrier.
+// The total for a row of x, after a barrier.
 fn gathered_squares(row: u32, place: Place) -> f32 {
     var sum = 0.0;
     for (var at = 0u; at < SHARES; at++) { sum += partial_squares[row * SHARES + at]; }

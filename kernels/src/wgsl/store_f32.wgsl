@@ -1,4 +1,4 @@
-// How values are put into a cache of f32: `with_value` puts one in a place of a four, if it has that place.
+// Writes values to an f32 cache. `with_value` sets one value of a four, if the index is within it.
 
 fn four_stored(four: vec4<f32>) -> Four { return four; }
 

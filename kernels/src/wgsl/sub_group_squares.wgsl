@@ -1,7 +1,7 @@
-// How items bring their sums of squares together, of M rows of x: within sub-groups first. Items of one part have read all
-// columns between them.
+// Sums the items' squares of M rows of x, first within sub-groups. The items of one part together have read
+// all columns.
 
-// At least as many as there are sub-groups.
+// At least the number of sub-groups.
 const SHARES: u32 = ITEMS / PARTS;
 
 var<workgroup> partial_squares: array<f32, M * SHARES>;
@@ -13,7 +13,7 @@ fn gather_squares(row: u32, squares: f32, place: Place) {
     if item_of(place) % together == 0u { partial_squares[row * SHARES + item_of(place) / together] = sum; }
 }
 
-// The sum of what was gathered for a row of x, after a barrier.
+// The total for a row of x, after a barrier.
 fn gathered_squares(row: u32, place: Place) -> f32 {
     var sum = 0.0;
     for (var at = 0u; at < ITEMS / max(PARTS, place.size); at++) { sum += partial_squares[row * SHARES + at]; }

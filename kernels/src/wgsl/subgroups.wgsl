@@ -1,4 +1,4 @@
-// Reductions over a group, by its sub-groups, of whatever size. All items come to them together.
+// Reductions over a group by its sub-groups, of any size. All items must call them together.
 
 struct Item {
     @builtin(local_invocation_index) index: u32,
@@ -11,12 +11,12 @@ var<workgroup> scratch: array<u32, ITEMS>;
 
 // Leaves a value of each sub-group in `scratch`.
 fn share(item: Item, value: u32) {
-    workgroupBarrier(); // what was there has been read
+    workgroupBarrier(); // Earlier reads are done.
     if item.lane == 0u { scratch[item.subgroup] = value; }
     workgroupBarrier();
 }
 
-// The largest of the group's values.
+// Largest of the group's values.
 fn group_max(item: Item, value: u32) -> u32 {
     share(item, subgroupMax(value));
     var largest = 0u;
@@ -24,7 +24,7 @@ fn group_max(item: Item, value: u32) -> u32 {
     return largest;
 }
 
-// The sum of the group's values.
+// Sum of the group's values.
 fn group_sum(item: Item, value: f32) -> f32 {
     share(item, bitcast<u32>(subgroupAdd(value)));
     var sum = 0.0;

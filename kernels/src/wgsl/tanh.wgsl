@@ -1,4 +1,4 @@
-// The hyperbolic tangent of a finite number: by a series where 1 − e^−2x would cancel.
+// Hyperbolic tangent of a finite number, by a series where 1 − e^−2x would cancel.
 
 fn tanh_of(x: f32) -> f32 {
     let square = x * x;

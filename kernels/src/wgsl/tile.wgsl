@@ -1,7 +1,7 @@
-// Products of two matrices, tile by tile: a group computes 64 lines of the one by 64 of the other, STEP of what is summed over
-// (the depth) at a time through local memory; an item computes 4 by 8 of them.
+// Products of two matrices, tile by tile. A group computes 64 lines of one by 64 lines of the other, STEP of
+// the summation index (the depth) at a time through local memory. An item computes 4 by 8 of them.
 //
-// In a tile the lines of one depth lie side by side, four in a vector.
+// In a tile, the lines of one depth are adjacent, four per vector.
 
 const TILE: u32 = 64u;
 const STEP: u32 = 16u;
@@ -12,14 +12,14 @@ const COLUMN: u32 = QUADS + 1u;
 var<workgroup> lines: array<vec4<f32>, STEP * COLUMN>;
 var<workgroup> lanes: array<vec4<f32>, STEP * COLUMN>;
 
-// Of line i the first four lanes in 2i, and those 32 further on in 2i + 1.
+// Sums of line i: the first four lanes in 2i, and those 32 further on in 2i + 1.
 var<private> sums: array<vec4<f32>, 8>;
 
-// The item's first of four lines, and its first lane.
+// First of the item's four lines, and its first lane.
 fn line_of(item: u32) -> u32 { return item / 8u * 4u; }
 fn lane_of(item: u32) -> u32 { return item % 8u * 4u; }
 
-// The quad of a tile that is number `i` of all, and its depth. Neighbours have lines side by side, or depths side by side.
+// Quad number `i` of a tile, and its depth. Neighbours have adjacent lines or adjacent depths.
 fn quad_of(i: u32, by_lines: bool) -> u32 { return select(i / STEP, i % QUADS, by_lines); }
 fn depth_of(i: u32, by_lines: bool) -> u32 { return select(i % STEP, i / QUADS, by_lines); }
 

@@ -1,10 +1,11 @@
-// Sine and cosine of position · frequency, to the last bits of f32 for any position. The product is far from exact in f32, and
-// drivers promise little for sines, least of all of large angles: so it is made of integers, as a part of a whole turn.
+// Sine and cosine of position · frequency, to the last bits of f32 for any position. The product is inexact
+// in f32, and drivers guarantee little for sines, especially of large angles. So the angle is computed in
+// integers, as a fraction of a turn.
 
-// 1 / 2π, of which these are the first 64 bits after the point.
+// First 64 bits of 1 / 2π after the binary point.
 const PER_TURN = vec2(0x9391054au, 0x28be60dbu);
 
-// The product of two words, the low word first.
+// Product of two words, low word first.
 fn wide_product(a: u32, b: u32) -> vec2<u32> {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let across = vec2((a & 0xffffu) * (b >> 16u), (a >> 16u) * (b & 0xffffu));
@@ -13,7 +14,7 @@ fn wide_product(a: u32, b: u32) -> vec2<u32> {
     return vec2((middle << 16u) | (low & 0xffffu), high);
 }
 
-// The part of a turn, in 2⁻⁶⁴, that one position is. The frequency is positive and below 2²⁴.
+// Fraction of a turn per position, in units of 2⁻⁶⁴. The frequency is positive and below 2²⁴.
 fn part_of_turn(frequency: f32) -> vec2<u32> {
     let bits = bitcast<u32>(frequency);
     // frequency = mantissa / 2^shift
@@ -28,7 +29,7 @@ fn part_of_turn(frequency: f32) -> vec2<u32> {
         product = vec3(product.yz, 0u);
         shift -= 32u;
     }
-    // Shifting by a whole word is no shift.
+    // A shift by the whole word width has no effect, so it is handled separately.
     let carried = select(product.yz << vec2(32u - max(shift, 1u)), vec2(0u), shift == 0u);
     return (product.xy >> vec2(shift)) | carried;
 }
@@ -36,7 +37,7 @@ fn part_of_turn(frequency: f32) -> vec2<u32> {
 // Sine, then cosine.
 fn turned(position: u32, frequency: f32) -> vec2<f32> {
     let part = part_of_turn(frequency);
-    // Whole turns fall off at the top.
+    // Whole turns overflow at the top.
     let angle = wide_product(position, part.x).y + position * part.y;
     let quarter = (angle + 0x20000000u) >> 30u;
     let x = f32(bitcast<i32>(angle - (quarter << 30u))) * 1.4629180792671596e-9; // 2π / 2³²

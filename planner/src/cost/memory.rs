@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// What the size of a stage depends on besides its segments.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StageShape {
+pub struct StageCapacity {
     /// Longest sequence, in positions.
     pub context: u32,
     /// Sequences alive at once.
@@ -31,7 +31,7 @@ pub struct StageShape {
     pub logit_row_bytes: u64,
 }
 
-impl StageShape {
+impl StageCapacity {
     /// Cache blocks that one sequence of the full context fills.
     pub fn blocks(&self) -> u64 {
         u64::from(self.context).div_ceil(BLOCK_TOKENS as u64)
@@ -158,7 +158,7 @@ impl RunSizes {
     }
 
     /// Bytes of keys and values in the segments `first .. end`.
-    pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageShape) -> u64 {
+    pub fn kv_bytes(&self, first: usize, end: usize, shape: &StageCapacity) -> u64 {
         let of_kind = |(kind, before): &(u64, Vec<u64>)| {
             shape.kv_bytes(*kind).saturating_mul(before[end] - before[first])
         };
@@ -169,7 +169,7 @@ impl RunSizes {
     pub fn stage(
         &self,
         run: Range<usize>,
-        shape: &StageShape,
+        shape: &StageCapacity,
         staging: u64,
         device: &DeviceFacts,
     ) -> StageMemory {
@@ -187,7 +187,7 @@ impl RunSizes {
     pub fn too_large(
         &self,
         run: Range<usize>,
-        shape: &StageShape,
+        shape: &StageCapacity,
         device: &DeviceFacts,
     ) -> Option<LargeBuffer> {
         let at = run.start * self.segments + run.end - 1;

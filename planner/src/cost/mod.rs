@@ -23,9 +23,9 @@ pub use device::{BufferLimits, DeviceFacts};
 pub(crate) use figure::is_rate;
 pub use figure::{Figure, FigureSource};
 pub use link::{LinkFacts, Links, SharedLink, fit_copies};
-pub use memory::{LargeBuffer, RunSizes, StageShape};
+pub use memory::{LargeBuffer, RunSizes, StageCapacity};
 pub use profile::{
     InvalidProfile, KindProfile, PROFILE_VERSION, Profile, ProfileIdentity, Roofline, SegmentKey,
     SegmentWork, TimePoint, TimeSample, TimedFor, TokenReturn,
 };
-pub use time::{MicroBatch, kind_time, segment_time, segment_time_us};
+pub use time::{BatchShape, kind_time, segment_time, segment_time_us};

@@ -9,7 +9,7 @@
 //! version of its own.
 
 use super::figure::{Figure, FigureSource, is_overhead_us, is_rate};
-use super::time::MicroBatch;
+use super::time::BatchShape;
 use ragtag_graph::{Segment, SegmentKind};
 use ragtag_kernels::{Activations, KvType};
 use serde::{Deserialize, Serialize};
@@ -213,7 +213,7 @@ impl SegmentKey {
     }
 
     /// The point at which a micro-batch is for this kind of segment.
-    pub fn point(&self, batch: &MicroBatch) -> TimePoint {
+    pub fn point(&self, batch: &BatchShape) -> TimePoint {
         let rows = batch.rows_for(self.kind);
         match self.attends() {
             true => TimePoint { rows, sequences: batch.sequences, positions: batch.positions },
@@ -349,7 +349,7 @@ impl Roofline {
 
 impl Profile {
     /// The time of a segment at a micro-batch; `None` if its kind was not measured.
-    pub fn time(&self, key: &SegmentKey, batch: &MicroBatch) -> Option<Figure> {
+    pub fn time(&self, key: &SegmentKey, batch: &BatchShape) -> Option<Figure> {
         self.kinds.iter().find(|kind| kind.key == *key)?.time(&key.point(batch))
     }
 

@@ -72,15 +72,15 @@ fn device() -> DeviceFacts {
         .with_profile(Arc::new(profile()))
 }
 
-fn decode(rows: u32, positions: f64) -> MicroBatch {
-    MicroBatch { rows, logit_rows: rows, sequences: rows, positions }
+fn decode(rows: u32, positions: f64) -> BatchShape {
+    BatchShape { rows, logit_rows: rows, sequences: rows, positions }
 }
 
-fn chunk(rows: u32, positions: f64) -> MicroBatch {
-    MicroBatch { rows, logit_rows: 0, sequences: 1, positions }
+fn chunk(rows: u32, positions: f64) -> BatchShape {
+    BatchShape { rows, logit_rows: 0, sequences: 1, positions }
 }
 
-fn block(batch: &MicroBatch) -> Figure {
+fn block(batch: &BatchShape) -> Figure {
     segment_time(&segment(SegmentKind::Block), &device(), Activations::Int8, batch)
 }
 

@@ -48,8 +48,8 @@ fn device() -> DeviceFacts {
 #[test]
 fn a_segment_takes_launch_plus_the_slower_of_moving_and_computing() {
     let block = segment(SegmentKind::Block, &[]);
-    let batch = |rows, positions| MicroBatch { rows, logit_rows: 1, sequences: 1, positions };
-    let time = |activations, batch: MicroBatch| segment_time_us(&block, &device(), activations, &batch);
+    let batch = |rows, positions| BatchShape { rows, logit_rows: 1, sequences: 1, positions };
+    let time = |activations, batch: BatchShape| segment_time_us(&block, &device(), activations, &batch);
     // One row: 1 000 000 + 100 + 0 bytes at 1000 bytes/µs, 2 000 000 operations at 1000 (or 4000) a µs.
     assert_eq!(time(Activations::F32, batch(1, 0.0)), 10.0 + 2000.0);
     assert_eq!(time(Activations::Int8, batch(1, 0.0)), 10.0 + 1000.1);
@@ -62,7 +62,7 @@ fn a_segment_takes_launch_plus_the_slower_of_moving_and_computing() {
 #[test]
 fn halves_count_rows_as_blocks_and_launch_half_as_much() {
     let time = |kind, rows, logit_rows| {
-        let batch = MicroBatch { rows, logit_rows, sequences: 1, positions: 10.0 };
+        let batch = BatchShape { rows, logit_rows, sequences: 1, positions: 10.0 };
         segment_time_us(&segment(kind, &[]), &device(), Activations::F32, &batch)
     };
     for kind in [SegmentKind::Attention, SegmentKind::FeedForward] {
@@ -77,7 +77,7 @@ fn halves_count_rows_as_blocks_and_launch_half_as_much() {
 fn the_head_costs_by_logit_rows() {
     let head = segment(SegmentKind::Head, &[]);
     let time = |rows, logit_rows| {
-        let batch = MicroBatch { rows, logit_rows, sequences: 1, positions: 0.0 };
+        let batch = BatchShape { rows, logit_rows, sequences: 1, positions: 0.0 };
         segment_time_us(&head, &device(), Activations::F32, &batch)
     };
     assert_eq!(time(128, 0), 0.0);
@@ -93,7 +93,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
         segment(SegmentKind::Head, &[("norm", 1), ("embedding", 1000)]),
     ];
     let sizes = RunSizes::new(&segments);
-    let shape = StageShape {
+    let shape = StageCapacity {
         context: 17,
         sequences: 3,
         rows: 4,
@@ -128,7 +128,7 @@ fn a_shared_tensor_counts_once_in_a_stage() {
 fn sizes_beyond_64_bits_saturate() {
     let mut huge = segment(SegmentKind::Block, &[("a", u64::MAX), ("b", u64::MAX)]);
     huge.kv_bytes_per_position = u64::MAX;
-    let shape = StageShape {
+    let shape = StageCapacity {
         context: u32::MAX,
         sequences: u32::MAX,
         rows: u32::MAX,

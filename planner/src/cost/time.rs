@@ -11,7 +11,7 @@ use ragtag_kernels::Activations;
 
 /// The shape of a micro-batch, as far as costs depend on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MicroBatch {
+pub struct BatchShape {
     /// Tokens.
     pub rows: u32,
     /// Tokens of which logits are wanted.
@@ -22,7 +22,7 @@ pub struct MicroBatch {
     pub positions: f64,
 }
 
-impl MicroBatch {
+impl BatchShape {
     /// Rows that a segment of this kind works on.
     pub fn rows_for(&self, kind: SegmentKind) -> u32 {
         match kind {
@@ -40,7 +40,7 @@ pub fn segment_time_us(
     segment: &Segment,
     device: &DeviceFacts,
     activations: Activations,
-    batch: &MicroBatch,
+    batch: &BatchShape,
 ) -> f64 {
     segment_time(segment, device, activations, batch).value
 }
@@ -51,7 +51,7 @@ pub fn segment_time(
     segment: &Segment,
     device: &DeviceFacts,
     activations: Activations,
-    batch: &MicroBatch,
+    batch: &BatchShape,
 ) -> Figure {
     kind_time(&SegmentKey::from(segment), device, activations, batch)
 }
@@ -61,7 +61,7 @@ pub fn kind_time(
     key: &SegmentKey,
     device: &DeviceFacts,
     activations: Activations,
-    batch: &MicroBatch,
+    batch: &BatchShape,
 ) -> Figure {
     let at = key.point(batch);
     if at.rows == 0 {

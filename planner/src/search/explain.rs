@@ -4,12 +4,12 @@
 //! This module must not know words for people.
 
 use super::baselines::Baseline;
-use super::grid::{Choice, FEWER_DEVICES, Found, Grid};
+use super::grid::{Choice, FEWER_DEVICES, Grid, SearchResult};
 use super::problem::Run;
 use super::solver::{self, Instance};
 use super::{PlannerInput, tenths};
 use crate::cost::{DeviceFacts, Figure, FigureSource, LinkFacts, Links};
-use crate::plan::{Alternative, Binding, Bottleneck, Explanation, FigureCount, LeftOut, Place};
+use crate::plan::{Alternative, BindingLimit, Bottleneck, Explanation, FigureCount, LeftOut, Place};
 use rayon::prelude::*;
 
 /// Most devices among which other plans are searched for.
@@ -25,7 +25,7 @@ const BINDINGS: usize = 6;
 /// More of something counts if the plan gets better by this share.
 const GAIN: f64 = 0.005;
 
-pub(super) fn explanation(grid: &Grid<'_>, found: &Found) -> Explanation {
+pub(super) fn explanation(grid: &Grid<'_>, found: &SearchResult) -> Explanation {
     let best = &found.best;
     let (left_out, ((alternatives, bound_us), bindings)) = rayon::join(
         || left_out(grid, best),
@@ -159,7 +159,7 @@ fn swapped(choice: &Choice, a: usize, b: usize) -> Choice {
 
 /// Other plans: those with other numbers of stages, and what rules without a search give; of equal ones the first. With them
 /// a score below which there is none, if that is known.
-fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, Option<f64>) {
+fn alternatives(grid: &Grid<'_>, found: &SearchResult) -> (Vec<Alternative>, Option<f64>) {
     let own = placement(grid.input, &found.best.runs);
     let (mut all, bound_us) = match grid.input.split {
         None => {
@@ -180,7 +180,7 @@ fn alternatives(grid: &Grid<'_>, found: &Found) -> (Vec<Alternative>, Option<f64
     (kept, bound_us)
 }
 
-fn others(found: &Found) -> Vec<(Choice, String)> {
+fn others(found: &SearchResult) -> Vec<(Choice, String)> {
     let why = |stages: usize| format!("best with {stages} stage{}", if stages == 1 { "" } else { "s" });
     found.others.iter().map(|other| (other.clone(), why(other.runs.len()))).collect()
 }
@@ -209,7 +209,7 @@ struct WhatIf {
 }
 
 /// What more memory, a faster crossing or fewer constraints would give.
-fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
+fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<BindingLimit> {
     let input = grid.input;
     if input.split.is_some() || input.devices.len() > SEARCHED_DEVICES {
         return Vec::new();
@@ -223,9 +223,13 @@ fn bindings(grid: &Grid<'_>, best: &Choice) -> Vec<Binding> {
         let found = Grid::new(&with, grid.context).solve(best.point).best()?;
         let gain = best.score_us() / found.score_us() - 1.0;
         // The choice of fewer devices may have cost so much.
-        (gain > FEWER_DEVICES + GAIN).then_some(Binding { of: what.of, more: what.more, gain: share(gain) })
+        (gain > FEWER_DEVICES + GAIN).then_some(BindingLimit {
+            of: what.of,
+            more: what.more,
+            gain: share(gain),
+        })
     };
-    let mut bindings: Vec<Binding> = asked.into_par_iter().filter_map(gain).collect();
+    let mut bindings: Vec<BindingLimit> = asked.into_par_iter().filter_map(gain).collect();
     bindings.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     bindings
 }

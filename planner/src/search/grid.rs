@@ -108,7 +108,7 @@ impl Solved {
 }
 
 /// What a search came to.
-pub(super) struct Found {
+pub(super) struct SearchResult {
     pub best: Choice,
     /// The best placement with each other number of stages.
     pub others: Vec<Choice>,
@@ -118,7 +118,7 @@ pub(super) struct Found {
     pub elsewhere: Vec<Choice>,
 }
 
-impl Found {
+impl SearchResult {
     /// All that was found.
     pub fn all(&self) -> impl Iterator<Item = &Choice> {
         std::iter::once(&self.best).chain(&self.others).chain(&self.elsewhere)
@@ -195,7 +195,7 @@ impl<'a> Grid<'a> {
     }
 
     /// The best placement; none if none fits.
-    pub fn search(&self) -> Option<Found> {
+    pub fn search(&self) -> Option<SearchResult> {
         // Where links are slow, placements differ with the boundary more than with anything else: each is started from.
         let start = |&boundary: &Boundary| {
             let mut solved = self.starts(boundary).map(|point| (point, self.solve(point)));
@@ -225,7 +225,7 @@ impl<'a> Grid<'a> {
         let bound_us = is_quick.then(|| bounds.fold(known_us, f64::min));
         let found =
             solved.into_iter().map(|(_, solved)| solved).chain(rest).flat_map(|solved| solved.choices);
-        Found::of(found.chain(rules).collect(), bound_us)
+        SearchResult::of(found.chain(rules).collect(), bound_us)
     }
 
     /// Whether there is time to solve every point.
@@ -309,7 +309,7 @@ impl<'a> Grid<'a> {
     }
 }
 
-impl Found {
+impl SearchResult {
     fn of(mut choices: Vec<Choice>, bound_us: Option<f64>) -> Option<Self> {
         let best = preferred(choices.clone())?;
         choices.retain(|choice| choice.runs != best.runs);

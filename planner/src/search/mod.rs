@@ -20,7 +20,7 @@ mod solver;
 mod tests;
 mod trial;
 
-use crate::cost::{DeviceFacts, LargeBuffer, Links, StageShape, is_rate};
+use crate::cost::{DeviceFacts, LargeBuffer, Links, StageCapacity, is_rate};
 use crate::objective::{Objective, Workload};
 use crate::plan::{
     Chunks, Explanation, HostMemory, PLAN_VERSION, Plan, PlanEdge, PlanModel, PlanStage, PredictedRun,
@@ -28,7 +28,7 @@ use crate::plan::{
 };
 use crate::split::{PartitionError, Span, Split};
 pub use baselines::{Baseline, EngineDecode};
-use grid::{Choice, Found, Grid};
+use grid::{Choice, Grid, SearchResult};
 use pace::{Point, Times};
 use problem::{Lowered, Problem, Run};
 use ragtag_graph::{Boundary, Granularity, Segment};
@@ -277,7 +277,7 @@ fn plan_for_devices(input: &PlannerInput<'_>) -> Result<Plan, PlanError> {
             let proved = grid.start().prove(&runs);
             proved.map_err(|shortages| no_fit(input, context, shortages))?;
             let best = grid.cheapest(&[&runs]).expect("it fits at one point at least");
-            Found { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
+            SearchResult { bound_us: None, best, others: Vec::new(), elsewhere: Vec::new() }
         }
         None => grid.search().ok_or_else(|| nothing_fits(&grid))?,
     };
@@ -531,7 +531,7 @@ fn no_fit(input: &PlannerInput<'_>, context: u32, shortages: Vec<Shortage>) -> P
     PlanError::DoesNotFit(Box::new(DoesNotFit { context, shortages, hint }))
 }
 
-fn assemble(grid: &Grid<'_>, found: &Found, trials: Option<Trials>) -> Plan {
+fn assemble(grid: &Grid<'_>, found: &SearchResult, trials: Option<Trials>) -> Plan {
     let plan = |explanation, reasons| {
         let plan = assemble_choice(grid, &found.best, explanation, reasons);
         with_chunks(grid, &found.best, plan, chunks::by_prompt(grid, &found.best))
@@ -549,7 +549,7 @@ fn assemble(grid: &Grid<'_>, found: &Found, trials: Option<Trials>) -> Plan {
 /// The host memory of a plan for these stages.
 fn host_memory(
     input: &PlannerInput<'_>,
-    shape: &StageShape,
+    shape: &StageCapacity,
     credits: u32,
     stages: &[PlanStage],
 ) -> HostMemory {

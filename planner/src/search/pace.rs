@@ -5,7 +5,7 @@
 
 use super::PlannerInput;
 use super::solver::{Costs, Score};
-use crate::cost::MicroBatch;
+use crate::cost::BatchShape;
 use crate::objective::Objective;
 use ragtag_graph::Boundary;
 use std::iter::Sum;
@@ -100,10 +100,10 @@ pub(super) struct Pace {
     pub chunks: f64,
     /// Tokens that a request generates.
     pub generated: f64,
-    decode: MicroBatch,
-    alone: MicroBatch,
-    chunk: MicroBatch,
-    full_chunk: MicroBatch,
+    decode: BatchShape,
+    alone: BatchShape,
+    chunk: BatchShape,
+    full_chunk: BatchShape,
 }
 
 impl Pace {
@@ -117,7 +117,7 @@ impl Pace {
         let (prompt, generated) = input.workload.within(context);
         let chunk_rows = (prompt.ceil() as u32).clamp(1, point.chunk.max(1));
         let (reading, writing) = (prompt / 2.0, prompt + generated / 2.0);
-        let decode = |rows| MicroBatch { rows, logit_rows: rows, sequences: rows, positions: writing };
+        let decode = |rows| BatchShape { rows, logit_rows: rows, sequences: rows, positions: writing };
         Self {
             objective: input.objective,
             sequences,
@@ -128,14 +128,14 @@ impl Pace {
             generated,
             decode: decode(decode_rows),
             alone: decode(1),
-            chunk: MicroBatch { rows: chunk_rows, logit_rows: 0, sequences: 1, positions: reading },
-            full_chunk: MicroBatch { rows: point.chunk, logit_rows: 1, sequences: 1, positions: reading },
+            chunk: BatchShape { rows: chunk_rows, logit_rows: 0, sequences: 1, positions: reading },
+            full_chunk: BatchShape { rows: point.chunk, logit_rows: 1, sequences: 1, positions: reading },
         }
     }
 
     /// The times of something of which the time for a micro-batch is known.
-    pub fn times(&self, time_us: impl Fn(&MicroBatch) -> f64) -> Times {
-        let end = MicroBatch { logit_rows: 1, ..self.chunk };
+    pub fn times(&self, time_us: impl Fn(&BatchShape) -> f64) -> Times {
+        let end = BatchShape { logit_rows: 1, ..self.chunk };
         let chunk_us = time_us(&self.chunk);
         Times {
             decode_us: time_us(&self.decode),

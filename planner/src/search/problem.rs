@@ -3,10 +3,10 @@
 //! This module must not know how placements are found or told.
 
 use super::pace::{Pace, Point, Times};
-use super::solver::{Costs, Crossing, DeviceCosts, Instance, SharedBus, Term};
+use super::solver::{Costs, DeviceCosts, Instance, LinkCosts, SharedBus, Term};
 use super::{PlannerInput, Shortage};
 use crate::cost::{
-    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageShape, segment_time_us,
+    BoundaryTime, DeviceFacts, LinkFacts, RunSizes, SegmentKey, SharedLink, StageCapacity, segment_time_us,
 };
 use crate::plan::StageMemory;
 use crate::split::Span;
@@ -82,7 +82,7 @@ pub(super) struct Problem<'a> {
     pub input: &'a PlannerInput<'a>,
     pub point: Point,
     pub pace: Pace,
-    pub shape: StageShape,
+    pub shape: StageCapacity,
     lowered: Arc<Lowered<'a>>,
     /// For each device the times of the segments before each, and before the end.
     before: Vec<Vec<Times>>,
@@ -94,7 +94,7 @@ pub(super) struct Problem<'a> {
 impl<'a> Problem<'a> {
     pub fn new(input: &'a PlannerInput<'a>, lowered: Arc<Lowered<'a>>, context: u32, point: Point) -> Self {
         let limits = &input.limits;
-        let shape = StageShape {
+        let shape = StageCapacity {
             context,
             sequences: limits.sequences,
             rows: point.chunk,
@@ -141,7 +141,7 @@ impl<'a> Problem<'a> {
         };
         let crossing = |(from, to): (usize, usize)| {
             let costs = costs(&self.crossing(from, to));
-            (from != to).then(|| Crossing { costs, class: class(staging(from, to)) })
+            (from != to).then(|| LinkCosts { costs, class: class(staging(from, to)) })
         };
         let constraints = input.constraints;
         let mut pins = vec![None; input.segments.len()];

@@ -69,7 +69,7 @@ pub(super) fn reasons(grid: &Grid<'_>, chosen: &Choice, explanation: &Explanatio
             reasons.extend(against_rules(grid.input, explanation));
         }
     }
-    let binding = |b: &crate::plan::Binding| {
+    let binding = |b: &crate::plan::BindingLimit| {
         format!("{} on {} would make it {}", b.more, b.of, wording::speed(1.0 / (1.0 + b.gain)))
     };
     reasons.extend(explanation.bindings.iter().map(binding));

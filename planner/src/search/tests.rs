@@ -9,7 +9,7 @@ mod predicted;
 mod worlds;
 
 use super::*;
-use crate::cost::{BufferLimits, Figure, FigureSource, LinkFacts, MicroBatch, SharedLink, segment_time_us};
+use crate::cost::{BatchShape, BufferLimits, Figure, FigureSource, LinkFacts, SharedLink, segment_time_us};
 use crate::objective::{Mix, Objective, Workload};
 use crate::plan::Alternative;
 use ragtag_graph::segment::SegmentTensor;
@@ -80,10 +80,10 @@ fn score_by_hand(world: &World, runs: &[Run], groups: u32, boundary: Boundary) -
     let chunk_rows = (prompt.ceil() as u32).clamp(1, world.limits.chunk);
     let chunks = prompt / f64::from(chunk_rows);
     let batch =
-        |rows, logit_rows, sequences, positions| MicroBatch { rows, logit_rows, sequences, positions };
+        |rows, logit_rows, sequences, positions| BatchShape { rows, logit_rows, sequences, positions };
     let step = |rows| batch(rows, rows, rows, prompt + generated / 2.0);
     let (chunk, end) = (batch(chunk_rows, 0, 1, prompt / 2.0), batch(chunk_rows, 1, 1, prompt / 2.0));
-    let on = |run: &Run, batch: &MicroBatch| -> f64 {
+    let on = |run: &Run, batch: &BatchShape| -> f64 {
         let device = &world.devices[run.device];
         let time = |segment| segment_time_us(segment, device, world.limits.activations, batch);
         // Two dispatches of the nine of a block, each of which reads and writes all rows.
@@ -585,7 +585,7 @@ fn one_sequence_decodes_no_faster_over_two_stages() {
 fn predictions_are_sums_of_segment_times() {
     let world = World::new(model(2, 10 * MIB, 10 * MIB), vec![device("cpu:0", 1 << 40, 1.0)]);
     let plan = world.plan().expect("fits");
-    let batch = crate::cost::MicroBatch { rows: 4, logit_rows: 4, sequences: 4, positions: 256.0 + 64.0 };
+    let batch = crate::cost::BatchShape { rows: 4, logit_rows: 4, sequences: 4, positions: 256.0 + 64.0 };
     let time = |s| segment_time_us(s, &world.devices[0], Activations::Int8, &batch);
     let wanted: f64 = world.segments.iter().map(time).sum();
     assert!((plan.stages[0].predicted.decode_us - wanted).abs() <= 0.05 + 1e-9);

@@ -8,7 +8,7 @@
 //! This module must not know how placements are found.
 
 use super::baselines::{Baseline, EngineDecode};
-use super::grid::{Choice, Found, Grid};
+use super::grid::{Choice, Grid, SearchResult};
 use super::pace::Point;
 use super::problem::Run;
 use super::{PlannerInput, assemble_choice, chunks};
@@ -79,7 +79,7 @@ type Tried = (f64, Choice);
 
 /// The placement that serves most requests a second in simulation; of equal ones one with the fewest devices. Nothing if none
 /// can be simulated.
-pub(super) fn best(grid: &Grid<'_>, found: &Found) -> Option<(Choice, Trials)> {
+pub(super) fn best(grid: &Grid<'_>, found: &SearchResult) -> Option<(Choice, Trials)> {
     let mut solved: Vec<Point> = found.all().map(|choice| choice.point).collect();
     let rules: Vec<Choice> = Baseline::ALL.into_iter().filter_map(|rule| grid.baseline(rule)).collect();
     let mut placements: Vec<Vec<Run>> = Vec::new();

@@ -12,7 +12,7 @@ mod sample;
 mod sequence;
 mod stage;
 
-pub use batch::{DoesNotFit, Item, LogitRows, MicroBatch, MicroBatchId, SequenceId, write_params};
+pub use batch::{Item, LogitRows, MicroBatch, MicroBatchId, ParamsTooSmall, SequenceId, write_params};
 pub use run::{Return, RunAction, RunCore, RunCounts, RunEvent, RunShape};
 pub use sample::{Sample, Sampled};
 pub use sequence::{FinishReason, Finished, Prompt, SequenceTimes, Want};

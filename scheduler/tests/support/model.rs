@@ -1,6 +1,8 @@
 //! The made-up model: its stages, weights, kernels and what it should say.
 
-use ragtag_graph::{CompiledStage, Place, Program, Slice, Step, WeightBuffer, WeightChunk, WeightContent};
+use ragtag_graph::{
+    CompiledStage, Place, Program, ProgramStep, Slice, WeightBuffer, WeightChunk, WeightContent,
+};
 use ragtag_hal::{Access, EntryAbi, HostCall, Module, ModuleSource};
 use ragtag_kernels::params::{BLOCK_TOKENS, LOGIT_ROWS, ParamsShape, ROWS};
 use ragtag_scheduler::WeightSource;
@@ -115,7 +117,7 @@ impl Model {
                 (2, vec![read_params, activation(Read), logits])
             };
             let constants = vec![params.rows, params.logit_rows, params.sequences, params.table_blocks];
-            Step { segment, entry, slices, constants, grid: [1, 1, 1] }
+            ProgramStep { segment, entry, slices, constants, grid: [1, 1, 1] }
         });
         Program { params, steps: steps.collect() }
     }

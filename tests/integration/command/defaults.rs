@@ -1,18 +1,18 @@
-//! `ragtag bench --defaults`: no flags beside the best of a few.
+//! `ragtag bench --defaults`: running without flags compared with the best of a few flags.
 
 use super::done;
 use crate::support::{ragtag, text};
 use ragtag_kernels::TensorType;
 use ragtag_synth::{Preset, Shape};
 
-/// A model whose context holds the shortest prompt alone.
+/// A model whose context holds only the shortest prompt.
 fn model() -> Vec<u8> {
     let shape = Shape { tensor_type: TensorType::Q8_0, context: 600, layers: 1, ..Preset::Tiny.shape() };
     ragtag_synth::in_memory(&shape, 1).unwrap()
 }
 
 #[test]
-fn every_cell_has_named_alternatives_with_their_samples() {
+fn every_cell_has_named_alternatives_with_samples() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tiny.gguf");
     std::fs::write(&path, model()).unwrap();
@@ -47,7 +47,7 @@ fn every_cell_has_named_alternatives_with_their_samples() {
 }
 
 #[test]
-fn the_cells_are_given() {
+fn the_cells_cannot_be_changed() {
     let refused = ragtag().args(["bench", "--defaults", "-p", "64"]).output().unwrap();
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8_lossy(&refused.stderr);

@@ -1,9 +1,9 @@
-//! Devices and plans on the command line: which are selected, what is planned for, and plans as files.
+//! Devices and plans on the command line: selection, workloads, and plans in files.
 
 use super::*;
 
 #[test]
-fn devices_are_listed_api_by_api() {
+fn lists_devices_by_api() {
     let table = done(&["devices", "--cpu-devices", "2"]);
     assert!(table.out.contains("cpu:0") && table.out.contains("cpu:1"), "{}", table.out);
     assert!(table.err.starts_with(START));
@@ -17,7 +17,7 @@ fn devices_are_listed_api_by_api() {
 }
 
 #[test]
-fn the_doctor_says_for_each_api_what_is_there_and_what_is_missing() {
+fn the_doctor_reports_findings_for_every_api() {
     let shown = done(&["devices", "--doctor"]);
     for words in ["| API ", "| opencl ", "| cpu ", "in this build", "OCL_ICD_VENDORS=", "cpu:0: "] {
         assert!(shown.out.contains(words), "{words} in {}", shown.out);
@@ -32,7 +32,7 @@ fn the_doctor_says_for_each_api_what_is_there_and_what_is_missing() {
             assert!(["ok", "note", "missing"].contains(&state), "{finding}");
         }
     }
-    // What else would be refused is said as well: the doctor is asked when nothing works.
+    // The doctor also reports an invalid selection instead of refusing it: users run it when nothing works.
     let mut command = ragtag();
     command.env("RAGTAG_DEVICES", "cuda:7").args(["devices", "--doctor", "--json"]);
     let json = done_by(&mut command).json();
@@ -42,7 +42,7 @@ fn the_doctor_says_for_each_api_what_is_there_and_what_is_missing() {
 }
 
 #[test]
-fn the_environment_chooses_devices_and_the_flag_overrides_it() {
+fn the_environment_selects_devices_and_the_flag_overrides_it() {
     let selected = |environment: &str, flag: &[&str]| {
         let mut command = ragtag();
         command
@@ -62,7 +62,7 @@ fn the_environment_chooses_devices_and_the_flag_overrides_it() {
 }
 
 #[test]
-fn a_plan_is_a_table_with_reasons_or_json_that_makes_the_same_plan_again() {
+fn prints_a_plan_as_a_table_or_as_json_that_restores_it() {
     let file = file(LLAMA);
     let arguments = ["plan", &file, "--cpu-devices", "2", "--threads", "1", "--ctx", "256"];
     let table = done(&arguments);
@@ -98,7 +98,7 @@ fn a_plan_is_a_table_with_reasons_or_json_that_makes_the_same_plan_again() {
 }
 
 #[test]
-fn a_plan_is_for_the_request_at_hand_unless_told_otherwise() {
+fn a_plan_is_for_the_request_unless_options_say_otherwise() {
     let request = |arguments: &[&str]| {
         let plan = done(arguments).json()["plan"].take();
         let tokens = |what: &str| plan["workload"][what].as_u64().unwrap();
@@ -106,22 +106,22 @@ fn a_plan_is_for_the_request_at_hand_unless_told_otherwise() {
     };
     let run = ["run", "-n", "3", "-p", "Once upon a time", "--json"];
     let bench = ["bench", "-p", "4,8,0", "-n", "2,1", "-r", "1", "--json"];
-    let told = ["--objective", "latency", "--prompt-tokens", "100", "--new-tokens", "20"];
+    let chosen = ["--objective", "latency", "--prompt-tokens", "100", "--new-tokens", "20"];
     assert_eq!(request(&run), (5, 3, "throughput".into()));
     assert_eq!(request(&bench), (8, 2, "throughput".into()));
     for command in [&run[..], &bench] {
-        assert_eq!(request(&[command, &told].concat()), (100, 20, "latency".into()));
+        assert_eq!(request(&[command, &chosen].concat()), (100, 20, "latency".into()));
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    std::fs::write(&path, done(&[&["plan", "--json"][..], &told].concat()).out).unwrap();
+    std::fs::write(&path, done(&[&["plan", "--json"][..], &chosen].concat()).out).unwrap();
     let planned = [&run[..], &["--plan", text(&path)]].concat();
     assert_eq!(request(&planned), (100, 20, "latency".into()));
     assert_eq!(request(&[&planned[..], &["--new-tokens", "5"]].concat()), (100, 5, "latency".into()));
 }
 
 #[test]
-fn a_plan_comes_from_standard_input_and_names_its_device_options() {
+fn reads_a_plan_from_standard_input_with_its_device_options() {
     let made = done(&[&["plan", "--json", "--chunk", "48"][..], &SPLIT, &TWO].concat());
     let expected = serde_json::json!({ "selection": "auto", "cpu_devices": 2, "threads": 1 });
     assert_eq!(made.json()["device_options"], expected);
@@ -140,7 +140,7 @@ fn a_plan_comes_from_standard_input_and_names_its_device_options() {
 }
 
 #[test]
-fn a_context_that_the_model_was_not_trained_for_is_warned_of_once() {
+fn warns_once_of_a_context_beyond_the_training_length() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out.npy");
     let held = test_support::golden("held.txt");
@@ -163,7 +163,7 @@ fn a_context_that_the_model_was_not_trained_for_is_warned_of_once() {
 }
 
 #[test]
-fn earlier_spellings_of_options_are_understood_and_not_shown() {
+fn accepts_old_spellings_of_options_and_hides_them() {
     let folder = tempfile::tempdir().unwrap();
     let [page, timeline, requests] =
         ["page.html", "timeline.json", "requests.csv"].map(|name| folder.path().join(name));
@@ -180,24 +180,24 @@ fn earlier_spellings_of_options_are_understood_and_not_shown() {
 }
 
 #[test]
-fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
+fn a_plan_states_the_requested_wire_type_of_activations() {
     let split = ["--split", "0-6=cpu:0,7-13=cpu:1", "--ctx", "64"];
     let with = |more: &[&str]| done(&[&["plan", "--json"], more, &split, &TWO[..]].concat());
-    for (form, told) in
+    for (form, reason) in
         [("f32", "activations cross as f32, as asked"), ("f16", "activations cross as f16, as asked")]
     {
-        let plan = with(&["--boundary", form]).json();
+        let plan = with(&["--wire", form]).json();
         assert_eq!(plan["boundary"], form);
         let reasons = plan["reasons"].as_array().unwrap();
-        assert!(reasons.iter().any(|reason| reason.as_str().unwrap().contains(told)), "{reasons:?}");
+        assert!(reasons.iter().any(|one| one.as_str().unwrap().contains(reason)), "{reasons:?}");
     }
-    // Where a row is as small as here, two more dispatches cost more than what they save.
-    assert_eq!(with(&["--boundary", "auto"]).json()["boundary"], "f32");
+    // Rows are so small here that two more dispatches cost more than they save.
+    assert_eq!(with(&["--wire", "auto"]).json()["boundary"], "f32");
     assert_eq!(with(&["--activations", "f32"]).json()["boundary"], "f32");
 
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
-    std::fs::write(&path, with(&["--boundary", "f16"]).out).unwrap();
+    std::fs::write(&path, with(&["--wire", "f16"]).out).unwrap();
     let run = |more: &[&str]| {
         done(
             &[&["run", "-p", "Once upon a time", "-n", "12", "--temp", "0", "--json"], more, &TWO[..]]
@@ -205,13 +205,13 @@ fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
         )
         .json()
     };
-    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--boundary", "f32"]].concat()));
+    let (narrow, wide) = (run(&["--plan", text(&path)]), run(&[&split[..], &["--wire", "f32"]].concat()));
     assert_eq!((&narrow["plan"]["boundary"], &wide["plan"]["boundary"]), (&"f16".into(), &"f32".into()));
     assert_eq!(numbers(&narrow["tokens"]).len(), 12);
-    assert_eq!(run(&["--plan", text(&path), "--boundary", "auto"])["plan"]["boundary"], "f32");
+    assert_eq!(run(&["--plan", text(&path), "--wire", "auto"])["plan"]["boundary"], "f32");
 
     for command in ["plan", "run", "bench", "simulate"] {
-        let arguments = [&[command, "--boundary", "f16", "--activations", "f32"], &TWO[..]].concat();
+        let arguments = [&[command, "--wire", "f16", "--activations", "f32"], &TWO[..]].concat();
         let output = ragtag().args(&arguments).output().unwrap();
         let message = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(4), "{command}: {message}");
@@ -220,7 +220,7 @@ fn activations_cross_as_they_are_asked_to_and_a_plan_says_how() {
 }
 
 #[test]
-fn constraints_of_a_plan_are_kept_or_named() {
+fn a_plan_meets_its_constraints_or_an_error_names_them() {
     let devices = ["--cpu-devices", "3", "--threads", "1", "--json"];
     let plan = |options: &[&str]| -> String {
         let json: serde_json::Value =

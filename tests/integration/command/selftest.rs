@@ -1,10 +1,10 @@
-//! The self-test as its users run it: what it shows, writes and is told to leave out.
+//! `ragtag selftest` for users: its output, its report, and its filters.
 
 use super::*;
 use crate::support::run_with_vulkan;
 
 #[test]
-fn selftest_tests_every_device_and_writes_what_it_shows() {
+fn selftest_tests_every_device_and_reports_what_it_prints() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
     let arguments = ["selftest", "--only", "memo*y/", "--report", text(&path)];
@@ -44,7 +44,7 @@ fn selftest_tests_every_device_and_writes_what_it_shows() {
 }
 
 #[test]
-fn selftest_runs_kernels_on_the_devices_that_are_named() {
+fn selftest_runs_kernels_on_the_selected_devices() {
     let arguments = ["selftest", "--only", "kernel/*/portable", "--device", "cpu:1", "--json"];
     let json = done(&[&arguments[..], &TWO].concat()).json();
     let [device] = &json["reports"].as_array().unwrap()[..] else { panic!("one device in {json}") };
@@ -61,10 +61,10 @@ fn selftest_runs_kernels_on_the_devices_that_are_named() {
         assert!(test["relative_error"].as_f64().unwrap() <= tolerance, "{test}");
         assert!(test["duration_us"].as_u64().unwrap() > 0, "{test}");
     }
-    // What the device cannot run is told once, with its number.
+    // Kernels that the device cannot run are summed up in one line with their number.
     let shown = done(&["selftest", "--only", "kernel/*/opencl", "--device", "cpu"]).out;
     assert_eq!(shown.matches("the device does not take OpenClC kernels").count(), 1, "{shown}");
-    // The environment names devices as it does elsewhere.
+    // The environment selects devices as for other commands.
     let named = done_by(
         ragtag()
             .args(["selftest", "--only", "memory/fill", "--cpu-devices", "2"])
@@ -73,7 +73,7 @@ fn selftest_runs_kernels_on_the_devices_that_are_named() {
     assert!(named.err.contains("testing cpu:1"), "{}", named.err);
 }
 
-/// Mesa's device-selection layer looks for a Wayland session and complains where there is none.
+/// Mesa's device-selection layer looks for a Wayland session and complains if there is none.
 #[test]
 fn a_wgpu_device_opens_without_complaints_about_a_session() {
     let arguments = ["selftest", "--only", "memory/", "--device", "wgpu:0"];

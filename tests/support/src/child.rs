@@ -1,12 +1,12 @@
-//! Tests that run in a process of their own: the test binary starts itself again for one test.
+//! Runs tests in separate processes: the test binary starts itself again for one test.
 
 use std::ffi::OsStr;
 use std::process::{Command, Output};
 
-/// Set to the test's name in the process that [`Child`] starts.
+/// Environment variable with the test's name, set in the process that [`Child`] starts.
 const INSIDE: &str = "RAGTAG_TEST_INSIDE";
 
-/// A test of the running binary, to be run in a process of its own.
+/// A test of the running binary, to be run in a separate process.
 #[derive(Debug)]
 pub struct Child {
     test: String,
@@ -16,7 +16,7 @@ pub struct Child {
 /// Prepares a process that runs one test of this binary. `test` is its full name: `module::name`.
 ///
 /// # Panics
-/// If the system does not tell the program's path.
+/// If the system does not report the path of the test binary.
 #[track_caller]
 pub fn child(test: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("the path of the test binary"));
@@ -54,7 +54,7 @@ impl Child {
         self
     }
 
-    /// Runs the test, prints what it printed, and returns it.
+    /// Runs the test, prints its output, and returns it.
     ///
     /// # Panics
     /// If the test fails, or if the binary has no test of this name: a renamed test must not pass silently.
@@ -63,13 +63,13 @@ impl Child {
         let output = self.command.output().expect("a test starts its own binary");
         let text = String::from_utf8_lossy(&output.stdout);
         print!("{text}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{} in its own process: {}", self.test, output.status);
+        assert!(output.status.success(), "{} failed in its own process: {}", self.test, output.status);
         assert!(ran_one(&text), "{} is not a test of this binary", self.test);
         output
     }
 }
 
-/// Whether libtest reports that one test passed.
+/// Whether libtest reports that exactly one test passed.
 fn ran_one(text: &str) -> bool {
     text.lines().any(|line| line.starts_with("test result: ok. 1 passed;"))
 }
@@ -79,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_runs_the_named_test_alone() {
-        const NAME: &str = "child::tests::a_child_runs_the_named_test_alone";
+    fn a_child_runs_only_the_named_test() {
+        const NAME: &str = "child::tests::a_child_runs_only_the_named_test";
         if Child::inside(NAME) {
             return println!("said by the child: {}", std::env::var("RAGTAG_TEST_WORD").unwrap());
         }
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is not a test of this binary")]
-    fn a_name_that_is_no_test_fails() {
+    fn an_unknown_test_name_fails() {
         child("child::tests::renamed").passes();
     }
 }

@@ -1,25 +1,25 @@
-//! Golden data: small real models and what an independent implementation computes with them.
+//! Golden data: small real models, and outputs of an independent implementation for them.
 
 use std::path::{Path, PathBuf};
 
-/// Path of a golden model: `tales-q8_0` and `tales-bitnet-tq2_0` are bundled with the program, `tales-q4_0` and
-/// `tales-q4_k_m` lie in this crate.
+/// Path of a golden model: `tales-q8_0` and `tales-bitnet-tq2_0` are bundled with the program, `tales-q4_0`
+/// and `tales-q4_k_m` are part of this crate.
 ///
 /// # Panics
-/// If there is no such model.
+/// If the model does not exist.
 #[track_caller]
 pub fn model(name: &str) -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = format!("{name}.gguf");
     let folders = [own.join("models"), own.join("../../examples/models")];
     let found = folders.iter().map(|folder| folder.join(&file)).find(|path| path.exists());
-    found.unwrap_or_else(|| panic!("{file} is in none of {folders:?}"))
+    found.unwrap_or_else(|| panic!("cannot find {file} in {folders:?}"))
 }
 
 /// Path of a file or folder of golden data, such as `tales-q8_0.logits.npy`.
 ///
 /// # Panics
-/// If there is none of this name.
+/// If it does not exist.
 #[track_caller]
 pub fn golden(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name);

@@ -1,6 +1,7 @@
-//! Support for the tests of all crates: golden data, skips that are counted, seeds, and tests in child processes.
+//! Support for the tests of all crates: golden data, counted skips, seeds, and tests in child processes.
 //!
-//! This crate is not published. It must not depend on any other crate of the workspace, so every crate may use it in tests.
+//! This crate is not published. It depends on no other crate of the workspace, so that every crate can use it
+//! in tests.
 
 #![allow(clippy::print_stdout)] // Skips and the output of child processes are visible with `--nocapture`.
 
@@ -12,10 +13,10 @@ pub use child::{Child, child};
 pub use data::{golden, model};
 pub use skips::{Skip, driver, record, recorded};
 
-/// Seed for everything that rotates from commit to commit: `RAGTAG_TEST_SEED`, or 0.
+/// Seed for everything that varies from commit to commit: `RAGTAG_TEST_SEED`, or 0.
 ///
 /// # Panics
-/// If the variable is set but is not a number.
+/// If the variable is set but not a number.
 #[track_caller]
 pub fn seed() -> u64 {
     std::env::var("RAGTAG_TEST_SEED").map_or(0, |seed| seed.parse().expect("RAGTAG_TEST_SEED is a number"))

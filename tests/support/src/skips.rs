@@ -1,21 +1,21 @@
-//! Skips: a test that cannot run says what is missing, and the run as a whole counts it.
+//! Skips: a test that cannot run reports what is missing, and the whole run counts the skips.
 //!
-//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends one line to it: package, test, missing thing and
-//! reason, with tabs between them. Without the variable a skip is only printed.
+//! `cargo xtask test` names a file in `RAGTAG_TEST_SKIPS`. Each skip appends one line to it: package, test,
+//! missing requirement and reason, separated by tabs. Without the variable a skip is only printed.
 
 use std::io::Write as _;
 use std::path::Path;
 
-/// One skip, as [`record`] writes it and `cargo xtask test` reads it.
+/// A skip, written by [`record`] and read by `cargo xtask test`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Skip {
-    /// The missing thing, in words that group skips: `OpenCL driver`.
+    /// The missing requirement. Equal texts are counted together: `OpenCL driver`.
     pub missing: String,
     /// The package of the test.
     pub package: String,
-    /// The test's name in its binary.
+    /// Name of the test in its binary.
     pub test: String,
-    /// The cause, as the driver or the system tells it.
+    /// The reason, as reported by the driver or the system.
     pub why: String,
 }
 
@@ -57,14 +57,14 @@ pub fn record(package: &str, missing: &str, why: &str) {
     }
 }
 
-/// Appends one line in one write, so that processes do not mix theirs.
+/// Appends a line with a single write, so that lines of concurrent processes do not mix.
 fn append(file: &Path, skip: &Skip) -> std::io::Result<()> {
     let fields = [&skip.package, &skip.test, &skip.missing, &skip.why];
     let line = fields.map(|field| field.replace(['\t', '\n', '\r'], " ")).join("\t") + "\n";
     std::fs::OpenOptions::new().create(true).append(true).open(file)?.write_all(line.as_bytes())
 }
 
-/// The skips in a file, sorted, each once. A file that does not exist has none.
+/// Reads the skips of a file, sorted and without duplicates. A missing file has none.
 ///
 /// # Errors
 /// If the file cannot be read or a line is not a skip.
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn skips_are_read_as_they_were_written() {
+    fn skips_are_read_back_as_written() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("skips");
         assert_eq!(recorded(&file).unwrap(), []);

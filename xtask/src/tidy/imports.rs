@@ -93,11 +93,11 @@ const FOR_ALL_TESTS: &str = "test-support";
 const ALLOWED_IN_TESTS: &[(&str, &[&str])] = &[
     // Kernel sources are held to their ABIs.
     ("ragtag-kernels", &["ragtag-signatures"]),
-    // Backends run the conformance suite on themselves.
-    ("ragtag-cpu", &["ragtag-conformance", "ragtag-kernels"]),
     // Tests load stand-ins for AMD's driver.
     ("ragtag-hip", &["device-bench", "test-drivers"]),
     // Tests that all backends share.
+    ("ragtag-cpu", &["device-bench"]),
+    ("ragtag-stream", &["device-bench"]),
     ("ragtag-opencl", &["device-bench"]),
     ("ragtag-cuda", &["device-bench"]),
     ("ragtag-vulkan", &["device-bench", "test-drivers"]),

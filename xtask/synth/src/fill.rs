@@ -1,25 +1,25 @@
-//! Random blocks of every tensor type, with mean zero and a wanted standard deviation.
+//! Random blocks of every tensor type, with mean zero and a given standard deviation.
 //!
-//! Floating-point values are uniform. Quanta are random bits, and the scale follows from the deviation that these bits
-//! have; scales vary a little from block to block, so that a kernel that mixes them up is found out. Block layouts are
-//! those of ggml (`block_q8_0` and so on).
+//! Floating-point values are uniform. Quants are random bits, and the scale follows from the standard
+//! deviation of these bits. Scales vary a little from block to block, to expose kernels that mix them up.
+//! Block layouts are those of ggml (`block_q8_0` and so on).
 
 use half::{bf16, f16};
 use ragtag_kernels::TensorType;
 
-/// What a tensor holds.
+/// Content of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Values {
     /// Ones, in F32.
     Ones,
-    /// Noise.
+    /// Uniform noise with mean zero.
     Random {
-        /// Its standard deviation.
+        /// Standard deviation.
         deviation: f32,
     },
 }
 
-/// A sequence of random words: a counter, mixed.
+/// A random number generator: a counter, mixed.
 pub struct Random(u64);
 
 impl Random {
@@ -41,22 +41,22 @@ impl Random {
     }
 }
 
-/// The finisher of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
+/// The finaliser of splitmix64 (Steele, Lea and Flood, 2014): every output bit depends on every input bit.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
 }
 
-/// Values in the table of a floating-point type.
+/// Log2 of the table length for a floating-point type.
 const TABLE_BITS: u32 = 12;
-/// Scales that the blocks of a tensor choose from.
+/// Number of scales for the blocks of a tensor.
 const SCALES: usize = 16;
 
-/// Makes a block of quanta with this scale.
+/// Fills a block with random quants and this scale.
 type FillBlock = fn(&mut Random, &mut [u8], f16);
 
-/// Fills a tensor.
+/// The way to fill a tensor.
 pub enum Fill {
     /// F32 ones.
     Ones,
@@ -64,12 +64,12 @@ pub enum Fill {
     Table2(Vec<[u8; 2]>),
     /// Values of 4 bytes, drawn from a table.
     Table4(Vec<[u8; 4]>),
-    /// Blocks of quanta: how to make one, and the scales to choose from.
+    /// Blocks of quants: a function for one block, and the scales to choose from.
     Blocks(FillBlock, TensorType, [f16; SCALES]),
 }
 
 impl Fill {
-    /// How to fill a tensor of this type.
+    /// The fill for a tensor of this type.
     pub fn new(tensor_type: TensorType, values: Values) -> Self {
         let Values::Random { deviation } = values else { return Fill::Ones };
         // Evenly spaced from -√3·σ to √3·σ: deviation σ.
@@ -114,7 +114,7 @@ impl Fill {
     }
 }
 
-/// Values from a table, four for each random word.
+/// Draws values from a table, four per random word.
 fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) {
     for four in out.chunks_mut(4 * N) {
         let mut word = random.next();
@@ -125,14 +125,14 @@ fn draw<const N: usize>(table: &[[u8; N]], random: &mut Random, out: &mut [u8]) 
     }
 }
 
-/// Scale, 32 × i8. -128 does not occur, as in files that were quantised.
+/// Scale, 32 × i8. -128 does not occur, as in quantised files.
 fn q8_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     block[2..].iter_mut().for_each(|q| *q = q.cast_signed().max(-127).cast_unsigned());
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Scale, 32 × 4 bits less 8. 0 (that is, -8) becomes 8 (that is, 0), so that the mean is zero.
+/// Scale, 32 × 4 bits minus 8. 0 (that is, -8) becomes 8 (that is, 0), so that the mean is zero.
 fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     for byte in &mut block[2..] {
@@ -143,20 +143,20 @@ fn q4_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// A scale and a multiple of it.
+/// Writes a scale and a multiple of it.
 fn scale_and(block: &mut [u8], scale: f16, factor: f32) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
     block[2..4].copy_from_slice(&f16::from_f32(scale.to_f32() * factor).to_le_bytes());
 }
 
-/// Scale, what is added, 32 × 4 bits. What is added is the middle of the quanta, negated, so that the mean is zero.
+/// Scale, minimum, 32 × 4 bits. The minimum is the negated midpoint of the quants, so that the mean is zero.
 fn q4_1(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, -7.5);
     random.fill(&mut block[4..]);
 }
 
-/// Scale, 32 high bits, 32 × 4 low bits, together less 16. 0 (that is, -16) becomes 16 (that is, 0), so that the mean is
-/// zero.
+/// Scale, 32 high bits, 32 × 4 low bits; the 5-bit value minus 16. 0 (that is, -16) becomes 16 (that is, 0),
+/// so that the mean is zero.
 fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[2..]);
     let (high, low) = block[2..].split_at_mut(4);
@@ -167,28 +167,28 @@ fn q5_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[..2].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// Scale, what is added, 32 high bits, 32 × 4 low bits. The mean is zero as with Q4_1.
+/// Scale, minimum, 32 high bits, 32 × 4 low bits. The mean is zero as with Q4_1.
 fn q5_1(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, -15.5);
     random.fill(&mut block[4..]);
 }
 
-/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. The minima's scale is the middle of the
-/// quanta times the scale, so that the mean is zero.
+/// Scale, scale of the minima, 8 × (6-bit scale, 6-bit minimum), 256 × 4 bits. The scale of the minima is the
+/// midpoint of the quants times the scale, so that the mean is zero.
 fn q4_k(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, 7.5);
     k_scales(random, &mut block[4..16]);
     random.fill(&mut block[16..]);
 }
 
-/// The same with 256 high bits before the 256 × 4 low bits.
+/// As Q4_K, with 256 high bits before the 256 × 4 low bits.
 fn q5_k(random: &mut Random, block: &mut [u8], scale: f16) {
     scale_and(block, scale, 15.5);
     k_scales(random, &mut block[4..16]);
     random.fill(&mut block[16..]);
 }
 
-/// Sub-scales of Q4_K and Q5_K. Each sub-block has its minimum equal to its scale.
+/// Sub-scales of Q4_K and Q5_K. The minimum of each sub-block equals its scale.
 fn k_scales(random: &mut Random, packed: &mut [u8]) {
     // From 32 to 63: the top bit of six is set.
     let subscale = random.next().to_le_bytes().map(|byte| byte & 31 | 32);
@@ -200,7 +200,8 @@ fn k_scales(random: &mut Random, packed: &mut [u8]) {
     }
 }
 
-/// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have either sign, so that the mean is zero.
+/// 128 bytes of low bits, 64 of high bits, 16 × i8 scales, scale. Sub-scales have random signs, so that the
+/// mean is zero.
 fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[..208]);
     for subscale in &mut block[192..208] {
@@ -210,7 +211,7 @@ fn q6_k(random: &mut Random, block: &mut [u8], scale: f16) {
     block[208..].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// 52 × five digits to base 3, each less 1, scale. A byte is a number below 243 times 256/243, rounded up.
+/// 52 × five base-3 digits, each minus 1; scale. A byte is a number below 243, times 256/243, rounded up.
 fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
     for four in block[..52].chunks_exact_mut(4) {
         let mut word = random.next();
@@ -223,7 +224,7 @@ fn tq1_0(random: &mut Random, block: &mut [u8], scale: f16) {
     block[52..].copy_from_slice(&scale.to_le_bytes());
 }
 
-/// 256 × 2 bits less 1, scale. 3 does not occur; it becomes 1 (that is, 0).
+/// 256 × 2 bits minus 1, scale. 3 does not occur; it becomes 1 (that is, 0).
 fn tq2_0(random: &mut Random, block: &mut [u8], scale: f16) {
     random.fill(&mut block[..64]);
     for byte in &mut block[..64] {

@@ -1,8 +1,8 @@
-//! GGUF files with random weights, in any shape and tensor type, for benchmarks and tests: `xtask synth-model` writes them,
-//! benchmarks make them in memory.
+//! GGUF files with random weights, in any shape and tensor type, for benchmarks and tests: `xtask
+//! synth-model` writes them, benchmarks make them in memory.
 //!
-//! The weights are such that activations stay finite through any number of layers, the vocabulary is such that texts
-//! can be tokenised. The same arguments always give the same bytes. Memory is bounded, whatever the size of the model.
+//! The weights keep activations finite through any number of layers, and the vocabulary can tokenise text.
+//! The same arguments always give the same bytes. Memory use is bounded for any model size.
 
 mod fill;
 mod shape;
@@ -21,20 +21,20 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Bytes that are made and written at a time, about.
+/// Approximate bytes to generate and write at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What to write. What is not given comes from the preset.
+/// Options of `xtask synth-model`. Defaults come from the preset.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Shape to start from
     #[arg(long, value_enum, default_value = "tiny")]
     preset: Preset,
-    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0 or tq2_0 (with
-    /// the ternary ones the embedding is f16)
+    /// Tensor type of the matrices: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, tq1_0 or
+    /// tq2_0 (ternary models have an f16 embedding)
     #[arg(long = "type", value_parser = tensor_type, default_value = "q8_0")]
     tensor_type: TensorType,
-    /// Architecture; bitnet has sub-norms and no output matrix of its own
+    /// Architecture; bitnet has sub-norms and ties the output matrix to the embedding
     #[arg(long, value_enum, default_value = "llama")]
     arch: Architecture,
     /// Transformer blocks
@@ -43,19 +43,19 @@ pub struct Args {
     /// Width of the residual stream
     #[arg(long)]
     width: Option<u32>,
-    /// Attention heads
+    /// Attention heads (of queries)
     #[arg(long)]
     heads: Option<u32>,
-    /// Heads of keys and values
+    /// Heads of keys and values (KV heads)
     #[arg(long)]
     kv_heads: Option<u32>,
-    /// Width of the feed-forward part
+    /// Width of the feed-forward layers
     #[arg(long)]
     ffn: Option<u32>,
-    /// Tokens of the vocabulary
+    /// Vocabulary size in tokens
     #[arg(long)]
     vocab: Option<u32>,
-    /// Longest context that the model claims
+    /// Maximum context length in the file
     #[arg(long)]
     context: Option<u32>,
     /// Seed of the weights
@@ -66,13 +66,16 @@ pub struct Args {
     output: PathBuf,
 }
 
-/// The tensor type of this name, in upper or lower case.
+/// Parses the name of a tensor type, in upper or lower case.
 ///
 /// # Errors
-/// In words, with the names there are.
+/// Lists the known names.
 pub fn tensor_type(name: &str) -> Result<TensorType, String> {
     TensorType::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name)).ok_or_else(|| {
-        format!("known are {}", TensorType::ALL.map(TensorType::name).join(", ").to_lowercase())
+        format!(
+            "unknown tensor type {name}; use one of {}",
+            TensorType::ALL.map(TensorType::name).join(", ").to_lowercase()
+        )
     })
 }
 
@@ -93,10 +96,10 @@ impl Args {
     }
 }
 
-/// Writes the file and says what it holds.
+/// Writes the file and prints a summary.
 ///
 /// # Errors
-/// In words, if there is no such model or it cannot be written.
+/// Describes an impossible shape, or why the file cannot be written.
 pub fn run(args: &Args) -> Result<(), String> {
     let start = Instant::now();
     let shape = args.shape();
@@ -120,28 +123,28 @@ fn report(path: &Path, tensors: &[Tensor], bytes: u64, seconds: f64) -> std::io:
     )
 }
 
-/// A whole model in memory.
+/// Returns a whole model in memory.
 ///
 /// # Errors
-/// In words, if there is no such model.
+/// Describes an impossible shape.
 pub fn in_memory(shape: &Shape, seed: u64) -> Result<Vec<u8>, String> {
     let tensors = shape.tensors()?;
     let bytes: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
-    // Headers are small beside the weights.
+    // Headers are small compared to the weights.
     let mut out = Vec::with_capacity(usize::try_from(bytes + bytes / 16).map_err(|e| e.to_string())?);
     write(&mut out, shape, &tensors, seed).map_err(|e| e.to_string())?;
     Ok(out)
 }
 
-/// The header of a model: a file that ends before its weights.
+/// Returns the header of a model: a file that ends before its weights.
 ///
 /// # Errors
-/// In words, if there is no such model.
+/// Describes an impossible shape.
 pub fn header(shape: &Shape) -> Result<Vec<u8>, String> {
     Ok(describe(shape, &shape.tensors()?).header())
 }
 
-/// What a file says before its weights.
+/// Everything in a file before its weights.
 fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     let mut header = Writer::new();
     shape.describe(&mut header);
@@ -152,7 +155,7 @@ fn describe(shape: &Shape, tensors: &[Tensor]) -> Writer {
     header
 }
 
-/// Writes a whole model; returns its bytes.
+/// Writes a whole model. Returns its size in bytes.
 fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> std::io::Result<u64> {
     let header = describe(shape, tensors);
     let bytes = header.header();
@@ -161,7 +164,7 @@ fn write(out: &mut impl Write, shape: &Shape, tensors: &[Tensor], seed: u64) -> 
     for (tensor, number) in tensors.iter().zip(0..) {
         let block = tensor.tensor_type.block_bytes();
         let fill = Fill::new(tensor.tensor_type, tensor.values_like);
-        // A sequence of its own for each tensor, so that a tensor does not depend on those before it.
+        // Each tensor has a sequence of its own, so that it does not depend on the tensors before it.
         let mut random = Random::new(seed, number);
         let mut left = tensor.bytes;
         while left > 0 {

@@ -5,7 +5,7 @@ use super::vocabulary;
 use ragtag_graph::gguf::Writer;
 use ragtag_kernels::TensorType;
 
-/// Shapes with a name.
+/// Named shapes.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
     /// 1.4 million weights: for tests
@@ -19,12 +19,12 @@ pub enum Preset {
     /// 7.2 billion weights, in the shape of a well-known Llama-like model
     #[value(name = "7b")]
     B7,
-    /// 69 billion weights, in the shape of a well-known large Llama: blocks that no cache holds
+    /// 69 billion weights, in the shape of a well-known large Llama: blocks that fit in no cache
     #[value(name = "70b")]
     B70,
 }
 
-/// Architectures with a name in GGUF files.
+/// Architectures, with their names in GGUF files.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama
@@ -44,15 +44,15 @@ pub struct Shape {
     pub layers: u32,
     /// Width of the residual stream.
     pub width: u32,
-    /// Attention heads.
+    /// Heads of keys and values.
     pub heads: u32,
     /// Heads of keys and values.
     pub kv_heads: u32,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward layers.
     pub ffn: u32,
-    /// Tokens of the vocabulary.
+    /// Vocabulary size in tokens.
     pub vocabulary: u32,
-    /// Longest context that the model claims.
+    /// Maximum context length in the file.
     pub context: u32,
 }
 
@@ -61,21 +61,21 @@ pub struct Shape {
 pub(crate) struct Tensor {
     pub name: String,
     pub tensor_type: TensorType,
-    /// In the order of GGUF: the length of a row first.
+    /// In GGUF order: the length of a row first.
     pub shape: Vec<u64>,
     pub bytes: u64,
     pub values_like: Values,
 }
 
 impl Tensor {
-    /// Number of its values.
+    /// Number of values.
     pub fn values(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
 impl Preset {
-    /// The preset as a Llama of Q8_0.
+    /// The preset as a Llama in Q8_0.
     pub fn shape(self) -> Shape {
         let (layers, width, heads, kv_heads, ffn, vocabulary, context) = match self {
             Preset::Tiny => (2, 256, 4, 2, 512, 512, 512),
@@ -126,7 +126,7 @@ impl Shape {
         header.put(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5f32);
     }
 
-    /// The number that llama.cpp's `llama_ftype` gives to files of mostly this type.
+    /// Value of llama.cpp's `llama_ftype` for files of mostly this type.
     fn file_type(&self) -> u32 {
         match self.tensor_type {
             TensorType::F32 => 0,
@@ -145,15 +145,15 @@ impl Shape {
         }
     }
 
-    /// All tensors in the order of the file.
+    /// All tensors in file order.
     ///
     /// # Errors
-    /// The numbers do not fit each other.
+    /// Fails if the dimensions do not fit each other.
     pub(crate) fn tensors(&self) -> Result<Vec<Tensor>, String> {
         self.check()?;
         let width = u64::from(self.width);
         let bitnet = self.architecture == Architecture::Bitnet;
-        // Ternary embeddings would be of no use, and no such file has them.
+        // Ternary embeddings are useless, and no real file has them.
         let ternary = matches!(self.tensor_type, TensorType::TQ1_0 | TensorType::TQ2_0);
         let embedding = if ternary { TensorType::F16 } else { self.tensor_type };
         let vocabulary = u64::from(self.vocabulary);
@@ -173,7 +173,7 @@ impl Shape {
         let kv_width = width / u64::from(self.heads) * u64::from(self.kv_heads);
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
         let kind = self.tensor_type;
-        // What is added to the residual stream shrinks with the number of additions.
+        // Matrices that add to the residual stream get smaller weights, by the number of additions.
         let residual = 1.0 / (2.0 * self.layers as f32).sqrt();
         tensors.push(norm(name("attn_norm"), width));
         tensors.push(matrix(name("attn_q"), kind, width, width, 1.0)?);
@@ -199,13 +199,13 @@ impl Shape {
             return Err("layers, width, heads, kv-heads, ffn and context must be positive".into());
         }
         if !width.is_multiple_of(heads) || !(width / heads).is_multiple_of(2) {
-            return Err(format!("width {width} does not make {heads} heads of an even width"));
+            return Err(format!("width {width} cannot be split into {heads} heads of an even width"));
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!("{heads} heads cannot share {kv_heads} kv-heads evenly"));
         }
         if self.vocabulary < vocabulary::LEAST {
-            return Err(format!("a vocabulary has {} tokens or more", vocabulary::LEAST));
+            return Err(format!("the vocabulary needs at least {} tokens", vocabulary::LEAST));
         }
         Ok(())
     }
@@ -216,7 +216,7 @@ fn norm(name: String, width: u64) -> Tensor {
     Tensor { name, tensor_type, shape: vec![width], bytes: width * 4, values_like: Values::Ones }
 }
 
-/// A matrix that keeps the size of normalised activations, but for the factor `gain`.
+/// A matrix that keeps the scale of normalised activations, up to the factor `gain`.
 fn matrix(
     name: String,
     tensor_type: TensorType,
@@ -226,7 +226,7 @@ fn matrix(
 ) -> Result<Tensor, String> {
     let row = tensor_type.bytes(columns).ok_or_else(|| {
         format!(
-            "{name}: rows of {columns} do not make blocks of {} ({tensor_type})",
+            "{name}: rows of {columns} cannot be split into blocks of {} ({tensor_type})",
             tensor_type.block_values()
         )
     })?;

@@ -1,4 +1,4 @@
-//! What is written can be read, is the same each time, and holds sane weights.
+//! Checks that the written models can be read, are reproducible, and hold sane weights.
 
 use super::*;
 use half::f16;
@@ -18,7 +18,7 @@ fn tiny(architecture: Architecture, tensor_type: TensorType) -> Shape {
 }
 
 #[test]
-fn every_type_and_architecture_opens_as_announced() {
+fn every_type_and_architecture_opens_with_the_declared_tensors() {
     for tensor_type in TensorType::ALL {
         for architecture in [Architecture::Llama, Architecture::Bitnet] {
             let shape = tiny(architecture, tensor_type);
@@ -42,7 +42,7 @@ fn every_type_and_architecture_opens_as_announced() {
 }
 
 #[test]
-fn the_seed_decides() {
+fn the_seed_determines_the_bytes() {
     let shape = tiny(Architecture::Llama, TensorType::Q4_0);
     let (first, model) = made(&shape, 1);
     assert!(first == made(&shape, 1).0);
@@ -52,7 +52,7 @@ fn the_seed_decides() {
 }
 
 #[test]
-fn texts_can_be_tokenised() {
+fn the_vocabulary_tokenises_text() {
     for (preset, size) in [(Preset::Tiny, 512), (Preset::Tiny, 260), (Preset::M300, 32000)] {
         let mut header = Writer::new();
         vocabulary::describe(&mut header, size);
@@ -69,7 +69,7 @@ fn texts_can_be_tokenised() {
     }
 }
 
-/// Mean and deviation of a tensor, dequantised by ggml's formulas written once more.
+/// Mean and standard deviation of a tensor, dequantised by an independent implementation of ggml's formulas.
 fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
     let half = |b: &[u8]| f16::from_le_bytes([b[0], b[1]]).to_f64();
     let mut values: Vec<f64> = Vec::new();
@@ -98,7 +98,7 @@ fn moments(tensor_type: TensorType, bytes: &[u8]) -> (f64, f64) {
             TensorType::Q6_K => q6_k(block, half(&block[208..]), &mut values),
             TensorType::Q5_K => q5_k(block, half(block), half(&block[2..]), &mut values),
             TensorType::TQ1_0 => {
-                // The last four bytes have four digits only.
+                // The last four bytes hold only four digits each.
                 let digits = |bytes, n| ternary(bytes, n).map(|digit| (digit - 1.0) * half(&block[52..]));
                 values.extend(digits(&block[..48], 5).chain(digits(&block[48..52], 4)));
             }
@@ -121,7 +121,8 @@ fn quanta5(block: &[u8]) -> impl Iterator<Item = f64> {
     (0..32).map(move |i| f64::from(u32::from(block[4 + i % 16] >> (i / 16 * 4) & 15) | (high >> i & 1) << 4))
 }
 
-/// The first `count` digits of each byte, read as a fraction: each product with 3 pushes one out at the top.
+/// The first `count` digits of each byte, read as a fraction: each multiplication by 3 moves one digit above
+/// the point.
 fn ternary(bytes: &[u8], count: usize) -> impl Iterator<Item = f64> {
     bytes.iter().flat_map(move |byte| {
         let mut fraction = u32::from(*byte);
@@ -132,7 +133,7 @@ fn ternary(bytes: &[u8], count: usize) -> impl Iterator<Item = f64> {
     })
 }
 
-/// 6-bit scale and minimum of one of eight parts.
+/// 6-bit scale and minimum of one of eight sub-blocks.
 fn k_scale(s: &[u8], part: usize) -> (f64, f64) {
     let (scale, min) = if part < 4 {
         (s[part] & 63, s[part + 4] & 63)
@@ -197,12 +198,11 @@ fn impossible_shapes_are_refused() {
     assert!(fails(Shape { kv_heads: 3, ..base.clone() }).contains("share 3 kv-heads"));
     assert!(fails(Shape { layers: 0, ..base.clone() }).contains("must be positive"));
     assert!(fails(Shape { vocabulary: 259, ..base.clone() }).contains("260 tokens"));
-    assert!(fails(Shape { ffn: 500, ..base }).contains("rows of 500 do not make blocks of 32"));
+    assert!(fails(Shape { ffn: 500, ..base }).contains("rows of 500 cannot be split into blocks of 32"));
 }
 
-/// The presets have the sizes that their names promise.
 #[test]
-fn presets_are_as_large_as_they_say() {
+fn presets_have_the_sizes_in_their_names() {
     for (preset, millions) in [(Preset::M300, 290..310), (Preset::B1_1, 1090..1110)] {
         let tensors = preset.shape().tensors().unwrap();
         let values: u64 = tensors.iter().map(Tensor::values).sum();

@@ -1,12 +1,13 @@
-//! A SentencePiece-style vocabulary of any size: specials, bytes, characters, then words over the letters by length.
+//! A SentencePiece-style vocabulary of any size: specials, bytes, characters, then words over the letters by
+//! length.
 //!
-//! Every prefix of a word is a token too, so that merges reach all of them.
+//! Every prefix of a word is a token too, so that merges reach all words.
 
 use ragtag_graph::gguf::Writer;
 
 const SPECIALS: [&str; 3] = ["<unk>", "<s>", "</s>"];
 const BYTES: u32 = 256;
-/// Smallest vocabulary: without it there would be nothing but bytes.
+/// Smallest vocabulary: specials, bytes and one character.
 pub const LEAST: u32 = SPECIALS.len() as u32 + BYTES + 1;
 
 const UNKNOWN: i32 = 2;
@@ -20,7 +21,7 @@ pub fn describe(header: &mut Writer, size: u32) {
     let mut types = vec![UNKNOWN, CONTROL, CONTROL];
     tokens.extend((0..BYTES).map(|byte| format!("<0x{byte:02X}>")));
     types.resize(tokens.len(), BYTE);
-    // Scores fall with the number of the token; specials and bytes have none.
+    // Scores fall with the token id; specials and bytes score 0.
     let mut scores = vec![0f32; tokens.len()];
     tokens.extend(texts().take((size as usize).saturating_sub(types.len())));
     types.resize(tokens.len(), NORMAL);
@@ -38,7 +39,7 @@ pub fn describe(header: &mut Writer, size: u32) {
     header.put("tokenizer.ggml.add_eos_token", false);
 }
 
-/// `▁` and the printable characters of ASCII, then all words of two, three, … letters, without end.
+/// Yields `▁` and the printable ASCII characters, then all words of two, three, … letters, without end.
 fn texts() -> impl Iterator<Item = String> {
     let characters = std::iter::once('▁').chain((0x21..0x7fu8).map(char::from));
     let letters = || std::iter::once('▁').chain('a'..='z');

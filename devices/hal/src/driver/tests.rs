@@ -157,8 +157,8 @@ impl Bench {
         let (release, held) = bounded(64);
         let fake = Fake { free_bytes: Arc::clone(&free_bytes), trusts };
         let queues = [Some(held), None, None].map(|held| FakeQueue { held, pending: AtomicU64::new(0) });
-        let (limits, common) = (Limits::default(), Common::new(DeviceId(0), "fake:0", &Limits::default()));
-        let device = DriverDevice::open(common, adapter(), fake, queues, &limits).unwrap();
+        let common = Common::new(DeviceId(0));
+        let device = DriverDevice::open(common, adapter(), fake, queues, &Limits::default()).unwrap();
         Self { device, free_bytes, release }
     }
 

@@ -1,7 +1,7 @@
-// Values of operators: bf16, two in a word.
+// Values of operators: bf16, two per word.
 
 alias Word = u32;
 
-// The word of value `i`, and the value in it.
+// Word of value `i`, and the value in it.
 fn word(i: u32) -> u32 { return i / 2u; }
 fn value(word: Word, i: u32) -> f32 { return bitcast<f32>((word >> (i % 2u * 16u)) << 16u); }

@@ -1,7 +1,7 @@
-// Values of operators: f16, two in a word. No device feature is needed for them.
+// Values of operators: f16, two per word. Requires no device feature.
 
 alias Word = u32;
 
-// The word of value `i`, and the value in it.
+// Word of value `i`, and the value in it.
 fn word(i: u32) -> u32 { return i / 2u; }
 fn value(word: Word, i: u32) -> f32 { return unpack2x16float(word >> (i % 2u * 16u)).x; }

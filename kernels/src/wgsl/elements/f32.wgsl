@@ -1,7 +1,7 @@
-// Values of operators: f32, one in a word.
+// Values of operators: f32, one per word.
 
 alias Word = f32;
 
-// The word of value `i`, and the value in it.
+// Word of value `i`, and the value in it.
 fn word(i: u32) -> u32 { return i; }
 fn value(word: Word, i: u32) -> f32 { return word; }

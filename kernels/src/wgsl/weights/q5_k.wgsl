@@ -1,4 +1,4 @@
-// Q5_K: nibbles, then fifth bits, then u8 scales and minima, then for each 256 columns f16 d and dmin.
+// Q5_K: nibbles, then fifth bits, then u8 scales and minima, then f16 d and dmin per 256 columns.
 
 const OFFSET: i32 = 0;
 const UNEQUAL: bool = false;

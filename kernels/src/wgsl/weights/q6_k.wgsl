@@ -1,4 +1,4 @@
-// Q6_K: nibbles, then pairs of high bits, then i8 scales of both halves, then for each 256 columns f16 d.
+// Q6_K: nibbles, then pairs of high bits, then i8 scales of both halves, then f16 d per 256 columns.
 
 const OFFSET: i32 = 32;
 const UNEQUAL: bool = true;

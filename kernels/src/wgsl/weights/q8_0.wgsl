@@ -1,4 +1,4 @@
-// Q8_0: quanta plus 128, then f16 scales.
+// Q8_0: quants plus 128, then f16 scales.
 
 const OFFSET: i32 = 0;
 const UNEQUAL: bool = false;

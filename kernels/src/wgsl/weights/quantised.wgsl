@@ -1,16 +1,17 @@
-// Types with integer quanta, as the other sources read them: value = scale · (quantum − OFFSET) − minimum.
+// Interface of types with integer quants: value = scale · (quant − OFFSET) − minimum.
 //
-// A type says
-//   OFFSET     what is taken from each quantum
-//   UNEQUAL    whether the two halves of a block have scales of their own
-//   MINIMA     whether a minimum is taken from each value
+// A type defines
+//   OFFSET     subtracted from each quant
+//   UNEQUAL    whether the two halves of a block have separate scales
+//   MINIMA     whether a minimum is subtracted from each value
 //   group_vectors(columns)
-//   pair_words(group, blocks, block, pair, part)    the quanta of quads `pair` and `pair` + 4, of four rows
+//   pair_words(group, blocks, block, pair, part)    the quants of quads `pair` and `pair` + 4, of four rows
 //   block_scales(group, blocks, block, part)        for each of four rows
-// A `part` is four of a group's 16 rows, a `quad` four consecutive columns of a block of 32; `blocks` is how many blocks of
-// 32 a row has, `group` where the group begins. Places in `weights` are counted in vectors of 16 bytes.
+// A `part` is four of a group's 16 rows, a `quad` four consecutive columns of a block of 32. `blocks` is the
+// number of blocks of 32 in a row, and `group` the start of the group. Positions in `weights` are counted in
+// vectors of 16 bytes.
 
-// Signed bytes: of each of four rows four columns of a quad, and of the quad 16 columns on.
+// Signed bytes of four rows: four columns of a quad, and of the quad 16 columns further.
 struct Pair {
     low: vec4<u32>,
     high: vec4<u32>,
@@ -23,7 +24,7 @@ struct Scales {
     minimum: vec4<f32>,
 }
 
-// Of a section, the bits from `shift` on.
+// The bits of a section from `shift` on.
 fn bits(at: u32, shift: u32, mask: u32) -> vec4<u32> {
     return (weights[at] >> vec4<u32>(shift)) & vec4<u32>(mask);
 }
@@ -44,25 +45,25 @@ fn five_bits(low: u32, high: u32, block: u32, pair: u32, part: u32) -> Pair {
     );
 }
 
-// f16 of four rows, of the 16 at `at`.
+// f16 values of four of the 16 rows at `at`.
 fn four_halves(at: u32, part: u32) -> vec4<f32> {
     let eight = weights[at + part / 2u];
     let four = select(eight.xy, eight.zw, part % 2u == 1u);
     return vec4<f32>(unpack2x16float(four.x), unpack2x16float(four.y));
 }
 
-// The same scale for a whole block.
+// One scale for the whole block.
 fn whole(scale: vec4<f32>) -> Scales {
     return Scales(scale, scale, vec4<f32>());
 }
 
-// f16 scales and negated minima for each block.
+// f16 scales and negated minima per block.
 fn scale_and_minimum(section: u32, block: u32, part: u32) -> Scales {
     let scale = four_halves(section + block * 4u, part);
     return Scales(scale, scale, -four_halves(section + block * 4u + 2u, part));
 }
 
-// Scales and minima of a type that has f16 d and dmin for 256 columns, and a byte each for 32.
+// Scales and minima of a type with f16 d and dmin per 256 columns, and one byte each per 32.
 fn two_level(subs: u32, tops: u32, block: u32, part: u32) -> Scales {
     let d = four_halves(tops + block / 8u * 4u, part);
     let dmin = four_halves(tops + block / 8u * 4u + 2u, part);

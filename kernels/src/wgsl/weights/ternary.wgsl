@@ -1,4 +1,4 @@
-// TQ1_0 and TQ2_0: 2-bit quanta, then for each 256 columns f16 scales.
+// TQ1_0 and TQ2_0: 2-bit quants, then f16 scales per 256 columns.
 
 const OFFSET: i32 = 1;
 const UNEQUAL: bool = false;

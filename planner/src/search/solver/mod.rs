@@ -62,7 +62,7 @@ pub(crate) struct Instance {
     /// At least 1.
     pub devices: Vec<DeviceCosts>,
     /// At `from * devices + to`; `None`: there is no way from one to the other.
-    pub crossings: Vec<Option<Crossing>>,
+    pub crossings: Vec<Option<LinkCosts>>,
     /// Links that several crossings have in common.
     pub shared: Vec<SharedBus>,
     /// What to minimise.
@@ -99,7 +99,7 @@ pub(crate) struct DeviceCosts {
 
 /// A way from a device to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Crossing {
+pub(crate) struct LinkCosts {
     /// What it costs.
     pub costs: Costs,
     /// The row of [`DeviceCosts::reach`] that holds for the stage behind it.
@@ -258,7 +258,7 @@ impl Instance {
         self.segments.min(self.devices.len()).min(self.max_stages)
     }
 
-    fn crossing(&self, from: usize, to: usize) -> Option<&Crossing> {
+    fn crossing(&self, from: usize, to: usize) -> Option<&LinkCosts> {
         self.crossings[from * self.devices.len() + to].as_ref()
     }
 

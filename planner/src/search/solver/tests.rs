@@ -61,10 +61,10 @@ fn random_instance(seed: u64, most_devices: usize, most_segments: usize) -> Inst
             .then(|| devices[devices.len() - 1].clone());
         devices.push(like.unwrap_or_else(|| device(rng, segments, classes)));
     }
-    let usual = Crossing { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
+    let usual = LinkCosts { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
     let crossings = (0..count * count)
         .map(|_| {
-            let own = Crossing { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
+            let own = LinkCosts { costs: costs(rng, 2.0), class: rng.random_range(0..classes) };
             let crossing = if alike { usual } else { own };
             (alike || !rng.random_bool(0.15)).then_some(crossing)
         })
@@ -315,7 +315,7 @@ fn more_is_never_worse() {
         larger.crossings = (0..more * more)
             .map(|at| match (at / more, at % more) {
                 (from, to) if from < count && to < count => instance.crossings[from * count + to],
-                _ => Some(Crossing { costs: costs(rng, 1.0), class: 0 }),
+                _ => Some(LinkCosts { costs: costs(rng, 1.0), class: 0 }),
             })
             .collect();
         let after = solve(&larger).best();
@@ -338,7 +338,7 @@ fn plain(devices: usize, segments: usize, score: Score) -> Instance {
         exit: Costs::default(),
         reach: vec![vec![segments; segments + 1]],
     };
-    let crossing = Crossing { costs: Costs { busy: 2.0, time: 3.0, chunk: 4.0 }, class: 0 };
+    let crossing = LinkCosts { costs: Costs { busy: 2.0, time: 3.0, chunk: 4.0 }, class: 0 };
     Instance {
         segments,
         devices: vec![device; devices],

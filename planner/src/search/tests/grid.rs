@@ -220,7 +220,7 @@ fn chunks_beside_decode_are_short_enough_for_those_who_wait() {
         let limits = PlanLimits { sequences: 4, ..world.limits };
         let plan = plan(&PlannerInput { other_chunks: &others, limits, ..world.input() }).expect("fits");
         let stage_us = |rows: u32| {
-            let batch = MicroBatch { rows, logit_rows: 1, sequences: 1, positions: 128.0 };
+            let batch = BatchShape { rows, logit_rows: 1, sequences: 1, positions: 128.0 };
             let time = |s: &Segment| segment_time_us(s, &world.devices[0], Activations::Int8, &batch);
             world.segments.iter().map(time).sum::<f64>()
         };

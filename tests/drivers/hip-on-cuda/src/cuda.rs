@@ -1,4 +1,4 @@
-//! The functions of CUDA's driver API and of NVRTC that stand for HIP's, after their headers of version 12.2.
+//! Functions of CUDA's driver API and of NVRTC that implement HIP's, with the signatures of the 12.2 headers.
 
 use hip_shim::symbols::Handle;
 use hip_shim::symbols::code::NOT_FOUND;
@@ -7,11 +7,11 @@ use std::env;
 use std::ffi::{OsString, c_char};
 use std::path::PathBuf;
 
-/// Defines a table of functions and how it is loaded.
+/// Defines a table of functions and its loader.
 macro_rules! table {
     ($(#[$doc:meta])* $table:ident { $(fn $name:ident($($type:ty),* $(,)?);)* }) => {
         $(#[$doc])*
-        #[allow(non_snake_case)] // named as CUDA names them
+        #[allow(non_snake_case)] // CUDA's names
         pub(crate) struct $table {
             $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> i32,)*
         }
@@ -73,7 +73,7 @@ table! {
 }
 
 table! {
-    /// The compiler.
+    /// The run-time compiler.
     Nvrtc {
         fn nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, i32, *const Handle, *const Handle);
         fn nvrtcDestroyProgram(*mut Handle);
@@ -85,28 +85,32 @@ table! {
     }
 }
 
-/// Loads the first library of some that is there, for good.
+/// Loads the first library that exists, and never unloads it.
 fn load(places: impl IntoIterator<Item = OsString>) -> Option<&'static Library> {
-    // SAFETY: what CUDA's libraries do when they are loaded is what every program that uses them does.
+    // SAFETY: the initialisers of CUDA's libraries run in every program that uses CUDA; they are sound.
     let library = places.into_iter().find_map(|place| unsafe { Library::new(place) }.ok())?;
     Some(Box::leak(Box::new(library)))
 }
 
+/// Loads CUDA's driver.
+///
 /// # Errors
-/// If there is no driver, or one that lacks a function.
+/// If there is no driver, or it lacks a function.
 pub(crate) fn driver() -> Result<Driver, i32> {
     let library = load(["libcuda.so.1", "nvcuda.dll"].map(OsString::from)).ok_or(NOT_FOUND)?;
     Driver::of(library).map_err(|_| NOT_FOUND)
 }
 
+/// Loads NVRTC.
+///
 /// # Errors
-/// If it is not installed, in words.
+/// If NVRTC is not installed or lacks a function.
 pub(crate) fn nvrtc() -> Result<Nvrtc, String> {
     let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    let told = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
-    let folders = told.chain([PathBuf::from("/usr/local/cuda")]).map(|root| root.join("lib64"));
+    let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let folders = named.chain([PathBuf::from("/usr/local/cuda")]).map(|root| root.join("lib64"));
     let elsewhere = folders.flat_map(|folder| names.map(|name| folder.join(name).into_os_string()));
-    let library =
-        load(names.map(OsString::from).into_iter().chain(elsewhere)).ok_or("NVRTC is not installed")?;
+    let library = load(names.map(OsString::from).into_iter().chain(elsewhere))
+        .ok_or("NVRTC is not installed (install it or set CUDA_HOME)")?;
     Nvrtc::of(library).map_err(|error| error.to_string())
 }

@@ -1,4 +1,5 @@
-//! CUDA's devices by their primary contexts, and HIP's calls on them: mostly the call of the same name.
+//! Implements HIP's calls on CUDA devices and their primary contexts, mostly with the CUDA call of the same
+//! name.
 
 use crate::cuda::{Driver, driver};
 use crate::nvrtc;
@@ -33,23 +34,23 @@ const FUNCTION_MAX_THREADS: i32 = 0;
 /// All devices.
 pub(crate) struct Cuda {
     driver: Driver,
-    /// The primary context of each device, kept for good.
+    /// Primary context of each device, never released.
     contexts: Vec<Shared>,
     facts: Vec<Facts>,
-    /// The compute capability that texts are compiled for: the first device's.
+    /// Compute capability to compile for: the first device's.
     capability: i32,
 }
 
-/// A handle of CUDA's.
+/// A CUDA handle.
 #[derive(Clone, Copy)]
 struct Shared(Handle);
 
-// SAFETY: CUDA's objects may be used from any thread, and from several at once.
+// SAFETY: CUDA's objects may be used from any thread, also concurrently.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
-/// An object of a device that goes when it is dropped.
+/// An object of a device, destroyed when dropped.
 pub(crate) struct Object {
     device: usize,
     handle: Shared,
@@ -61,7 +62,7 @@ impl Drop for Object {
         if let Ok(engine) = Cuda::engine()
             && engine.select(self.device).is_ok()
         {
-            // SAFETY: the handle is what this function destroys, and nobody has it any more.
+            // SAFETY: `destroy` is the destructor for this kind of handle, and nothing else holds the handle.
             unsafe { (self.destroy)(self.handle.0) };
         }
     }
@@ -73,7 +74,7 @@ pub(crate) struct Function {
     handle: Shared,
 }
 
-/// The codes are HIP's own, but for exceptions of kernels, which HIP does not tell apart.
+/// CUDA's codes equal HIP's, except for kernel exceptions, which HIP does not distinguish.
 fn check(code: i32) -> Result<()> {
     match code {
         0 => Ok(()),
@@ -82,7 +83,7 @@ fn check(code: i32) -> Result<()> {
     }
 }
 
-/// A text that a function writes into a buffer.
+/// Reads a text that a function writes into a buffer.
 fn text(write: impl FnOnce(*mut c_char, i32) -> i32) -> Result<String> {
     let mut buffer = [0u8; 256];
     check(write(buffer.as_mut_ptr().cast(), buffer.len() as i32 - 1))?;
@@ -102,9 +103,9 @@ fn facts(driver: &Driver, device: i32) -> Result<Facts> {
     // SAFETY: it writes sixteen bytes.
     let identified = check(unsafe { (driver.cuDeviceGetUuid)(&raw mut uuid, device) });
     Ok(Facts {
-        // SAFETY: it writes no more than it is told.
+        // SAFETY: it writes no more than `bytes` bytes.
         name: text(|buffer, bytes| unsafe { (driver.cuDeviceGetName)(buffer, bytes, device) })?,
-        // SAFETY: it writes no more than it is told.
+        // SAFETY: it writes no more than `bytes` bytes.
         pci: text(|buffer, bytes| unsafe { (driver.cuDeviceGetPCIBusId)(buffer, bytes, device) }).ok(),
         uuid: identified.ok().map(|()| uuid),
         total_bytes,
@@ -119,7 +120,7 @@ impl Cuda {
     fn new() -> Result<Self> {
         let driver = driver()?;
         let mut count = 0;
-        // SAFETY: nothing was called before; it writes one number.
+        // SAFETY: this is the first call to the driver.
         check(unsafe { (driver.cuInit)(0) })?;
         // SAFETY: it writes one number.
         check(unsafe { (driver.cuDeviceGetCount)(&raw mut count) })?;
@@ -145,11 +146,11 @@ impl Cuda {
     }
 
     fn select(&self, device: usize) -> Result<()> {
-        // SAFETY: the context is kept for good.
+        // SAFETY: the context is never released.
         check(unsafe { (self.driver.cuCtxSetCurrent)(self.contexts[device].0) })
     }
 
-    /// Has a function write a handle.
+    /// Calls a function that writes a handle, and returns the handle.
     fn handle(&self, device: usize, make: impl FnOnce(*mut Handle) -> i32) -> Result<Handle> {
         self.select(device)?;
         let mut handle = ptr::null_mut();
@@ -189,7 +190,7 @@ impl Engine for Cuda {
 
     fn free(&self, device: usize, address: Handle) -> Result<()> {
         self.select(device)?;
-        // SAFETY: the address was allocated, and nothing uses it, by the promise of whoever calls HIP.
+        // SAFETY: the HIP caller guarantees that the address was allocated and that nothing uses it.
         check(unsafe { (self.driver.cuMemFree_v2)(address) })
     }
 
@@ -208,13 +209,13 @@ impl Engine for Cuda {
 
     fn pin(&self, device: usize, pointer: *mut c_void, bytes: usize) -> Result<()> {
         self.select(device)?;
-        // SAFETY: the bytes stay allocated by the promise of whoever calls HIP.
+        // SAFETY: the HIP caller guarantees that the bytes stay allocated.
         check(unsafe { (self.driver.cuMemHostRegister_v2)(pointer, bytes, PORTABLE) })
     }
 
     fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()> {
         self.select(device)?;
-        // SAFETY: nothing copies from it or to it, by the promise of whoever calls HIP.
+        // SAFETY: the HIP caller guarantees that no copy uses the memory.
         check(unsafe { (self.driver.cuMemHostUnregister)(pointer) })
     }
 
@@ -277,14 +278,14 @@ impl Engine for Cuda {
 
     fn copy(&self, stream: &Object, to: Handle, from: *const u8, bytes: usize, _: i32) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: both ranges are valid until the copy has ended, by the promise of whoever calls HIP. The driver knows by
-        // the addresses which side they are of.
+        // SAFETY: the HIP caller guarantees that both ranges are valid until the copy has ended. The driver
+        // derives the direction from the addresses.
         check(unsafe { (self.driver.cuMemcpyAsync)(to, from, bytes, stream.handle.0) })
     }
 
     fn fill(&self, stream: &Object, to: Handle, word: u32, words: usize) -> Result<()> {
         self.select(stream.device)?;
-        // SAFETY: as for copies.
+        // SAFETY: as for `copy`.
         check(unsafe { (self.driver.cuMemsetD32Async)(to, word, words, stream.handle.0) })
     }
 
@@ -294,12 +295,12 @@ impl Engine for Cuda {
         text: &str,
         _: &[String],
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String> {
-        // CUDA knows itself what a function's parameters are.
+        // CUDA knows the parameters of its functions.
         Ok((Vec::new(), nvrtc::compile(text, self.capability)?))
     }
 
     fn load(&self, device: usize, _: Vec<Signature>, code: &[u8]) -> Result<Object> {
-        // SAFETY: what NVRTC made says itself how long it is.
+        // SAFETY: NVRTC's output contains its own length.
         let module = |module| unsafe { (self.driver.cuModuleLoadData)(module, code.as_ptr()) };
         let handle = Shared(self.handle(device, module)?);
         Ok(Object { device, handle, destroy: self.driver.cuModuleUnload })
@@ -308,7 +309,7 @@ impl Engine for Cuda {
     fn function(&self, module: &Object, name: &CStr) -> Result<Function> {
         let device = module.device;
         let handle = self.handle(device, |function| {
-            // SAFETY: a module of this device, and a name that ends with a zero.
+            // SAFETY: a module of this device, and a zero-terminated name.
             unsafe { (self.driver.cuModuleGetFunction)(function, module.handle.0, name.as_ptr()) }
         });
         Ok(Function { device, handle: Shared(handle?) })
@@ -333,7 +334,7 @@ impl Engine for Cuda {
     ) -> Result<()> {
         self.select(stream.device)?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (shape.grid, shape.block);
-        // SAFETY: the arguments are what the function takes, by the promise of whoever calls HIP.
+        // SAFETY: the HIP caller guarantees that the arguments match the function's parameters.
         check(unsafe {
             (self.driver.cuLaunchKernel)(
                 function.handle.0,

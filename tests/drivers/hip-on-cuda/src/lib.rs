@@ -1,7 +1,8 @@
-//! A `libamdhip64` for tests: HIP on NVIDIA GPUs, by the driver API of CUDA and NVRTC.
+//! A `libamdhip64` for tests: HIP on NVIDIA GPUs, through CUDA's driver API and NVRTC.
 //!
-//! The prelude of HIP C++ is CUDA's as well, so that the very texts that AMD's compiler gets are compiled and executed. What
-//! stays untried are AMD's own compilers, its runtime and waves of 64. This crate must not know the backend that calls it.
+//! The prelude of HIP C++ is also valid CUDA C++, so NVIDIA GPUs compile and run the same sources as AMD's
+//! compiler. AMD's own compilers, its runtime and waves of 64 stay untested. Knows nothing about the backend
+//! that calls it.
 
 mod cuda;
 mod engine;
@@ -10,7 +11,7 @@ mod nvrtc;
 use hip_shim::symbols::Handle;
 use std::ffi::c_char;
 
-/// What the exported functions are over.
+/// The engine behind the exported functions.
 type Engine = engine::Cuda;
 
 use hip_shim::export;

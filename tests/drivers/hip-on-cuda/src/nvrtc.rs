@@ -1,4 +1,4 @@
-//! HIP C++ as CUDA C++: the same text, compiled by NVRTC.
+//! Compiles HIP C++ as CUDA C++ with NVRTC, from the same source.
 
 use crate::cuda::{Nvrtc, nvrtc};
 use hip_shim::symbols::Handle;
@@ -6,7 +6,7 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::OnceLock;
 
-/// What texts are compiled with, as HIP is told not to fuse what is not written as fused.
+/// Compiler options. As with HIP, products and sums are fused only where the source says so.
 const OPTIONS: [&str; 3] = ["--std=c++17", "-default-device", "-fmad=false"];
 
 fn compiler() -> Result<&'static Nvrtc, String> {
@@ -14,7 +14,7 @@ fn compiler() -> Result<&'static Nvrtc, String> {
     NVRTC.get_or_init(nvrtc).as_ref().map_err(Clone::clone)
 }
 
-/// A program that goes when it is dropped.
+/// A program, destroyed when dropped.
 struct Program {
     nvrtc: &'static Nvrtc,
     handle: Handle,
@@ -22,15 +22,15 @@ struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: it was created and is not used any more.
+        // SAFETY: the program was created and is not used after this.
         unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.handle) };
     }
 }
 
-/// What a program has of some kind: its size, then its bytes.
+/// Reads an output of a program: its size, then its bytes.
 ///
 /// # Safety
-/// The functions are the two of one kind.
+/// The functions must be the size and the read function of the same output.
 unsafe fn bytes(
     program: &Program,
     size: unsafe extern "C" fn(Handle, *mut usize) -> i32,
@@ -40,15 +40,19 @@ unsafe fn bytes(
     // SAFETY: it writes one number.
     let sized = unsafe { size(program.handle, &raw mut length) };
     let mut bytes = vec![0u8; length];
-    // SAFETY: there is room for as many bytes as it said.
+    // SAFETY: the buffer has the size that NVRTC reported.
     let got = unsafe { get(program.handle, bytes.as_mut_ptr().cast()) };
-    if (sized, got) == (0, 0) { Ok(bytes) } else { Err(format!("NVRTC gives nothing ({sized}, {got})")) }
+    if (sized, got) == (0, 0) {
+        Ok(bytes)
+    } else {
+        Err(format!("cannot read NVRTC's output (codes {sized}, {got})"))
+    }
 }
 
-/// Compiles for a compute capability, as in 90.
+/// Compiles for a compute capability, such as 90.
 ///
 /// # Errors
-/// The log.
+/// Returns the compiler's log.
 pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
     let nvrtc = compiler()?;
     let c_text = CString::new(text).map_err(|error| error.to_string())?;
@@ -58,7 +62,7 @@ pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
         options.map(CString::new).collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = Program { nvrtc, handle: ptr::null_mut() };
-    // SAFETY: texts that end with a zero, and no headers.
+    // SAFETY: zero-terminated texts, and no headers.
     let created = unsafe {
         (nvrtc.nvrtcCreateProgram)(
             &raw mut program.handle,
@@ -72,14 +76,14 @@ pub(crate) fn compile(text: &str, capability: i32) -> Result<Vec<u8>, String> {
     if created != 0 {
         return Err(format!("nvrtcCreateProgram failed with code {created}"));
     }
-    // SAFETY: a program, and as many options as it is told.
+    // SAFETY: a valid program, and the count is the length of the options.
     let compiled =
         unsafe { (nvrtc.nvrtcCompileProgram)(program.handle, options.len() as i32, options.as_ptr()) };
     if compiled == 0 {
-        // SAFETY: two of a kind.
+        // SAFETY: both functions are of the CUBIN.
         return unsafe { bytes(&program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN) };
     }
-    // SAFETY: two of a kind.
+    // SAFETY: both functions are of the log.
     let log = unsafe { bytes(&program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog) }?;
     Err(String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).into())
 }

@@ -1,4 +1,4 @@
-//! OpenCL's devices, each with a context and memory of its own, and HIP's calls on them.
+//! Implements HIP's calls on OpenCL devices, each with its own context and memory.
 
 use crate::program::{Kernel, Module, compile};
 use crate::work::{Graph, Work};
@@ -18,14 +18,14 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How HIP aligns memory.
+/// HIP's alignment of allocations, in bytes.
 const ALIGNMENT: usize = 256;
 
 /// A device with its memory.
 pub(crate) struct Place {
     pub(crate) device: Device,
     pub(crate) context: Context,
-    /// Blocks in use by their aligned address: where they begin, and how many bytes they have.
+    /// Blocks in use by their aligned address: unaligned start address, and size in bytes.
     blocks: Mutex<HashMap<usize, (usize, usize)>>,
 }
 
@@ -35,13 +35,13 @@ pub(crate) struct OpenCl {
     facts: Vec<Facts>,
 }
 
-/// A queue, and what is being captured on it.
+/// A queue, and the work being captured on it.
 pub(crate) struct Stream {
     pub(crate) queue: CommandQueue,
     capture: Mutex<Option<Vec<Work>>>,
 }
 
-/// The code for a failure that HIP has no better name for.
+/// HIP's code for failures without a better one.
 pub(crate) fn unknown(_: ClError) -> i32 {
     UNKNOWN
 }
@@ -84,7 +84,7 @@ impl OpenCl {
         if places.is_empty() { Err(NO_DEVICE) } else { Ok(Self { places, facts }) }
     }
 
-    /// Has work done, or captured.
+    /// Enqueues the work, or records it during a capture.
     fn give(&self, stream: &Stream, work: Work) -> Result<()> {
         if let Some(captured) = lock(&stream.capture).as_mut() {
             captured.push(work);
@@ -121,7 +121,7 @@ impl Engine for OpenCl {
         let largest = place.device.max_mem_alloc_size().map_err(unknown)?;
         let room = bytes.checked_add(ALIGNMENT).filter(|&room| bytes > 0 && room as u64 <= largest);
         let room = room.ok_or(OUT_OF_MEMORY)?;
-        // SAFETY: the context lives as long as the process, and so does the engine.
+        // SAFETY: the engine and its contexts live as long as the process.
         let start = unsafe { svm_alloc(place.context.get(), CL_MEM_READ_WRITE, room, 0) };
         let start = start.map_err(|_| OUT_OF_MEMORY)? as usize;
         let aligned = start.next_multiple_of(ALIGNMENT);
@@ -132,7 +132,7 @@ impl Engine for OpenCl {
     fn free(&self, device: usize, address: Handle) -> Result<()> {
         let place = &self.places[device];
         let (start, _) = lock(&place.blocks).remove(&(address as usize)).ok_or(INVALID_VALUE)?;
-        // SAFETY: it was allocated in this context, and nothing uses it by the caller's promise.
+        // SAFETY: it was allocated in this context, and the caller guarantees that nothing uses it.
         unsafe { svm_free(place.context.get(), start as *mut c_void) }.map_err(|_| UNKNOWN)
     }
 
@@ -144,7 +144,7 @@ impl Engine for OpenCl {
         Err(NOT_SUPPORTED)
     }
 
-    /// The device works in the host's memory.
+    /// A no-op: the device works in host memory.
     fn pin(&self, _: usize, _: *mut c_void, _: usize) -> Result<()> {
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Engine for OpenCl {
     }
 
     fn record(&self, event: &Self::Event, stream: &Stream) -> Result<()> {
-        // SAFETY: nothing is waited for.
+        // SAFETY: the wait list is empty.
         let marker = unsafe { stream.queue.enqueue_marker_with_wait_list(&[]) }.map_err(unknown)?;
         stream.queue.flush().map_err(unknown)?;
         *lock(event) = Some(marker);
@@ -179,10 +179,10 @@ impl Engine for OpenCl {
     }
 
     fn wait(&self, stream: &Stream, event: &Self::Event) -> Result<()> {
-        // An event that was never recorded has passed.
+        // An event that was never recorded counts as passed.
         let event = lock(event);
         let Some(event) = event.as_ref() else { return Ok(()) };
-        // SAFETY: an event that is there; the driver keeps it as long as it waits.
+        // SAFETY: the event is valid, and the driver retains it while it waits.
         unsafe { stream.queue.enqueue_barrier_with_wait_list(&[event.get()]) }.map(drop).map_err(unknown)
     }
 
@@ -196,7 +196,7 @@ impl Engine for OpenCl {
     }
 
     fn synchronise(&self, event: &Self::Event) -> Result<()> {
-        // Somebody may record it anew meanwhile: that is another event then, and this one is kept.
+        // Retain the event: another thread may record a new one meanwhile.
         let waiting = lock(event).as_ref().map(kept).transpose()?;
         waiting.map_or(Ok(()), |event| event.wait().map_err(|_| LAUNCH_FAILURE))
     }
@@ -246,11 +246,11 @@ impl Engine for OpenCl {
         shape: &Shape,
         arguments: *const Handle,
     ) -> Result<()> {
-        // OpenCL has no local memory that a launch brings along, as these kernels would use it.
+        // These kernels cannot use dynamic local memory in OpenCL.
         if shape.shared_bytes != 0 || shape.grid.contains(&0) {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: there are as many arguments as the function has parameters, by the caller's promise.
+        // SAFETY: the caller guarantees one argument per parameter.
         let arguments = unsafe { function.arguments(arguments) };
         self.give(stream, Work::Launch { kernel: function.clone(), arguments, shape: *shape })
     }
@@ -274,9 +274,9 @@ impl Engine for OpenCl {
     }
 }
 
-/// One more hold on an event.
+/// Retains an event.
 fn kept(event: &Event) -> Result<Event> {
-    // SAFETY: an event that is there; the new hold is let go with the value.
+    // SAFETY: the event is valid; dropping the new value releases the reference.
     unsafe { opencl3::event::retain_event(event.get()) }.map_err(|_| UNKNOWN)?;
     Ok(Event::new(event.get()))
 }

@@ -1,9 +1,10 @@
-//! A `libamdhip64` for tests: HIP on every OpenCL device of the machine whose memory is shared virtual memory, so that an
-//! address is an address.
+//! A `libamdhip64` for tests: HIP on every OpenCL device with shared virtual memory, so that addresses are
+//! plain pointers.
 //!
-//! Kernels come as HIP C++ whose text is the C family's behind a prelude of its own; here the prelude of OpenCL C takes its
-//! place, and functions after the ISA documents that of matrix instructions. So memory, queues, programs and the kernels' text
-//! are executed, and AMD's compilers are not. This crate must not know the backend that calls it.
+//! A HIP C++ kernel is the C family's source behind HIP's prelude. This crate replaces the prelude by that of
+//! OpenCL C, and emulates matrix instructions with functions written from AMD's ISA documents. So memory,
+//! queues, programs and the kernels' source are executed; AMD's compilers are not. Knows nothing about the
+//! backend that calls it.
 
 mod engine;
 mod program;
@@ -12,7 +13,7 @@ mod work;
 use hip_shim::symbols::Handle;
 use std::ffi::c_char;
 
-/// What the exported functions are over.
+/// The engine behind the exported functions.
 type Engine = engine::OpenCl;
 
 use hip_shim::export;

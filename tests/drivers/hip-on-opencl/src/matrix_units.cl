@@ -1,12 +1,12 @@
-// AMD's matrix instructions in OpenCL C: what they compute, from which lanes' registers, as the ISA documents have it. A wave is
-// a run of work items, all of which come by, and so do all waves of the group. WEIGHTS_BF16 says
-// what values are.
+// Emulates AMD's matrix instructions in OpenCL C: results and register layouts follow the ISA documents. A
+// wave is a run of consecutive work items. All of them must reach the call, and so must all waves of the
+// group. WEIGHTS_BF16 selects the type of the values.
 //
-// Each lane shows its registers to the others in local memory, as floats.
+// Each lane publishes its registers in local memory, as floats.
 
-// LLVM 15, as PoCL has it, dies of inlining these functions later.
+// LLVM 15, which PoCL uses, crashes when it inlines these functions in a later pass.
 #define INLINED static inline __attribute__((always_inline))
-// Most values of one matrix that a lane has.
+// Maximum number of values of one matrix per lane.
 #define SHOWN 16
 #define FRAGMENT_SPACE() __local float fragment_space[ITEMS * 2 * SHOWN]
 
@@ -16,7 +16,7 @@ INLINED float fragment_value(uint bits, int is_bf16) {
     return vload_half(0, (const __private half *)&half_bits);
 }
 
-// Shows `count` values of each matrix, two in a word.
+// Publishes `count` values of each matrix, packed two to a word.
 INLINED void show(__local float *space, const __private uint *a, const __private uint *b, uint count, int is_bf16) {
     __local float *own = space + get_local_id(0) * 2 * SHOWN;
     for (uint i = 0; i < count; i++) {
@@ -26,8 +26,8 @@ INLINED void show(__local float *space, const __private uint *a, const __private
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// v_mfma_f32_32x32x8: register i of lane l has row l % 32 and value l / 32 · 4 + i of either matrix; float i of the result
-// is in column l % 32 and in row i / 4 · 8 + l / 32 · 4 + i % 4.
+// v_mfma_f32_32x32x8: register i of lane l has row l % 32 and value l / 32 · 4 + i of either matrix; float i
+// of the result is in column l % 32 and in row i / 4 · 8 + l / 32 · 4 + i % 4.
 INLINED void mfma_32x32x8(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 4, is_bf16);
     uint lane = get_local_id(0) % 64, first = get_local_id(0) - lane, column = lane % 32;
@@ -42,8 +42,9 @@ INLINED void mfma_32x32x8(__local float *space, __private float *d, const __priv
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// v_wmma_f32_16x16x16 of RDNA 3: lane l has row l % 16 of either matrix, lanes 16 to 31 the same as lanes 0 to 15; float i of
-// the result is in column l % 16 and in row 2 · i + l / 16. Here lanes 16 to 31 take what they themselves have been given.
+// v_wmma_f32_16x16x16 of RDNA 3: lane l has row l % 16 of either matrix, and lanes 16 to 31 repeat lanes 0 to
+// 15; float i of the result is in column l % 16 and in row 2 · i + l / 16. Here each half of the wave reads
+// only its own copy.
 INLINED void wmma_of_rdna3(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 16, is_bf16);
     uint lane = get_local_id(0) % 32, first = get_local_id(0) - lane % 16;
@@ -55,8 +56,8 @@ INLINED void wmma_of_rdna3(__local float *space, __private float *d, const __pri
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// v_wmma_f32_16x16x16 of RDNA 4: register i of lane l has row l % 16 and value l / 16 · 8 + i of either matrix; float i of the
-// result is in column l % 16 and in row l / 16 · 8 + i.
+// v_wmma_f32_16x16x16 of RDNA 4: register i of lane l has row l % 16 and value l / 16 · 8 + i of either
+// matrix; float i of the result is in column l % 16 and in row l / 16 · 8 + i.
 INLINED void wmma_of_rdna4(__local float *space, __private float *d, const __private uint *a, const __private uint *b, int is_bf16) {
     show(space, a, b, 8, is_bf16);
     uint lane = get_local_id(0) % 32, first = get_local_id(0) - lane;

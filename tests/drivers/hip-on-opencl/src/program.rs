@@ -1,4 +1,4 @@
-//! HIP C++ as OpenCL C: texts, programs and kernels.
+//! Compiles HIP C++ as OpenCL C: sources, programs and kernels.
 
 use crate::engine::{Place, lock, unknown};
 use crate::work::Argument;
@@ -11,47 +11,47 @@ use opencl3::kernel::{self, CL_KERNEL_ARG_ADDRESS_GLOBAL, create_program_kernels
 use opencl3::program::Program;
 use std::sync::{Arc, Mutex};
 
-/// What takes the place of everything in front of [`END`].
+/// Replaces everything up to [`END`].
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cl");
-/// Defines `logf`, which OpenCL C lacks, by a function. A macro that expands to `log` fails: kernels redefine `log`, and some
-/// drivers define it as a macro.
+/// Defines `logf`, which OpenCL C lacks, as a function. A macro that expands to `log` fails: kernels redefine
+/// `log`, and some drivers define it as a macro.
 const LOGARITHM: &str = "static inline float logarithm(float x) { return log(x); }\n#define logf logarithm";
-/// What takes the place of AMD's matrix instructions.
+/// Replaces AMD's matrix instructions.
 const MATRIX_UNITS: &str = include_str!("matrix_units.cl");
-/// The last line of the prelude of a text.
+/// Last line of the prelude in a source.
 const END: &str = "// == end of the prelude ==";
-/// Compiler options for every text.
+/// Compiler options for every source.
 const OPTIONS: &str = "-cl-std=CL3.0 -cl-kernel-arg-info";
 
-/// The options for a device: with arithmetic in half precision where it has that, since Intel's processor runtime loads
-/// halves from private memory wrongly.
+/// Compiler options for a device. Enables f16 arithmetic where the device has it, because Intel's CPU runtime
+/// loads f16 values from private memory incorrectly.
 fn options(device: &Device) -> String {
     let half =
         device.extensions().unwrap_or_default().split_ascii_whitespace().any(|one| one == "cl_khr_fp16");
     format!("{OPTIONS}{}", if half { " -DRT_FP16" } else { "" })
 }
 
-/// What compilers for AMD's devices define for the architecture that these options name, as far as texts ask for it once
-/// their prelude is gone.
+/// The macro that AMD's compilers define for the architecture in these options, if sources use it after their
+/// prelude is replaced.
 fn generation(options: &[String]) -> &'static str {
     let is_rdna3 = options.iter().any(|option| option.starts_with("--offload-arch=gfx11"));
     if is_rdna3 { " -D__GFX11__=1" } else { "" }
 }
 
-/// The text in OpenCL C.
+/// Translates a source to OpenCL C.
 ///
 /// # Errors
-/// If it has no prelude whose place another could take.
+/// If the source has no prelude to replace.
 fn translated(text: &str) -> std::result::Result<String, String> {
-    let at = text.find(END).ok_or_else(|| format!("the text has no line {END:?}"))?;
-    // An OpenCL prelude may end with the same line, or not.
+    let at = text.find(END).ok_or_else(|| format!("the source has no line {END:?}"))?;
+    // OpenCL's prelude may contain the same line.
     Ok(format!("{PRELUDE}\n{LOGARITHM}\n{MATRIX_UNITS}\n{}", &text[at + END.len()..]))
 }
 
-/// Compiles with options of HIP's for each of these devices: the code object is loaded on any of them.
+/// Compiles with HIP's options for each of these devices, so that any of them can load the code object.
 ///
 /// # Errors
-/// The compiler's log.
+/// Returns the compiler's log.
 pub(crate) fn compile(
     places: &[Place],
     devices: &[usize],
@@ -73,9 +73,9 @@ pub(crate) fn compile(
             .iter()
             .map(signature)
             .collect::<Result<_>>()
-            .map_err(|code| format!("the compiler does not tell the kernels' parameters ({code})"))?;
+            .map_err(|code| format!("cannot query the kernels' parameters (code {code})"))?;
         let mut binary = program.get_binaries().map_err(said)?;
-        binaries.push(binary.pop().ok_or("the compiler gives no code")?);
+        binaries.push(binary.pop().ok_or("the compiler returned no binary")?);
     }
     let part = |binary: Vec<u8>| [&(binary.len() as u64).to_le_bytes()[..], &binary].concat();
     Ok((signatures, binaries.into_iter().flat_map(part).collect()))
@@ -91,7 +91,7 @@ fn signature(kernel: &kernel::Kernel) -> Result<Signature> {
     Ok(Signature { name, addresses: (0..parameters).map(address).collect::<Result<_>>()? })
 }
 
-/// The binary for the device of this number, of those that stand one after the other.
+/// The binary of the device with this number, from the concatenated binaries.
 fn part(mut binaries: &[u8], number: usize) -> Option<&[u8]> {
     for at in 0.. {
         let (length, rest) = binaries.split_first_chunk::<8>()?;
@@ -111,11 +111,11 @@ pub(crate) struct Module {
     device: DeviceId,
 }
 
-/// A device's handle.
+/// Handle of a device.
 #[derive(Clone, Copy)]
 struct DeviceId(cl_device_id);
 
-// SAFETY: handles of devices are good on every thread, for as long as the process runs.
+// SAFETY: device handles are valid on every thread for the life of the process.
 unsafe impl Send for DeviceId {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceId {}
@@ -129,7 +129,7 @@ impl Module {
     ) -> Result<Self> {
         let device = place.device.id();
         let binary = part(binaries, number).ok_or(INVALID_IMAGE)?;
-        // SAFETY: a binary that the same driver made for this device.
+        // SAFETY: the same driver made the binary for this device.
         let program = unsafe { Program::create_from_binary(&place.context, &[device], &[binary]) };
         let mut program = program.map_err(|_| INVALID_IMAGE)?;
         program.build(&[device], "").map_err(|_| INVALID_IMAGE)?;
@@ -150,9 +150,9 @@ impl Module {
 /// A kernel function.
 #[derive(Clone)]
 pub(crate) struct Kernel {
-    /// Locked from the first argument to the launch.
+    /// Locked from the first argument until the launch.
     kernel: Arc<Mutex<kernel::Kernel>>,
-    /// Which parameters are addresses.
+    /// For each parameter, whether it is an address.
     addresses: Arc<[bool]>,
     device: DeviceId,
 }
@@ -163,13 +163,13 @@ impl Kernel {
         Ok(i32::try_from(items).unwrap_or(i32::MAX))
     }
 
-    /// The arguments that pointers point at.
+    /// Reads the arguments behind the pointers.
     ///
     /// # Safety
-    /// There are as many pointers as parameters, and each points at what its parameter takes.
+    /// There is one pointer per parameter, and each points to a value of the parameter's type.
     pub(crate) unsafe fn arguments(&self, pointers: *const Handle) -> Vec<Argument> {
         let argument = |(at, address): (usize, &bool)| {
-            // SAFETY: by the caller's promise.
+            // SAFETY: the caller guarantees the pointers.
             unsafe {
                 let pointer = *pointers.add(at);
                 if *address {
@@ -185,7 +185,7 @@ impl Kernel {
     pub(crate) fn launch(&self, queue: &CommandQueue, arguments: &[Argument], shape: &Shape) -> Result<()> {
         let kernel = lock(&self.kernel);
         for (at, argument) in (0..).zip(arguments) {
-            // SAFETY: each argument is of its parameter's kind.
+            // SAFETY: each argument has its parameter's type.
             unsafe {
                 match argument {
                     Argument::Address(address) => {
@@ -198,7 +198,8 @@ impl Kernel {
         }
         let local = shape.block.map(|side| side as usize);
         let global = [0, 1, 2].map(|axis| shape.grid[axis] as usize * local[axis]);
-        // SAFETY: the kernel has all its arguments, and what they point at is valid by the promise of whoever launches.
+        // SAFETY: the kernel has all its arguments, and the caller of the launch guarantees that their
+        // addresses are valid.
         let launched = unsafe {
             queue.enqueue_nd_range_kernel(
                 kernel.get(),

@@ -1,4 +1,4 @@
-//! What is enqueued on a queue, or kept in a graph to be enqueued again.
+//! Work items of a queue. A graph keeps them for repeated submission.
 
 use crate::engine::unknown;
 use crate::program::Kernel;
@@ -15,7 +15,7 @@ pub(crate) enum Argument {
     Word(u32),
 }
 
-/// A piece of work. Addresses are of either side.
+/// A piece of work. Addresses may be host or device addresses.
 pub(crate) enum Work {
     /// Copies bytes.
     Copy { from: usize, to: usize, bytes: usize },
@@ -32,7 +32,7 @@ impl Work {
     pub(crate) fn enqueue(&self, queue: &CommandQueue) -> Result<()> {
         match self {
             Work::Copy { bytes: 0, .. } | Work::Fill { bytes: 0, .. } => Ok(()),
-            // SAFETY: whoever asked HIP for the copy promised that both ranges are valid until it has ended.
+            // SAFETY: the HIP caller guarantees that both ranges are valid until the copy has ended.
             Work::Copy { from, to, bytes } => unsafe {
                 queue
                     .enqueue_svm_mem_cpy(CL_NON_BLOCKING, *to as *mut _, *from as *const _, *bytes, &[])

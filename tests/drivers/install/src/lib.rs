@@ -1,13 +1,13 @@
-//! Tests in processes of their own that find a stand-in where they would find AMD's driver, or a layer over Vulkan's.
+//! Runs tests in separate processes with a stand-in for AMD's driver, or with a layer over Vulkan's drivers.
 //!
-//! The loader reads where to look when a process starts, and a library is loaded once in a process: so a test starts its
-//! binary again for itself alone. Before a stand-in for a driver it puts a folder in front of the loader's path in which the
-//! stand-in has the driver's name; Vulkan's loader is told of the layer by variables ([`with_vulkan_faults`]). Cargo builds both
-//! along with the tests: this crate depends on them.
+//! The loader reads its search path when a process starts, and loads a library once per process. So a test
+//! starts its own binary again. For a driver, the search path begins with a folder that holds the stand-in
+//! under the driver's name. For Vulkan, environment variables name the layer ([`with_vulkan_faults`]). This
+//! crate depends on both, so that cargo builds them along with the tests.
 //!
-//! This crate is for tests alone and must not know what they test.
+//! For tests only. Knows nothing about the tested code.
 
-#![allow(clippy::print_stdout)] // a skip is visible
+#![allow(clippy::print_stdout)] // skips are visible
 
 mod vulkan;
 
@@ -19,17 +19,17 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use test_support::Child;
 
-/// The stand-in on OpenCL devices.
+/// Package of the stand-in on OpenCL devices.
 pub const HIP_ON_OPENCL: &str = "hip-on-opencl";
-/// The names that the backend looks for first: whatever else is installed comes after it. Of rocBLAS it is the one for the
-/// version that the stand-in pretends to be.
+/// Library names that the backend tries first, so that they precede any installed driver. rocBLAS's version
+/// matches the stand-in's HIP version.
 const NAMES: [&str; 3] = ["libamdhip64.so.7", "libhiprtc.so.7", "librocblas.so.4"];
 
-/// Runs the body of a test in a process of its own that finds HIP on OpenCL, with these variables set besides. `test` is the
-/// test's full name in its binary.
+/// Runs the body of a test in a separate process with HIP on OpenCL and these environment variables. `test`
+/// is the test's full name in its binary.
 ///
 /// # Panics
-/// If the stand-in is not there, or the test fails there.
+/// If the stand-in does not exist, or the test fails there.
 #[track_caller]
 pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let prepare = || {
@@ -39,8 +39,8 @@ pub fn with_hip_on_opencl(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, body);
 }
 
-/// Runs the body of a test in a process of its own: this one, if it was started for that. That has these variables, and those
-/// that come of what has to be prepared.
+/// Runs the body if this process was started for the test. Otherwise starts that process, with these
+/// environment variables and those that `prepare` returns.
 #[track_caller]
 fn in_own_process(
     test: &str,
@@ -61,20 +61,21 @@ fn in_own_process(
     child.envs(prepared).envs(variables.iter().copied()).passes();
 }
 
-/// The folder with the stand-in on OpenCL under the driver's names.
+/// Folder with the stand-in on OpenCL under the driver's names.
 ///
 /// # Panics
-/// If it cannot be made.
+/// If the folder cannot be created.
 pub fn hip_on_opencl() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| installed(HIP_ON_OPENCL))
 }
 
-/// The variable and the folder by which the stand-in's rocBLAS is used, which is there but, like the real one, only served
-/// where there are kernels for the architecture: here one that [`HIP_ON_OPENCL`] pretends to be, without anything in it.
+/// Environment variable and folder that enable the stand-in's rocBLAS. As with the real one, rocBLAS is used
+/// only if it has kernels for the architecture; the folder has an empty file for the architecture of
+/// [`HIP_ON_OPENCL`].
 ///
 /// # Panics
-/// If the folder cannot be made.
+/// If the folder cannot be created.
 pub fn rocblas_kernels() -> (&'static str, String) {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("rocblas-kernels");
@@ -83,22 +84,22 @@ pub fn rocblas_kernels() -> (&'static str, String) {
     ("ROCBLAS_TENSILE_LIBPATH", folder.into_os_string().into_string().expect("a path in UTF-8"))
 }
 
-/// A folder in front of where the loader looks.
+/// The loader's search path with a folder in front.
 pub fn library_path(folder: &Path) -> OsString {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let all = [folder.to_path_buf()].into_iter().chain(env::split_paths(&before));
     env::join_paths(all).expect("folders without a colon")
 }
 
-/// The library of a package: cargo has those that it builds for tests lie where the tests do.
+/// Library of a package. Cargo places the libraries that it builds for tests next to the tests.
 fn library(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let library = exe.with_file_name(format!("lib{}.so", package.replace('-', "_")));
-    assert!(library.is_file(), "cargo built no {}", library.display());
+    assert!(library.is_file(), "cargo did not build {}", library.display());
     library
 }
 
-/// A folder for what belongs to a package.
+/// Folder for the files of a package.
 fn folder(package: &str) -> PathBuf {
     let exe = env::current_exe().expect("a program knows its file");
     let folder = exe.with_file_name("drivers").join(package);
@@ -106,14 +107,14 @@ fn folder(package: &str) -> PathBuf {
     folder
 }
 
-/// Gives a stand-in the driver's names.
+/// Links a stand-in under the driver's names.
 fn installed(package: &str) -> PathBuf {
     let (library, folder) = (library(package), folder(package));
     NAMES.iter().for_each(|name| link(&library, &folder.join(name)));
     folder
 }
 
-/// A link of this name, in place of another that may be there. Tests of several processes make it at the same time.
+/// Creates or replaces a symbolic link. Safe to call from several processes at once.
 fn link(library: &Path, name: &Path) {
     #[cfg(unix)]
     {
@@ -123,5 +124,5 @@ fn link(library: &Path, name: &Path) {
         std::fs::rename(&passing, name).expect("the link takes its name");
     }
     #[cfg(not(unix))]
-    unreachable!("{} and {}: nobody asks for links here", library.display(), name.display());
+    unreachable!("{} and {}: links are only made on Unix", library.display(), name.display());
 }

@@ -1,7 +1,7 @@
-//! Tests in processes of their own in which Vulkan's devices are lost, or refuse memory, when the test says so.
+//! Runs tests in separate processes in which Vulkan devices are lost or refuse memory on request.
 //!
-//! The process finds a layer that stands between the loader and whatever driver there is. The test holds the same library as
-//! the loader, and tells it what to do.
+//! The process loads a layer between Vulkan's loader and any driver. The test opens the same library as the
+//! loader and controls the layer through it.
 
 use crate::{folder, in_own_process, library};
 use libloading::{Library, Symbol};
@@ -13,24 +13,24 @@ const PACKAGE: &str = "vulkan-faults";
 /// The layer's name.
 const LAYER: &str = "VK_LAYER_RAGTAG_faults";
 
-/// What a device is lost at.
+/// The call at which a device is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostAt {
-    /// `vkQueueSubmit` and its like.
+    /// `vkQueueSubmit` and its variants.
     Submit,
-    /// `vkWaitSemaphores` and its like.
+    /// `vkWaitSemaphores` and its variants.
     Wait,
 }
 
-/// What tells the layer. Devices have numbers, in the order in which this process opens them.
+/// Controls the layer. Devices are numbered in the order in which this process opens them.
 #[derive(Debug)]
 pub struct VulkanFaults(Library);
 
-/// Runs the body of a test in a process of its own whose Vulkan devices all have the layer, with these variables set besides.
-/// `test` is the test's full name in its binary.
+/// Runs the body of a test in a separate process in which all Vulkan devices have the layer, with these
+/// environment variables. `test` is the test's full name in its binary.
 ///
 /// # Panics
-/// If the layer cannot be built, or the test fails there.
+/// If the layer was not built, or the test fails there.
 #[track_caller]
 pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnOnce(&VulkanFaults)) {
     let prepare = || {
@@ -40,12 +40,12 @@ pub fn with_vulkan_faults(test: &str, variables: &[(&str, &str)], body: impl FnO
     in_own_process(test, variables, prepare, || body(&VulkanFaults::load()));
 }
 
-/// The folder with what the loader reads of the layer.
+/// Folder with the layer's manifest for the loader.
 fn described() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = folder(PACKAGE);
-        // Tests of several processes write it at the same time.
+        // Tests of several processes write it concurrently.
         let passing = folder.join(format!("{}.new", std::process::id()));
         std::fs::write(&passing, description(&library(PACKAGE))).expect("the layer's description");
         std::fs::rename(passing, folder.join("layer.json")).expect("the description takes its name");
@@ -73,50 +73,50 @@ fn description(library: &Path) -> String {
 
 impl VulkanFaults {
     fn load() -> Self {
-        // SAFETY: the library that was built for this; nothing runs when it is loaded.
+        // SAFETY: the library was built for this, and has no initialisers.
         Self(unsafe { Library::new(library(PACKAGE)) }.expect("the layer is built"))
     }
 
-    /// How many devices this process has opened so far: the number of the next.
+    /// Number of devices that this process has opened so far, which is the number of the next.
     pub fn opened(&self) -> u32 {
-        // SAFETY: as it is declared there.
+        // SAFETY: the type is that of the declaration in the layer.
         unsafe {
             let opened: Symbol<'_, unsafe extern "C" fn() -> u32> = self.function("faults_opened");
             opened()
         }
     }
 
-    /// Loses a device at a call, after so many more of its kind that go well.
+    /// Loses a device at a call of this kind, after `passes` successful ones.
     pub fn lose(&self, device: u32, at: LostAt, passes: u64) {
-        // SAFETY: as it is declared there.
+        // SAFETY: the type is that of the declaration in the layer.
         unsafe {
             let lose: Symbol<'_, unsafe extern "C" fn(u32, u32, u64)> = self.function("faults_lose");
             lose(device, at as u32, passes);
         }
     }
 
-    /// Has a device hold no more than so many bytes from now on, whatever it says. With 0 there is no memory for commands and
-    /// pipelines either.
+    /// Limits a device's allocations to a total of `bytes` from now on, whatever its heap size. With 0,
+    /// commands and pipelines get no memory either.
     pub fn limit(&self, device: u32, bytes: u64) {
-        // SAFETY: as it is declared there.
+        // SAFETY: the type is that of the declaration in the layer.
         unsafe {
             let limit: Symbol<'_, unsafe extern "C" fn(u32, u64)> = self.function("faults_limit");
             limit(device, bytes);
         }
     }
 
-    /// The bytes that are allocated on a device. If it is closed: those that were left.
+    /// Bytes allocated on a device. For a closed device, the bytes that were leaked.
     pub fn held(&self, device: u32) -> u64 {
-        // SAFETY: as it is declared there.
+        // SAFETY: the type is that of the declaration in the layer.
         unsafe {
             let held: Symbol<'_, unsafe extern "C" fn(u32) -> u64> = self.function("faults_held");
             held(device)
         }
     }
 
-    /// Whether a device was opened, and not closed yet.
+    /// Whether a device is open.
     pub fn is_open(&self, device: u32) -> bool {
-        // SAFETY: as it is declared there.
+        // SAFETY: the type is that of the declaration in the layer.
         unsafe {
             let is_open: Symbol<'_, unsafe extern "C" fn(u32) -> bool> = self.function("faults_is_open");
             is_open(device)
@@ -124,9 +124,9 @@ impl VulkanFaults {
     }
 
     /// # Safety
-    /// The layer's function of this name has this type.
+    /// The layer's function of this name must have this type.
     unsafe fn function<F>(&self, name: &str) -> Symbol<'_, F> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees the type.
         unsafe { self.0.get(name) }.expect("the layer has its functions")
     }
 }

@@ -1,4 +1,4 @@
-//! rocBLAS's one product, by a kernel in the words of the preludes.
+//! The one matrix product of rocBLAS that Ragtag calls, as a kernel in the preludes' common language.
 
 use crate::settings::visible;
 use crate::symbols::Handle;
@@ -7,27 +7,27 @@ use crate::symbols::code::{INVALID_IMAGE, INVALID_VALUE};
 use crate::{Engine, Result, Shape};
 use std::sync::Mutex;
 
-/// Ends with the line at which engines may put another prelude.
+/// Its last line marks the end of the prelude, which engines may replace.
 const PRELUDE: &str = include_str!("../../../../kernels/src/c_family/prelude.cu");
 const KERNEL: &str = include_str!("gemm.cl");
-/// Work items of a group of the kernel.
+/// Work items per group.
 const ITEMS: u32 = 256;
 
-/// A handle of rocBLAS's.
+/// The object behind a rocBLAS handle.
 pub(crate) struct Blas<E: Engine> {
     function: E::Function,
     _module: E::Module,
-    /// The address of the stream's handle.
+    /// Address behind the stream's handle.
     stream: Mutex<usize>,
 }
 
-/// A product, column by column.
+/// Arguments of a column-major product.
 pub(crate) struct Product {
-    /// Transpositions of A and B, types of A, B, C, D and the sums, the algorithm.
+    /// Transpositions of A and B; types of A, B, C, D and the sums; algorithm.
     pub(crate) kinds: [i32; 8],
     /// m, n, k.
     pub(crate) sizes: [i32; 3],
-    /// Of A, B, C, D.
+    /// Leading dimensions of A, B, C, D.
     pub(crate) pitches: [i32; 4],
     /// α and β.
     pub(crate) factors: [f32; 2],
@@ -49,10 +49,10 @@ impl<E: Engine> Blas<E> {
         Ok(())
     }
 
-    /// Enqueues the one product that is known: D = α · Aᵀ · B + β · D, of halves into floats.
+    /// Enqueues the only supported product: D = α · Aᵀ · B + β · D, with f16 inputs and f32 outputs.
     ///
     /// # Safety
-    /// The stream that was set lives, and the matrices are valid until the product has ended.
+    /// The stream must be alive, and the matrices valid until the product has ended.
     pub(crate) unsafe fn product(&self, engine: &E, product: &Product) -> Result<()> {
         let Product { kinds, sizes, pitches, factors, matrices } = product;
         if *kinds != [TRANSPOSE, NONE, F16, F16, F32, F32, F32, STANDARD] {
@@ -65,7 +65,7 @@ impl<E: Engine> Blas<E> {
             return Err(INVALID_VALUE);
         }
         let stream = *self.stream.lock().map_err(|_| INVALID_VALUE)?;
-        // SAFETY: the handle of a stream that lives, by the caller's promise.
+        // SAFETY: the caller guarantees that the stream is alive.
         let stream = unsafe { (stream as *const E::Stream).as_ref() }.ok_or(INVALID_VALUE)?;
         let groups = (m.unsigned_abs()).checked_mul(n.unsigned_abs()).ok_or(INVALID_VALUE)?.div_ceil(ITEMS);
         let shape = Shape { grid: [groups, 1, 1], block: [ITEMS, 1, 1], shared_bytes: 0 };

@@ -1,24 +1,23 @@
-//! Code objects as the stand-ins write them: how long they are, which kernels are in them with what parameters, the
-//! engine's code.
+//! Code objects of the stand-ins: their length, the kernels with their parameters, and the engine's code.
 
 use crate::Result;
 use crate::symbols::code::INVALID_IMAGE;
 
-/// What a code object begins with.
+/// Magic bytes at the start of a code object.
 const MARK: &[u8; 8] = b"HIP-SHIM";
-/// More than any code object has.
+/// Upper bound on the length of a code object.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// A kernel function's parameters.
+/// Name and parameters of a kernel function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signature {
     /// The function's name.
     pub name: String,
-    /// For each parameter whether it is an address; if not, it is a word of 32 bits.
+    /// For each parameter, whether it is an address; otherwise it is a 32-bit word.
     pub addresses: Vec<bool>,
 }
 
-/// A code object: the mark, the length of what follows, lengths and parts.
+/// Encodes a code object: magic bytes, length of the rest, then each part with its length.
 pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     let kinds =
         |one: &Signature| -> Vec<u8> { one.addresses.iter().map(|&address| u8::from(address)).collect() };
@@ -29,32 +28,32 @@ pub(crate) fn encoded(signatures: &[Signature], code: &[u8]) -> Vec<u8> {
     [&MARK[..], &(body.len() as u64).to_le_bytes(), &body].concat()
 }
 
-/// The whole code object that begins at an address.
+/// The code object at an address, without its header.
 ///
 /// # Safety
-/// At least sixteen bytes are readable there, and if they say so, as many as they say.
+/// Sixteen bytes must be readable there. If they are a header, so must be the length that it states.
 ///
 /// # Errors
-/// If it is none.
+/// If it is not a code object.
 pub(crate) unsafe fn whole<'a>(image: *const u8) -> Result<&'a [u8]> {
     if image.is_null() {
         return Err(INVALID_IMAGE);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the header is readable.
     let head = unsafe { std::slice::from_raw_parts(image, MARK.len() + 8) };
     let (mark, length) = head.split_at(MARK.len());
     let length = length.try_into().map_or(u64::MAX, u64::from_le_bytes);
     if mark != MARK || length > MAX_BYTES {
         return Err(INVALID_IMAGE);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees that the stated length is readable.
     Ok(unsafe { std::slice::from_raw_parts(image.add(head.len()), length as usize) })
 }
 
-/// What is in a code object.
+/// Decodes a code object without its header.
 ///
 /// # Errors
-/// If it is not whole.
+/// If it is truncated.
 pub(crate) fn decoded(mut body: &[u8]) -> Result<(Vec<Signature>, &[u8])> {
     let mut part = || -> Option<&[u8]> {
         let (length, rest) = body.split_first_chunk::<8>()?;

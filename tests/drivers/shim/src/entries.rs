@@ -1,8 +1,8 @@
-//! The functions, over any engine: handles become objects, results become codes.
+//! The exported functions, over any engine: convert handles to objects and results to codes.
 
-#![allow(non_snake_case)] // named as HIP names them
-#![allow(clippy::missing_safety_doc)] // each asks for what HIP's own documentation says
-#![allow(clippy::too_many_arguments)] // as HIP has them
+#![allow(non_snake_case)] // HIP's names
+#![allow(clippy::missing_safety_doc)] // the requirements are those of HIP's documentation
+#![allow(clippy::too_many_arguments)] // HIP's parameters
 
 use crate::blas::{Blas, Product};
 use crate::code;
@@ -18,17 +18,17 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::sync::{Arc, Mutex};
 
-/// The version that is pretended, as HIP packs it.
+/// The HIP version of the stand-ins, as HIP encodes it.
 const VERSION: i32 = 60_000_000;
-/// hiprtc's code for a text that does not compile.
+/// hiprtc's code for a failed compilation.
 const COMPILATION: i32 = 6;
 
 thread_local! {
-    /// The device that is current, as the caller numbers it.
+    /// The current device, by the caller's number.
     static CURRENT: Cell<i32> = const { Cell::new(0) };
 }
 
-/// The engine's number of a device.
+/// The engine's number of a visible device.
 fn physical<E: Engine>(engine: &E, device: i32) -> Result<usize> {
     let shown = visible(engine.devices().len());
     usize::try_from(device).ok().and_then(|device| shown.get(device).copied()).ok_or(INVALID_DEVICE)
@@ -45,44 +45,44 @@ fn current<E: Engine>() -> Result<(&'static E, usize)> {
     Ok((engine, physical(engine, CURRENT.get())?))
 }
 
-/// An object as its handle.
+/// Turns an object into a handle.
 fn give<T>(object: T) -> Handle {
     Box::into_raw(Box::new(object)).cast()
 }
 
 /// # Safety
-/// The handle came from [`give`] for this type, and was not taken.
+/// The handle must come from [`give`] for this type, and must not have been taken.
 unsafe fn borrow<'a, T>(handle: Handle) -> Result<&'a T> {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     unsafe { handle.cast::<T>().as_ref() }.ok_or(INVALID_HANDLE)
 }
 
 /// # Safety
-/// As for [`borrow`]; nobody uses it afterwards.
+/// As for [`borrow`]; the handle must not be used afterwards.
 unsafe fn take<T>(handle: Handle) -> Result<Box<T>> {
     if handle.is_null() {
         return Err(INVALID_HANDLE);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     Ok(unsafe { Box::from_raw(handle.cast()) })
 }
 
 /// # Safety
-/// A value can be written there, unless it is null.
+/// The pointer must be null, or valid for writing a value.
 unsafe fn put<T>(to: *mut T, value: T) -> Result<()> {
     if to.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the pointer.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }
 
 /// # Safety
-/// As many bytes can be written there.
+/// The pointer must be valid for writing `bytes` bytes.
 unsafe fn put_text(to: *mut c_char, bytes: usize, text: &str) -> Result<()> {
     let length = text.len().min(bytes.checked_sub(1).ok_or(INVALID_VALUE)?);
-    // SAFETY: by the caller's promise; the zero fits as well.
+    // SAFETY: the caller guarantees the bytes; the terminating zero fits as well.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, length);
         to.add(length).write(0);
@@ -91,20 +91,20 @@ unsafe fn put_text(to: *mut c_char, bytes: usize, text: &str) -> Result<()> {
 }
 
 /// # Safety
-/// There is a text that ends with a zero.
+/// The pointer must be null, or point to a zero-terminated text.
 unsafe fn text_at<'a>(text: *const c_char) -> Result<&'a CStr> {
     if text.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the text.
     Ok(unsafe { CStr::from_ptr(text) })
 }
 
 /// # Safety
-/// There is room for the structure.
+/// The pointer must be valid for writing the structure.
 unsafe fn put_properties<E: Engine>(to: *mut u8, device: i32, layout: Properties) -> Result<()> {
     facts::<E>(device)?;
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the pointer.
     unsafe {
         to.write_bytes(0, layout.bytes);
         put_text(to.add(layout.architecture_at).cast(), 256, &architecture())
@@ -123,27 +123,27 @@ fn value_of(facts: &Facts, wanted: i32) -> Result<i32> {
     })
 }
 
-/// A module with the functions that were asked for: they go before it.
+/// A module with the functions that were requested. They are dropped before it.
 struct Loaded<E: Engine> {
     functions: Mutex<Vec<Box<E::Function>>>,
     module: E::Module,
 }
 
-/// A text on its way through the compiler.
+/// State of a hiprtc program.
 struct Program {
     text: String,
     log: String,
     code: Vec<u8>,
 }
 
-/// Defines functions whose bodies say what comes of them.
+/// Defines functions. Their bodies return a result, which becomes the code.
 macro_rules! entries {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             #[doc = concat!("`", stringify!($name), "`.")]
             pub unsafe fn $name<E: Engine>($($argument: $type),*) -> i32 {
-                #[allow(unused_unsafe)] // some of them do nothing unsafe
-                // SAFETY: whoever calls does what HIP says about this function.
+                #[allow(unused_unsafe)] // some bodies have no unsafe call
+                // SAFETY: the caller meets HIP's requirements for this function.
                 unsafe {
                     let body = || -> Result<()> { $body };
                     body().err().unwrap_or(0)

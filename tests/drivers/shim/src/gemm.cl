@@ -1,4 +1,4 @@
-// What stands in for rocBLAS: columns of D, one value for each item, as BLAS has it: D = α · Aᵀ · B + β · D, column by column.
+// Replaces rocBLAS: D = α · Aᵀ · B + β · D with column-major matrices, one work item per value of D.
 
 KERNEL(256) gemm(const GLOBAL HALF *a, const GLOBAL HALF *b, GLOBAL float *d, uint m, uint n, uint k, uint lda, uint ldb,
                  uint ldd, uint alpha, uint beta) {

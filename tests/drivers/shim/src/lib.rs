@@ -1,16 +1,17 @@
-//! HIP, hiprtc and rocBLAS as far as Ragtag calls them, over any engine that has memory, streams, events and a compiler: the C
-//! interface, its handles, and what it says of devices.
+//! The subset of HIP, hiprtc and rocBLAS that Ragtag calls, over any engine with memory, streams, events and
+//! a compiler: the C interface, its handles, and the properties of devices.
 //!
-//! A stand-in is a library that says `type Engine = …;` and hands the list of functions to [`export!`]. What it lacks of the
-//! list, or has with other parameters, does not compile. Variables tell it what to pretend:
+//! A stand-in is a library that declares `type Engine = …;` and passes the list of functions to [`export!`].
+//! A function that is missing here, or has other parameters, fails to compile. Environment variables control
+//! the pretended properties:
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `HIP_VISIBLE_DEVICES` | the devices to show, as with the real driver |
-//! | `RAGTAG_FAKE_ARCH` | the architecture of all devices, instead of [`ARCHITECTURE`] |
-//! | `RAGTAG_FAKE_ABORT` | set: the compiler ends the process, as the real one does for what it does not know |
+//! | `HIP_VISIBLE_DEVICES` | visible devices, as with the real driver |
+//! | `RAGTAG_FAKE_ARCH` | architecture of all devices; default: [`ARCHITECTURE`] |
+//! | `RAGTAG_FAKE_ABORT` | if set, the compiler aborts the process, as the real one does on unknown input |
 //!
-//! This crate is for tests alone and must not know what any engine is.
+//! For tests only. Knows nothing about the engines.
 
 mod blas;
 mod code;
@@ -20,53 +21,53 @@ mod settings;
 pub use code::Signature;
 pub use settings::ARCHITECTURE;
 
-/// What Ragtag's list of functions is made of.
+/// Types and constants of the function list.
 pub use ragtag_hip::symbols;
 
 use std::ffi::{CStr, c_void};
 use symbols::Handle;
 
-/// A code of `hipError_t`, not 0.
+/// A nonzero code of `hipError_t`.
 pub type Code = i32;
-/// What comes of a call.
+/// Result of a call.
 pub type Result<T> = std::result::Result<T, Code>;
 
-/// What a device says of itself.
+/// Properties of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Its name.
+    /// Device name.
     pub name: String,
-    /// `0000:03:00.0`, where there is such a thing.
+    /// PCI address such as `0000:03:00.0`, if any.
     pub pci: Option<String>,
-    /// UUID, where there is one.
+    /// UUID, if any.
     pub uuid: Option<[u8; 16]>,
     /// Memory, in bytes.
     pub total_bytes: usize,
     /// Compute units.
     pub units: i32,
-    /// Most work items of a group.
+    /// Maximum work items per group.
     pub max_items: i32,
-    /// Local memory of a group, in bytes.
+    /// Local memory per group, in bytes.
     pub local_bytes: i32,
-    /// Whether memory can be allocated in the order of a stream.
+    /// Whether it supports stream-ordered allocation.
     pub pools: bool,
 }
 
-/// A launch.
+/// Dimensions of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     /// Work groups.
     pub grid: [u32; 3],
-    /// Work items of a group.
+    /// Work items per group.
     pub block: [u32; 3],
     /// Dynamic local memory, in bytes.
     pub shared_bytes: u32,
 }
 
-/// What really does the work. Devices are numbered as in [`Engine::devices`].
+/// The implementation behind the exported functions. Devices are numbered as in [`Engine::devices`].
 ///
 /// # Safety
-/// Functions that take addresses or arguments are called as HIP says about those that they serve.
+/// Callers must meet HIP's requirements for addresses and arguments.
 pub trait Engine: Sized + Send + Sync + 'static {
     /// A queue of one device.
     type Stream: Send + Sync;
@@ -79,62 +80,63 @@ pub trait Engine: Sized + Send + Sync + 'static {
     /// Captured work.
     type Graph: Send + Sync;
 
-    /// The engine of this process, made by whoever asks first.
+    /// The engine of this process, created on first use.
     fn engine() -> Result<&'static Self>;
     /// All devices.
     fn devices(&self) -> &[Facts];
-    /// Bytes that are free on a device.
+    /// Free bytes on a device.
     fn free_bytes(&self, device: usize) -> Result<usize>;
-    /// Memory on a device.
+    /// Allocates memory on a device.
     fn allocate(&self, device: usize, bytes: usize) -> Result<Handle>;
-    /// Gives it back, after all work.
+    /// Frees memory after all work.
     fn free(&self, device: usize, address: Handle) -> Result<()>;
-    /// Memory in the order of a stream.
+    /// Allocates memory in stream order.
     fn allocate_on(&self, stream: &Self::Stream, bytes: usize) -> Result<Handle>;
-    /// Gives it back in the order of a stream.
+    /// Frees memory in stream order.
     fn free_on(&self, stream: &Self::Stream, address: Handle) -> Result<()>;
-    /// Pins memory of the host.
+    /// Pins host memory.
     fn pin(&self, device: usize, pointer: *mut c_void, bytes: usize) -> Result<()>;
-    /// Lets go of it.
+    /// Unpins host memory.
     fn unpin(&self, device: usize, pointer: *mut c_void) -> Result<()>;
-    /// A stream.
+    /// Creates a stream.
     fn stream(&self, device: usize) -> Result<Self::Stream>;
-    /// Waits for all its work.
+    /// Waits for all work of a stream.
     fn finish(&self, stream: &Self::Stream) -> Result<()>;
-    /// An event.
+    /// Creates an event.
     fn event(&self, device: usize) -> Result<Self::Event>;
-    /// Records an event.
+    /// Records an event on a stream.
     fn record(&self, event: &Self::Event, stream: &Self::Stream) -> Result<()>;
-    /// Holds a stream until an event has passed.
+    /// Makes a stream wait for an event.
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
     /// Whether an event has passed.
     fn has_passed(&self, event: &Self::Event) -> Result<bool>;
-    /// Waits for an event.
+    /// Blocks until an event has passed.
     fn synchronise(&self, event: &Self::Event) -> Result<()>;
     /// Milliseconds between two events.
     fn elapsed_ms(&self, from: &Self::Event, to: &Self::Event) -> Result<f32>;
-    /// Enqueues a copy, of a `hipMemcpyKind`.
+    /// Enqueues a copy. `kind` is a `hipMemcpyKind`.
     fn copy(&self, stream: &Self::Stream, to: Handle, from: *const u8, bytes: usize, kind: i32)
     -> Result<()>;
-    /// Enqueues the filling of memory with words of 32 bits.
+    /// Enqueues a fill with 32-bit words.
     fn fill(&self, stream: &Self::Stream, to: Handle, word: u32, words: usize) -> Result<()>;
-    /// Compiles a text for some devices, whatever architecture they pretend to have: its kernels and their code.
+    /// Compiles a source for some devices, regardless of their pretended architecture. Returns the kernels
+    /// and their code.
     ///
     /// # Errors
-    /// The compiler's log.
+    /// Returns the compiler's log.
     fn compile(
         &self,
         devices: &[usize],
         text: &str,
         options: &[String],
     ) -> std::result::Result<(Vec<Signature>, Vec<u8>), String>;
-    /// Loads what [`Engine::compile`] made.
+    /// Loads the output of [`Engine::compile`].
     fn load(&self, device: usize, signatures: Vec<Signature>, code: &[u8]) -> Result<Self::Module>;
-    /// A function of a module.
+    /// Looks up a function of a module.
     fn function(&self, module: &Self::Module, name: &CStr) -> Result<Self::Function>;
-    /// Most work items of its groups.
+    /// Maximum work items per group of a function.
     fn max_items(&self, function: &Self::Function) -> Result<i32>;
-    /// Enqueues a launch; each argument is where a pointer says.
+    /// Enqueues a launch. `arguments` points to one pointer per argument.
     fn launch(
         &self,
         stream: &Self::Stream,
@@ -142,29 +144,29 @@ pub trait Engine: Sized + Send + Sync + 'static {
         shape: &Shape,
         arguments: *const Handle,
     ) -> Result<()>;
-    /// Begins to capture.
+    /// Starts a capture.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
-    /// What was captured.
+    /// Ends the capture and returns its work.
     fn end_capture(&self, stream: &Self::Stream) -> Result<Self::Graph>;
-    /// Enqueues it.
+    /// Enqueues captured work.
     fn play(&self, graph: &Self::Graph, stream: &Self::Stream) -> Result<()>;
 }
 
-/// Exports the functions of a list over the type `Engine` of the crate that says this.
+/// Exports the functions of a list over the type `Engine` of the calling crate.
 #[macro_export]
-#[allow(clippy::crate_in_macro_def)] // the type is the stand-in's
+#[allow(clippy::crate_in_macro_def)] // the type belongs to the stand-in
 macro_rules! export {
     ($($group:ident { $(fn $name:ident($($argument:ident: $type:ty),* $(,)?);)* })*) => {
         $($(
-            /// As HIP has it.
+            /// HIP's function of this name.
             ///
             /// # Safety
-            /// As HIP says.
-            #[allow(non_snake_case)] // named as HIP names it
-            // SAFETY: no other function of the process has the name of one of HIP's, unless it is meant to be that.
+            /// The caller must meet HIP's requirements.
+            #[allow(non_snake_case)] // HIP's name
+            // SAFETY: no other function of the process has a name of HIP's, unless it is meant to replace it.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> i32 {
-                // SAFETY: by the caller's promise.
+                // SAFETY: the caller meets HIP's requirements.
                 unsafe { $crate::entries::$name::<crate::Engine>($($argument),*) }
             }
         )*)*

@@ -1,15 +1,16 @@
-//! What Vulkan's loader and its layers tell each other: the structures of `vk_layer.h`, which is part of Vulkan-Headers.
+//! The interface between Vulkan's loader and its layers: structures of `vk_layer.h` from Vulkan-Headers.
 //!
-//! A layer's name for a device or an instance is the first word behind its handle: the loader has it point at the same table for
-//! a device and all its queues, for an instance and all its physical devices.
+//! A layer identifies a device or an instance by the first word behind its handle, the pointer to its
+//! dispatch table. The loader uses the same table for a device and all its queues, and for an instance and
+//! all its physical devices.
 
 use ash::vk;
 use std::ffi::c_void;
 
-/// The version of the interface in which the loader asks for functions by [`Negotiation`].
+/// Version of the interface in which the loader queries functions with [`Negotiation`].
 pub const INTERFACE_VERSION: u32 = 2;
 
-/// What `vkNegotiateLoaderLayerInterfaceVersion` fills in.
+/// Structure that `vkNegotiateLoaderLayerInterfaceVersion` fills in.
 #[repr(C)]
 pub struct Negotiation {
     kind: u32,
@@ -20,7 +21,7 @@ pub struct Negotiation {
     pub get_physical_device_proc_addr: *const c_void,
 }
 
-/// The rest of a chain of layers, for an instance.
+/// The remaining chain of layers of an instance.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct InstanceLink {
@@ -29,7 +30,7 @@ pub struct InstanceLink {
     get_physical_device_proc_addr: *const c_void,
 }
 
-/// The rest of a chain of layers, for a device.
+/// The remaining chain of layers of a device.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct DeviceLink {
@@ -38,23 +39,23 @@ pub struct DeviceLink {
     pub get_device_proc_addr: vk::PFN_vkGetDeviceProcAddr,
 }
 
-/// A structure of the loader's behind those of the program.
+/// A structure that the loader appends to those of the program.
 #[repr(C)]
 struct Info<L> {
     kind: vk::StructureType,
     next: *const c_void,
-    /// What the last field is.
+    /// Meaning of the last field.
     function: u32,
     link: *mut L,
 }
 
-/// An [`Info`] whose last field is a link.
+/// Value of [`Info::function`] if the last field is a link.
 const LINK: u32 = 0;
 
-/// Takes the link to the next layer out of a creation's structures, and leaves the one behind it there.
+/// Removes the link to the next layer from a creation's structures and leaves the one behind it.
 ///
 /// # Safety
-/// `next` begins a chain of Vulkan's structures, and links of this kind are `L`s.
+/// `next` must start a chain of Vulkan structures in which links of this kind are `L`s.
 pub unsafe fn take<L: Copy>(
     mut next: *const c_void,
     kind: vk::StructureType,
@@ -62,7 +63,8 @@ pub unsafe fn take<L: Copy>(
 ) -> Option<L> {
     while !next.is_null() {
         let info = next.cast_mut().cast::<Info<L>>();
-        // SAFETY: a structure of the chain; all begin with their kind and the next, and the loader's are its to be written.
+        // SAFETY: a structure of the chain. All start with their kind and the next pointer, and the loader's
+        // may be written.
         unsafe {
             if (*info).kind == kind && (*info).function == LINK {
                 let link = *(*info).link.as_ref()?;
@@ -75,11 +77,11 @@ pub unsafe fn take<L: Copy>(
     None
 }
 
-/// A layer's name for an object that has a dispatch table.
+/// Identifies an object by its dispatch table.
 ///
 /// # Safety
-/// The handle is one that the loader gave.
+/// The handle must come from the loader.
 pub unsafe fn key(handle: impl vk::Handle) -> usize {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     unsafe { *(handle.as_raw() as *const usize) }
 }

@@ -1,24 +1,25 @@
-//! What tests tell the layer, and what it tells them. Settings may come before their device is opened.
+//! The test's interface to the layer: settings and queries. Settings may precede the opening of their device.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most bytes that the allocations of each device may take, in processes that no test tells.
+/// Environment variable: limit for the allocations of each device, in bytes. For processes that no test
+/// controls.
 const LIMIT: &str = "RAGTAG_VULKAN_FAULTS_LIMIT_BYTES";
-/// Set in processes in which no device opens, for want of memory.
+/// Environment variable: if set, no device opens for lack of memory.
 const CLOSED: &str = "RAGTAG_VULKAN_FAULTS_CLOSED";
 
-/// What a device fails at.
+/// The call at which a device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// `vkQueueSubmit` and its like.
+    /// `vkQueueSubmit` and its variants.
     Submit,
-    /// `vkWaitSemaphores` and its like.
+    /// `vkWaitSemaphores` and its variants.
     Wait,
 }
 
 impl Call {
-    /// A call by its number in [`faults_lose`].
+    /// The call with this number in [`faults_lose`].
     fn numbered(number: u32) -> Option<Self> {
         [Self::Submit, Self::Wait].into_iter().find(|call| *call as u32 == number)
     }
@@ -27,18 +28,18 @@ impl Call {
 /// The settings and the state of a device.
 #[derive(Debug, Default)]
 pub struct Record {
-    /// How many calls of which kind are still answered.
+    /// The failing call, and the number of calls that succeed before it.
     lost_after: Option<(Call, u64)>,
     lost: bool,
-    /// Most bytes that its allocations may take together.
+    /// Limit for the total of its allocations.
     limit_bytes: Option<u64>,
-    /// The allocations by their handles, in bytes.
+    /// Size of each allocation in bytes, by handle.
     allocations: HashMap<u64, u64>,
     open: bool,
 }
 
 impl Record {
-    /// Whether the device is to be lost at this call, which it is once.
+    /// Whether this call loses the device. True once.
     pub fn loses(&mut self, call: Call) -> bool {
         match &mut self.lost_after {
             Some((at, 0)) if *at == call => {
@@ -61,12 +62,12 @@ impl Record {
         self.lost
     }
 
-    /// Whether there is room for so many bytes.
+    /// Whether another `bytes` bytes fit.
     pub fn has_room(&self, bytes: u64) -> bool {
         self.limit_bytes.is_none_or(|limit| self.held_bytes().saturating_add(bytes) <= limit)
     }
 
-    /// Whether it may hold nothing at all.
+    /// Whether the limit is zero.
     pub fn has_none(&self) -> bool {
         self.limit_bytes == Some(0)
     }
@@ -99,58 +100,58 @@ fn records() -> MutexGuard<'static, Records> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether no device opens.
+/// Whether no device may open.
 pub fn all_are_closed() -> bool {
     std::env::var_os(CLOSED).is_some()
 }
 
-/// The number of a device that was just opened.
+/// Assigns the number of a device that was just opened.
 pub fn next_number() -> u32 {
     let mut records = records();
     let number = records.opened;
     records.opened += 1;
     let record = records.records.entry(number).or_default();
     record.open = true;
-    let of_all = || std::env::var(LIMIT).ok()?.parse().ok();
-    record.limit_bytes = record.limit_bytes.or_else(of_all);
+    let default = || std::env::var(LIMIT).ok()?.parse().ok();
+    record.limit_bytes = record.limit_bytes.or_else(default);
     number
 }
 
-/// Looks at a device's record, or changes it.
+/// Reads or changes a device's record.
 pub fn with<T>(device: u32, look: impl FnOnce(&mut Record) -> T) -> T {
     look(records().records.entry(device).or_default())
 }
 
-/// How many devices this process has opened so far, which is the number of the next.
+/// Number of devices that this process has opened so far, which is the number of the next.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_opened() -> u32 {
     records().opened
 }
 
-/// Loses a device at a call (0: a submission, 1: waiting) after so many more that go well.
+/// Loses a device at a call (0: a submission, 1: a wait) after `passes` successful ones.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_lose(device: u32, call: u32, passes: u64) {
     with(device, |record| record.lost_after = Call::numbered(call).map(|call| (call, passes)));
 }
 
-/// Refuses allocations with which a device's would take more than so many bytes together. With 0 there is no memory for commands
-/// and pipelines either.
+/// Limits the total of a device's allocations to `bytes`. With 0, commands and pipelines get no memory
+/// either.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_limit(device: u32, bytes: u64) {
     with(device, |record| record.limit_bytes = Some(bytes));
 }
 
-/// Bytes that a device's allocations take, also if it is closed: then they were left behind.
+/// Bytes of a device's allocations. If it is closed, they were leaked.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_held(device: u32) -> u64 {
     with(device, |record| record.held_bytes())
 }
 
-/// Whether a device was opened and is not closed yet.
+/// Whether a device is open.
 // SAFETY: no other library exports the name.
 #[unsafe(no_mangle)]
 pub extern "C" fn faults_is_open(device: u32) -> bool {

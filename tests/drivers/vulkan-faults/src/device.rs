@@ -1,4 +1,4 @@
-//! A device as the layer sees it: the calls that it may fail at.
+//! Devices of the layer: the calls that can fail.
 
 use crate::chain::key;
 use crate::control::{Call, next_number, with};
@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// What takes part in Vulkan 1.1 to 1.3 may be an extension of something older, under this name.
+/// Functions of Vulkan 1.1 to 1.3 may be extensions of an older version, with this suffix.
 const EXTENSION: &str = "KHR";
 
 /// An open device.
 pub struct Device {
-    /// The functions of what is underneath.
+    /// Functions of the next layer.
     pub next: ash::Device,
     pub get_proc_addr: vk::PFN_vkGetDeviceProcAddr,
     number: u32,
-    /// Whoever uses a queue holds it, so that nobody does while all of them are waited for.
+    /// Held while a queue is in use, and while the layer waits for all queues.
     queues: Mutex<()>,
 }
 
@@ -26,15 +26,15 @@ fn devices() -> MutexGuard<'static, HashMap<usize, Arc<Device>>> {
 }
 
 impl Device {
-    /// Keeps a device that was just opened.
+    /// Registers a device that was just opened.
     ///
     /// # Safety
-    /// The handle is what the next layer gave, and the function is that layer's.
+    /// The handle and the function must come from the next layer.
     pub unsafe fn keep(raw: vk::Device, get_proc_addr: vk::PFN_vkGetDeviceProcAddr) {
         let load = |name: &CStr| -> *const c_void {
             let extension =
                 CString::new([name.to_bytes(), EXTENSION.as_bytes()].concat()).unwrap_or_default();
-            // SAFETY: the device lives; functions are pointers.
+            // SAFETY: the device is alive; functions are pointers.
             let find = |name: &CStr| unsafe { get_proc_addr(raw, name.as_ptr()) };
             find(name).or_else(|| find(&extension)).map_or(std::ptr::null(), |found| found as *const c_void)
         };
@@ -44,22 +44,22 @@ impl Device {
         devices().insert(key, Arc::new(device));
     }
 
-    /// The device of a handle: its own, or that of a queue.
+    /// The device of a handle, which may be the device's or a queue's.
     ///
     /// # Safety
-    /// The handle is one that the loader gave.
+    /// The handle must come from the loader.
     pub unsafe fn of(handle: impl Handle) -> Option<Arc<Self>> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees the handle.
         let key = unsafe { key(handle) };
         devices().get(&key).map(Arc::clone)
     }
 
-    /// Forgets a device that is being closed.
+    /// Removes a device that is being closed.
     ///
     /// # Safety
     /// As for [`of`](Self::of).
     pub unsafe fn forget(raw: vk::Device) -> Option<Arc<Self>> {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees the handle.
         let device = devices().remove(&unsafe { key(raw) })?;
         with(device.number, |record| record.close());
         Some(device)
@@ -69,7 +69,7 @@ impl Device {
         with(self.number, |record| record.is_lost())
     }
 
-    /// Whether the device is lost at this call.
+    /// Whether this call loses the device.
     fn fails(&self, call: Call) -> bool {
         with(self.number, |record| record.loses(call))
     }
@@ -78,38 +78,38 @@ impl Device {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Loses the device. All that it was given ends before; others wait for that meanwhile as ever, and tell it if it is for
-    /// them to do so.
+    /// Loses the device after all its submitted work has ended. Other threads keep waiting for that work, and report
+    /// the loss at their next call that fails on a lost device.
     fn lose(&self, _queues: &MutexGuard<'_, ()>) -> vk::Result {
-        // SAFETY: the device lives, and nobody uses its queues.
+        // SAFETY: the device is alive, and the guard excludes other uses of its queues.
         let idle = unsafe { self.next.device_wait_idle() };
         with(self.number, |record| record.lose());
         idle.err().unwrap_or(vk::Result::ERROR_DEVICE_LOST)
     }
 
-    /// A call that gives work to a queue.
+    /// Makes a call that submits work to a queue.
     pub fn submit(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         let queues = self.queues();
         if self.fails(Call::Submit) { self.lose(&queues) } else { self.ask(call) }
     }
 
-    /// A call that waits for work without a queue's name.
+    /// Makes a call that waits for work without naming a queue.
     pub fn wait(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.fails(Call::Wait) { self.lose(&self.queues()) } else { self.ask(call) }
     }
 
-    /// A call that waits for queues.
+    /// Makes a call that waits for queues.
     pub fn drain(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         let _queues = self.queues();
         self.ask(call)
     }
 
-    /// A call that a lost device does not answer.
+    /// Makes a call that fails on a lost device.
     pub fn ask(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         if self.is_lost() { vk::Result::ERROR_DEVICE_LOST } else { call(&self.next) }
     }
 
-    /// An allocation of so many bytes, of which the call tells the handle.
+    /// Makes an allocation of `bytes` bytes. The call returns the handle.
     pub fn allocate(
         &self,
         bytes: u64,
@@ -127,7 +127,7 @@ impl Device {
         }
     }
 
-    /// A call that takes memory of which nobody says how much.
+    /// Makes a call that allocates an unknown amount of memory.
     pub fn take(&self, call: impl FnOnce(&ash::Device) -> vk::Result) -> vk::Result {
         match with(self.number, |record| record.has_none()) {
             true => vk::Result::ERROR_OUT_OF_DEVICE_MEMORY,
@@ -135,7 +135,7 @@ impl Device {
         }
     }
 
-    /// Notes that an allocation goes.
+    /// Removes an allocation from the record.
     pub fn free(&self, memory: vk::DeviceMemory) {
         with(self.number, |record| record.give_back(memory.as_raw()));
     }

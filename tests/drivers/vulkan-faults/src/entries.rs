@@ -1,6 +1,6 @@
-//! The functions that the loader and the program call in the place of the next layer's.
+//! Functions of the layer, called by the loader and the program in place of the next layer's.
 
-#![allow(clippy::missing_safety_doc)] // each asks for what Vulkan's specification says
+#![allow(clippy::missing_safety_doc)] // the requirements are those of Vulkan's specification
 
 use crate::chain::{DeviceLink, INTERFACE_VERSION, InstanceLink, Negotiation, key, take};
 use crate::control::all_are_closed;
@@ -10,24 +10,24 @@ use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-/// An instance, with where its functions come from.
+/// An instance and its function lookup.
 #[derive(Clone, Copy)]
 struct Instance {
     raw: vk::Instance,
     get_proc_addr: vk::PFN_vkGetInstanceProcAddr,
 }
 
-/// The instances. One that goes leaves its place to the next that has its name.
+/// The instances by key. A new instance replaces a destroyed one with the same key.
 fn instances() -> MutexGuard<'static, HashMap<usize, Instance>> {
     static INSTANCES: LazyLock<Mutex<HashMap<usize, Instance>>> = LazyLock::new(Mutex::default);
     INSTANCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where the loader begins.
+/// Entry point of the loader.
 // SAFETY: no other library exports the name.
 #[unsafe(export_name = "vkNegotiateLoaderLayerInterfaceVersion")]
 pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Result {
-    // SAFETY: the loader's own structure.
+    // SAFETY: the loader's structure.
     let Some(negotiation) = (unsafe { negotiation.as_mut() }) else {
         return vk::Result::ERROR_INITIALIZATION_FAILED;
     };
@@ -41,7 +41,7 @@ pub unsafe extern "system" fn negotiate(negotiation: *mut Negotiation) -> vk::Re
     vk::Result::SUCCESS
 }
 
-/// This layer's function of a name.
+/// This layer's function of this name, if any.
 fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
     let function = match name.to_bytes() {
         b"vkGetInstanceProcAddr" => get_instance_proc_addr as *const c_void,
@@ -62,7 +62,7 @@ fn own(name: &CStr) -> vk::PFN_vkVoidFunction {
         b"vkCreateComputePipelines" => create_compute_pipelines as *const c_void,
         _ => return None,
     };
-    // SAFETY: a function, whose parameters the caller knows by its name.
+    // SAFETY: a function; the caller knows its parameters from its name.
     Some(unsafe { std::mem::transmute::<*const c_void, unsafe extern "system" fn()>(function) })
 }
 
@@ -70,18 +70,18 @@ unsafe extern "system" fn get_instance_proc_addr(
     instance: vk::Instance,
     name: *const c_char,
 ) -> vk::PFN_vkVoidFunction {
-    // SAFETY: a name that ends.
+    // SAFETY: a zero-terminated name.
     let own = own(unsafe { CStr::from_ptr(name) });
     if instance == vk::Instance::null() {
         return own;
     }
-    // SAFETY: an instance of the loader's.
+    // SAFETY: an instance from the loader.
     let known = instances().get(&unsafe { key(instance) }).copied();
     // The loader asks the first layer for `vkCreateInstance` with the instance that it is about to create.
     let Some(known) = known else { return own };
-    // SAFETY: the next layer's own.
+    // SAFETY: the next layer's function.
     let next = unsafe { (known.get_proc_addr)(instance, name) };
-    // What nobody else has, this layer has not either.
+    // This layer hides functions that the next layer lacks.
     next.map(|next| own.unwrap_or(next))
 }
 
@@ -89,9 +89,9 @@ unsafe extern "system" fn get_device_proc_addr(
     device: vk::Device,
     name: *const c_char,
 ) -> vk::PFN_vkVoidFunction {
-    // SAFETY: a device of the loader's, and a name that ends.
+    // SAFETY: a device from the loader, and a zero-terminated name.
     let (known, own) = unsafe { (Device::of(device)?, own(CStr::from_ptr(name))) };
-    // SAFETY: the next layer's own.
+    // SAFETY: the next layer's function.
     let next = unsafe { (known.get_proc_addr)(device, name) };
     next.map(|next| own.unwrap_or(next))
 }
@@ -106,10 +106,10 @@ unsafe extern "system" fn create_instance(
     // SAFETY: the loader's chain of structures.
     let link = unsafe { take((*info).p_next, kind, |link: &InstanceLink| link.rest) };
     let Some(InstanceLink { get_instance_proc_addr: get_proc_addr, .. }) = link else { return failed };
-    // SAFETY: the next layer's own.
+    // SAFETY: the next layer's function.
     let create = unsafe { get_proc_addr(vk::Instance::null(), c"vkCreateInstance".as_ptr()) };
     let Some(create) = create else { return failed };
-    // SAFETY: the function has this name, and gets what this one got.
+    // SAFETY: the function has this type, and gets this function's arguments.
     unsafe {
         let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateInstance>(create);
         let result = create(info, allocator, instance);
@@ -131,16 +131,16 @@ unsafe extern "system" fn create_device(
     }
     let failed = vk::Result::ERROR_INITIALIZATION_FAILED;
     let kind = vk::StructureType::LOADER_DEVICE_CREATE_INFO;
-    // SAFETY: the loader's chain of structures, and a physical device of its.
+    // SAFETY: the loader's chain of structures, and a physical device from the loader.
     let (link, instance) = unsafe {
         let link = take((*info).p_next, kind, |link: &DeviceLink| link.rest);
         (link, instances().get(&key(physical)).copied())
     };
     let (Some(link), Some(instance)) = (link, instance) else { return failed };
-    // SAFETY: the next layer's own.
+    // SAFETY: the next layer's function.
     let create = unsafe { (link.get_instance_proc_addr)(instance.raw, c"vkCreateDevice".as_ptr()) };
     let Some(create) = create else { return failed };
-    // SAFETY: the function has this name, and gets what this one got.
+    // SAFETY: the function has this type, and gets this function's arguments.
     unsafe {
         let create = std::mem::transmute::<unsafe extern "system" fn(), vk::PFN_vkCreateDevice>(create);
         let result = create(physical, info, allocator, device);
@@ -155,7 +155,7 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     if device == vk::Device::null() {
         return;
     }
-    // SAFETY: the caller's device, which it does not use any more.
+    // SAFETY: the caller's device, which the caller no longer uses.
     unsafe {
         if let Some(known) = Device::forget(device) {
             (known.next.fp_v1_0().destroy_device)(device, allocator);
@@ -163,12 +163,12 @@ unsafe extern "system" fn destroy_device(device: vk::Device, allocator: *const v
     }
 }
 
-/// Makes a call of a device's, if it is known.
+/// Makes a call on a device, if it is known.
 ///
 /// # Safety
-/// The handle is one that the loader gave.
+/// The handle must come from the loader.
 unsafe fn on(handle: impl vk::Handle, call: impl FnOnce(&Device) -> vk::Result) -> vk::Result {
-    // SAFETY: by the caller's promise.
+    // SAFETY: the caller guarantees the handle.
     let device = unsafe { Device::of(handle) };
     device.map_or(vk::Result::ERROR_UNKNOWN, |device| call(&device))
 }
@@ -179,7 +179,7 @@ unsafe extern "system" fn queue_submit(
     infos: *const vk::SubmitInfo<'_>,
     fence: vk::Fence,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(queue, |device| device.submit(|next| (next.fp_v1_0().queue_submit)(queue, count, infos, fence)))
     }
@@ -191,19 +191,19 @@ unsafe extern "system" fn queue_submit2(
     infos: *const vk::SubmitInfo2<'_>,
     fence: vk::Fence,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(queue, |device| device.submit(|next| (next.fp_v1_3().queue_submit2)(queue, count, infos, fence)))
     }
 }
 
 unsafe extern "system" fn queue_wait_idle(queue: vk::Queue) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe { on(queue, |device| device.drain(|next| (next.fp_v1_0().queue_wait_idle)(queue))) }
 }
 
 unsafe extern "system" fn device_wait_idle(device: vk::Device) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe { on(device, |known| known.drain(|next| (next.fp_v1_0().device_wait_idle)(device))) }
 }
 
@@ -212,7 +212,7 @@ unsafe extern "system" fn wait_semaphores(
     info: *const vk::SemaphoreWaitInfo<'_>,
     timeout_ns: u64,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(device, |known| known.wait(|next| (next.fp_v1_2().wait_semaphores)(device, info, timeout_ns)))
     }
@@ -225,7 +225,7 @@ unsafe extern "system" fn wait_for_fences(
     all: vk::Bool32,
     timeout_ns: u64,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(device, |known| {
             known.wait(|next| (next.fp_v1_0().wait_for_fences)(device, count, fences, all, timeout_ns))
@@ -238,7 +238,7 @@ unsafe extern "system" fn counter_value(
     semaphore: vk::Semaphore,
     value: *mut u64,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(device, |known| {
             known.ask(|next| (next.fp_v1_2().get_semaphore_counter_value)(device, semaphore, value))
@@ -252,7 +252,7 @@ unsafe extern "system" fn allocate_memory(
     allocator: *const vk::AllocationCallbacks<'_>,
     memory: *mut vk::DeviceMemory,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         on(device, |known| {
             known.allocate((*info).allocation_size, |next| {
@@ -268,7 +268,7 @@ unsafe extern "system" fn free_memory(
     memory: vk::DeviceMemory,
     allocator: *const vk::AllocationCallbacks<'_>,
 ) {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe {
         if let Some(known) = Device::of(device) {
             known.free(memory);
@@ -278,7 +278,7 @@ unsafe extern "system" fn free_memory(
 }
 
 unsafe extern "system" fn end_command_buffer(buffer: vk::CommandBuffer) -> vk::Result {
-    // SAFETY: what the caller promises the next layer.
+    // SAFETY: the caller meets the next layer's requirements.
     unsafe { on(buffer, |device| device.take(|next| (next.fp_v1_0().end_command_buffer)(buffer))) }
 }
 
@@ -290,7 +290,7 @@ unsafe extern "system" fn create_compute_pipelines(
     allocator: *const vk::AllocationCallbacks<'_>,
     pipelines: *mut vk::Pipeline,
 ) -> vk::Result {
-    // SAFETY: what the caller promises the next layer; there is room for so many pipelines.
+    // SAFETY: the caller meets the next layer's requirements; `pipelines` has `count` places.
     unsafe {
         (0..count as usize).for_each(|at| pipelines.add(at).write(vk::Pipeline::null()));
         on(device, |known| {

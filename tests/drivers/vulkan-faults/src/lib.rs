@@ -1,13 +1,13 @@
-//! A layer between Vulkan's loader and any driver, under any program: it passes everything on, loses a device or refuses memory
-//! when it is told to, and else does nothing.
+//! A layer between Vulkan's loader and any driver. It passes all calls on, and loses a device or refuses
+//! memory on request.
 //!
-//! A lost device answers `VK_ERROR_DEVICE_LOST` wherever Vulkan allows that. What it was given before ends first, as it would
-//! have ended on hardware: the driver underneath has not lost anything, and goes on to use what was handed to it.
+//! A lost device returns `VK_ERROR_DEVICE_LOST` wherever Vulkan allows that. Work submitted before the loss
+//! ends first, as on hardware: the driver underneath has lost nothing and still uses that work's memory.
 //!
-//! Devices are numbered as the process opens them. A test loads this library as the loader does, which is then the very same
-//! one, and calls what is in `control.rs`.
+//! Devices are numbered in the order in which the process opens them. A test loads the same library as the
+//! loader, and calls the functions of `control.rs`.
 //!
-//! This crate is for tests alone and must not know what they test.
+//! For tests only. Knows nothing about the tested code.
 
 mod chain;
 mod control;

@@ -11,7 +11,7 @@ use std::time::Instant;
 const BUFFER: BufferId = BufferId(0);
 
 /// The way from one device to another.
-pub struct Crossing<'a> {
+pub struct SoloLink<'a> {
     from: &'a mut SoloDevice,
     to: &'a mut SoloDevice,
     chunk_bytes: u64,
@@ -19,20 +19,20 @@ pub struct Crossing<'a> {
     bytes: u64,
 }
 
-impl std::fmt::Debug for Crossing<'_> {
+impl std::fmt::Debug for SoloLink<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Crossing").field("from", &self.from).field("to", &self.to).finish_non_exhaustive()
+        f.debug_struct("SoloLink").field("from", &self.from).field("to", &self.to).finish_non_exhaustive()
     }
 }
 
-impl Drop for Crossing<'_> {
+impl Drop for SoloLink<'_> {
     fn drop(&mut self) {
         self.from.device.clear();
         self.to.device.clear();
     }
 }
 
-impl<'a> Crossing<'a> {
+impl<'a> SoloLink<'a> {
     /// The way for up to so many bytes. Two devices must differ in their ids.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl<'a> Crossing<'a> {
     }
 
     /// Time from handing nothing to the first device until the host knows of its end, in microseconds: what of
-    /// [`Crossing::time_us`] is no crossing.
+    /// [`SoloLink::time_us`] is no crossing.
     ///
     /// # Errors
     /// If the device fails.

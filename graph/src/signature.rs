@@ -1,40 +1,41 @@
-//! Which segments are alike: the same operators, in the same order, over tensors of the same types and shapes. What has been
-//! worked out for one of them holds for all, so that a model of hundreds of blocks costs little more than one of its blocks.
+//! Signature of a segment: its operators, in order, over tensors of the same types and shapes. A result for
+//! one segment holds for all with the same signature, so a model of hundreds of blocks costs little more than
+//! one block.
 //!
-//! This module must not know costs.
+//! Knows nothing about costs.
 
 use crate::model::{Model, ModelError};
 use crate::op::{Operator, OperatorGraph, Rows};
 use petgraph::stable_graph::NodeIndex;
 use ragtag_kernels::TensorType;
 
-/// All of a segment but its names.
+/// All properties of a segment except its names.
 #[derive(PartialEq)]
-pub(crate) struct Likeness<'a>(Vec<NodeLikeness<'a>>);
+pub(crate) struct SegmentSignature<'a>(Vec<NodeSignature<'a>>);
 
 #[derive(PartialEq)]
-struct NodeLikeness<'a> {
-    /// Without names of tensors and the number of the layer.
+struct NodeSignature<'a> {
+    /// Operator without tensor names and layer number.
     operator: Operator,
     rows: Rows,
     width: u32,
-    tensors: Vec<TensorLikeness<'a>>,
-    /// Where in the segment the inputs are computed; `None` is before it.
+    tensors: Vec<TensorSignature<'a>>,
+    /// Positions of the inputs within the segment. `None` for an input from an earlier segment.
     inputs: Vec<Option<usize>>,
-    /// Whether something after the segment reads it.
+    /// Whether a node after the segment reads the output.
     leaves: bool,
 }
 
 #[derive(PartialEq)]
-struct TensorLikeness<'a> {
+struct TensorSignature<'a> {
     tensor_type: TensorType,
     shape: &'a [u64],
-    /// Which of the segment's tensors it is.
+    /// Index of the tensor within the segment.
     number: usize,
 }
 
-impl<'a> Likeness<'a> {
-    /// That of a segment with these nodes, in program order.
+impl<'a> SegmentSignature<'a> {
+    /// Computes the signature of a segment with these nodes, in program order.
     pub(crate) fn new(
         model: &'a Model,
         graph: &'a OperatorGraph,
@@ -52,9 +53,9 @@ impl<'a> Likeness<'a> {
                     names.push(name);
                 }
                 let info = model.tensor(name)?;
-                tensors.push(TensorLikeness { tensor_type: info.tensor_type, shape: &info.shape, number });
+                tensors.push(TensorSignature { tensor_type: info.tensor_type, shape: &info.shape, number });
             }
-            all.push(NodeLikeness {
+            all.push(NodeSignature {
                 operator: node.operator.nameless(),
                 rows: node.rows,
                 width: node.width,
