@@ -4,6 +4,7 @@ mod defaults;
 mod page;
 mod plans;
 mod selftest;
+mod tables;
 
 use crate::support::{
     self, golden, metadata_value, model_path, patch, ragtag, read_json, relative_error, text,
