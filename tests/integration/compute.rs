@@ -461,7 +461,7 @@ fn empty_dimensions_are_no_ops() {
 }
 
 #[test]
-fn dropping_the_last_tensor_frees_memory_after_its_work() {
+fn memory_is_freed_with_the_last_tensor_and_work_outlives_its_inputs() {
     let cpu = DeviceOptions::selecting("cpu");
     let limits = Limits { memory_bytes: Some(1 << 20), ..Limits::default() };
     let devices = Devices::probe(&cpu).unwrap().limited_to(limits);
